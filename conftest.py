@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # Workers of pytest share the cores; more threads for each wait for one another. Not read again
@@ -26,3 +29,11 @@ settings.load_profile("default")
 if threading.current_thread() is threading.main_thread():
     # A shell ignores Ctrl-C in what it runs in the background, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collections_skip_earlier_objects() -> Iterator[None]:
+    """Leave objects from before a test file out of its garbage collections, which take long."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -14,10 +14,9 @@ import logging
 import sys
 import time
 
-from dingsdk_flask_fs.simulated import SimulatedFlaskFS
-from dingsdk_in_memory.simulated import SimulatedInMemory
-
-from dingsdk.testing.simulation import SeedSearch, Setting, Simulation, simulate
+from tools.simulation import SeedSearch, Setting, Simulation, simulate
+from tools.simulation.flask_fs import SimulatedFlaskFS
+from tools.simulation.in_memory import SimulatedInMemory
 
 LEAST = 1000.0
 """Goal in simulated seconds per second, with the faster transport."""

@@ -70,7 +70,11 @@ class ConfigTypeError(ConfigError, TypeError):
 
 
 class UnknownKeyError(ConfigError, KeyError):
-    """A config key that nothing reads. Facts: ``path``, ``key``, ``known``, ``nearest``."""
+    """Config keys that nothing reads.
+
+    Facts: ``path``, ``key``, ``known``, ``nearest`` of the first one; ``unknown``, a list of the
+    path of each and advice.
+    """
 
 
 class UnknownPluginError(ConfigError, KeyError):

@@ -36,7 +36,6 @@ from dingsdk.config import (
     documentation_of,
     fields_of,
 )
-from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
 from dingsdk.pipeline.sections import EnvSection, RunSection, SystemSection
 from dingsdk.plugins import (
     KINDS,
@@ -49,7 +48,7 @@ from dingsdk.plugins import (
 )
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
-from dingsdk.plugins.templates import render
+from dingsdk.plugins.templates import next_steps, render
 from dingsdk.policy import BasePolicy
 from dingsdk.policy.sections import PolicySection
 from dingsdk.testing import (
@@ -75,6 +74,10 @@ from dingsdk.worker.learner.hooks import SHORT_HOOKS, HookEntry
 from dingsdk.worker.replay_server import ReplayServer
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+from api import module_text  # noqa: E402 - beside this file, which tests run by its path
+from house import picture  # noqa: E402
+
 MODULES = (
     "dingsdk",
     "dingsdk.config",
@@ -85,7 +88,6 @@ MODULES = (
     "dingsdk.plugins",
     "dingsdk.policy",
     "dingsdk.testing",
-    "dingsdk.testing.simulation",
     "dingsdk.worker",
     "dingsdk.worker.comm",
     "dingsdk.worker.coordinator",
@@ -93,12 +95,16 @@ MODULES = (
 )
 """Public modules; plugins may import the names that these export."""
 FIRST_PARTY = {
+    "learner_hooks": {
+        "mlflow": "dingsdk_trackers.hooks:MlflowHook",
+        "wandb": "dingsdk_trackers.hooks:WandbHook",
+    },
     "transports": {
         "flask_fs": "dingsdk_flask_fs.transport:FlaskFSTransport",
         "in_memory": "dingsdk_in_memory.transport:InMemoryTransport",
         "ray": "dingsdk_ray.transport:RayTransport",
         "shared_memory": "dingsdk_shared_memory.transport:SharedMemoryTransport",
-    }
+    },
 }
 """Parts of the plugins in this repository, installed or not."""
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
@@ -117,7 +123,7 @@ def pages() -> dict[str, str]:
         "part-rules.md": part_rules_page(),
         "extension-rules.md": extension_rules_page(),
         **_rule_pages(),
-        **{f"api/{module}.md": api_page(module) for module in MODULES},
+        **{f"api/{module}.md": _page(f"`{module}`", module_text(module)) for module in MODULES},
     }
 
 
@@ -131,32 +137,21 @@ def template_page(kind: str) -> str:
     name = f"my-{kind}"
     folder, module = f"dingsdk-rl-{name}", f"dingsdk_{name.replace('-', '_')}"
     files = render(kind, name)
-    _, _, notes = files["README.md"].partition("## About\n\n")
-    template = TEMPLATES[kind]
-    commands = [
-        f"dingsdk new plugin {kind} {name}",
-        f"pip install './{folder}[test]'",
-        f"pytest {folder}",
-        f"dingsdk check {folder}",
-        f"dingsdk train {folder}/example.yaml --mode {template.mode}",
-    ]
+    commands = [f"dingsdk new plugin {kind} {name}", *next_steps(kind, name, f"./{folder}")]
     shown = {
         "The plugin": ("python", f"{module}/__init__.py"),
-        "Its tests": ("python", "tests/test_rules.py"),
         "A config that uses it": ("yaml", "example.yaml"),
     }
-    more = _MORE.get(kind)
     noun = kind.replace("-", " ")
     parts = [
-        notes.strip(),
         "These commands write a working package, install it, run its tests, check it against the "
-        "rules of its\nkind, and train with it. Then change its code.",
+        "rules of its\nkind, and use it. Then change its code.",
         "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```",
         *(
             f"## {title}\n\n```{language} file={folder}/{path}\n{files[path]}```"
             for title, (language, path) in shown.items()
         ),
-        *([f"## More\n\n{more}"] if more else []),
+        f"## More\n\n{_MORE[kind]}",
     ]
     note = "<!-- Written by docs/generate.py; change the template instead. -->"
     title = f"# Write {_article(noun)} {noun}"
@@ -185,25 +180,6 @@ _MORE = {
     "observer": _RULES_OF.format("extension", "observer")
     + " [The hooks](../../reference/hooks.md) are what an observer can implement.",
 }
-
-
-def api_page(module: str) -> str:
-    """Return the page of a public module: one directive per name, which the site expands."""
-    found = importlib.import_module(module)
-    names = [
-        name
-        for name in getattr(found, "__all__", None) or sorted(vars(found))
-        if not name.startswith("_") and _is_of(found, name)
-    ]
-    parts = [inspect.getdoc(found) or "", *(f"::: {module}.{name}" for name in names)]
-    return _page(f"`{module}`", "\n\n".join(parts))
-
-
-def _is_of(module: Any, name: str) -> bool:
-    """Return whether a module exports a name; without ``__all__`` it exports its own classes."""
-    if hasattr(module, "__all__"):
-        return True
-    return getattr(getattr(module, name), "__module__", None) == module.__name__
 
 
 OBSERVATIONS = {
@@ -388,8 +364,7 @@ def _hook_tables(path: str) -> Iterator[str]:
         f"{entry}.",
         leaves_out=(),
     )
-    for key in default_manager().builtin_types("learner_hooks"):
-        hook = default_manager().get("learner_hooks", key)
+    for key, hook in _parts_of_repository("learner_hooks"):
         title = f"`{path}`, type `{key}`\n\n{_first(hook)}"
         if fields_of(hook.Args):
             yield _section_table(title, hook.Args, f"{entry}.ext_args.")
@@ -420,20 +395,33 @@ def _read(name: str) -> Any:
 
 def di_engine_keys_page() -> str:
     """Return the table of DI-engine's config keys that are moved, left out or rejected."""
-    rows = [f"| `{old}` | moved | `{new}` |" for old, new in MOVED.items()]
-    rows += [f"| `{path}` | left out | {reason} |" for path, reason in NOT_USED.items()]
-    for path, (only, reason) in ONLY.items():
+    names = ("MOVED", "LEFT_OUT", "WITHOUT", "ONLY", "NO_SECTION")
+    moved, left_out, without, only_if, sections = (
+        _read(f"dingsdk_di_engine.keys:{name}") for name in names
+    )
+
+    def shown(entry: str) -> str:
+        kind, colon, path = entry.rpartition(":")
+        return f"`{path}` of `{kind}`" if colon else f"`{path}`"
+
+    rows = [f"| {shown(old)} | moved | `{new}` |" for old, new in moved.items()]
+    rows += [f"| {shown(path)} | left out | {reason} |" for path, reason in left_out.items()]
+    for path, (value, reason) in without.items():
+        rows.append(f"| {shown(path)} | left out, with a warning unless `{value}` | {reason} |")
+    for path, (only, reason) in only_if.items():
         fate = f"left out if `{only}`, else refused" if only else "left out if off, else refused"
-        rows.append(f"| `{path}` | {fate} | {reason} |")
-    for name, reason in NO_SECTION.items():
+        rows.append(f"| {shown(path)} | {fate} | {reason} |")
+    for name, reason in sections.items():
         rows.append(f"| `{name}` | left out if off, else refused | {reason} |")
-    for kind, reason in OTHER_POLICIES.items():
-        rows.append(f"| `policy.type: {kind}` | refused | {reason} |")
     intro = (
-        "A config in DI-engine's shape (`main_config`, `create_config`, `system_config`) is "
-        "converted before it is compiled. A key that [config keys](config.md) lists keeps its "
-        "place and meaning. This table has the others; a key in neither is an error that names "
-        "it. One error names all that is refused.\n\n"
+        "The plugin `dingsdk-rl-di-engine` converts a config in DI-engine's shape (`main_config`, "
+        "`create_config`, `system_config`) before it is compiled. A key that [config "
+        "keys](config.md) lists keeps its place and meaning. This table has the others; a key in "
+        "neither is an error that names it. One error names all that is refused.\n\n"
+        "A policy that dingsdk does not have, such as `td3`, becomes the policy `di_engine`, which "
+        "runs DI-engine's own; its keys stay as they are. Characters of `exp_name` that a run "
+        "folder cannot have become `_`. The shapes of observations and actions are read from the "
+        "env. `lr_scheduler` of PPO becomes the learner hook `lr_schedule`.\n\n"
         "The buffer of a policy with `priority` that has no type of its own is `advanced`. An "
         "env of the type `atari` gets the prefix `ale_py:` and the wrappers `episode_statistics` "
         "and `atari`, and with `env.frame_stack` that one too. Of "
@@ -683,7 +671,8 @@ def _rules(
         ]
     for rule in rules:
         _, _, rest = rule.text.partition("\n\n")
-        only = f"Only with `{rule.needs}`." if rule.needs else ""
+        unless = f", and not with `{rule.unless}`" if rule.unless else ""
+        only = f"Only with `{rule.needs}`{unless}." if rule.needs else ""
         lines = [f"## {title}{rule.number}. {rule.title}", " ".join(rest.split()), only]
         parts.append("\n\n".join(line for line in lines if line))
     return "\n\n".join(parts)
@@ -850,6 +839,8 @@ def main() -> int:
         if not is_check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
+    if not is_check:  # the numbers of lines change with each edit, so they are not checked
+        (DOCS / "images" / "house.svg").write_text(picture(), encoding="utf-8")
     if is_check and stale:
         sys.stderr.write(f"out of date: {', '.join(stale)}; run `make docs`\n")
         return 1

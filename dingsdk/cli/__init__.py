@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopped by SIGHUP (a closed terminal), Ctrl-C or SIGTERM.
     """
     is_program = argv is None
+    if is_program:  # handlers that plugins add get the log of a run; worker processes do the same
+        logging.getLogger("dingsdk").setLevel(logging.INFO)
     if is_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:

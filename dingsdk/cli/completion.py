@@ -152,9 +152,9 @@ def _compiled(config: str, transport: str | None) -> Mapping[str, Any]:
     from dingsdk.pipeline.train import compile_run
 
     try:
-        cfg: Mapping[str, Any] = compile_run(config, "parallel", transport)
+        cfg: Mapping[str, Any] = compile_run(config, "parallel", transport, makes_env=False)
     except DingError:  # CONFIG is not typed yet, or has an error
-        cfg = compile_run("cartpole-dqn", "parallel")
+        cfg = compile_run("cartpole-dqn", "parallel", makes_env=False)
     return cfg
 
 

@@ -25,11 +25,19 @@ def group() -> None:
 @mode_option
 @sets_option
 def show(config: str, mode: Any, sets: tuple[str, ...]) -> None:
-    """Print CONFIG as YAML, with the default of every key that it does not set."""
+    """Print CONFIG as YAML, with the default of every key that it does not set.
+
+    It imports plugins and the modules in import_names, but not the env. A comment in the first line
+    names the keys whose values only the env can tell.
+    """
     from dingsdk.config import dump_config
+    from dingsdk.pipeline.env_probe import unknown_without_env
     from dingsdk.pipeline.train import compile_run
 
-    click.echo(dump_config(compile_run(config, mode, sets=sets)), nl=False)
+    cfg = compile_run(config, mode, sets=sets, makes_env=False)
+    if unknown := unknown_without_env(cfg):
+        click.echo(f"# only the env can tell: {', '.join(unknown)}")
+    click.echo(dump_config(cfg), nl=False)
 
 
 @group.command("diff", short_help="Compare two configs, key by key.")
@@ -100,5 +108,7 @@ def schema(config: str | None, sets: tuple[str, ...]) -> None:
     from dingsdk.pipeline.json_schema import config_schema
     from dingsdk.pipeline.train import compile_run
 
-    compiled = None if config is None else compile_run(config, "parallel", sets=sets)
+    compiled = (
+        None if config is None else compile_run(config, "parallel", sets=sets, makes_env=False)
+    )
     click.echo(json.dumps(config_schema(compiled), indent=2))

@@ -210,7 +210,8 @@ def _plugins() -> Iterator[Finding]:
 def doctor() -> None:
     """Check Python, packages, processes, shared memory, ports, GPU, disk and plugins.
 
-    Each plugin is imported. If a check fails, a line says how to fix it, and the exit code is 1.
+    Each plugin is imported, and its interface checked. If a check fails, a line says how to fix it,
+    and the exit code is 1.
     """
     found = list(findings())
     show_table((each.state, each.what, _text(each)) for each in found)

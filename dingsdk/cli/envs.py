@@ -17,8 +17,8 @@ def check_env(env: str, kwargs: str, wrappers: tuple[str, ...], seed: int) -> No
     """Check ENV, a gymnasium id or module:Class, by using it.
 
     Checks its spaces, the results of reset and step, ends of episodes and seeds, and whether it
-    does the same in an env manager and in a child process. The exit code is 1 if workers cannot
-    use it.
+    does the same in each env manager, the default first. The exit code is 1 if workers cannot use
+    it.
     """
     from dingsdk.envs.check import check_env as check
 
@@ -48,8 +48,9 @@ def bench_env(env: str, kwargs: str, wrappers: tuple[str, ...], seconds: float) 
     from dingsdk.envs.bench import bench_env as bench
 
     best, found = bench(env, read_kwargs(kwargs), wrappers, seconds)
-    click.echo("env manager   envs   env steps/s")
+    click.echo("env manager   envs  processes   env steps/s")
     for each in found:
         speed = f"{each.steps_per_s:13,.0f}" if each.steps_per_s else f"  {each.error}"
-        click.echo(f"{each.manager:12} {each.env_num:5} {speed}")
+        processes = "" if each.envs_per_process is None else each.env_num
+        click.echo(f"{each.manager:12} {each.env_num:5} {processes:>10} {speed}")
     click.echo(f"\nFor the config:\n\n{best.config}", nl=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from dingsdk.plugins.templates import TEMPLATES, new_plugin
+from dingsdk.plugins.templates import TEMPLATES, new_plugin, next_steps
 
 
 def complete_template(
@@ -43,12 +43,10 @@ def plugin(kind: str, name: str, into: Path) -> None:
     config that uses it and a CI file. The folder is dingsdk-rl-NAME, the module dingsdk_NAME.
     """
     folder = new_plugin(kind, name, into)
+    article = "an" if kind[0] in "aeiou" else "a"
+    steps = "\n".join(f"  {step}" for step in next_steps(kind, name, str(folder)))
     click.echo(
-        f"{folder} holds a {kind} that works; change it to what you need.\n\n"
-        f"  pip install -e '{folder}[test]'\n"
-        f"  pytest {folder}\n"
-        f"  dingsdk check {folder.name}\n"
-        f"  dingsdk train {folder / 'example.yaml'}"
+        f"{folder} holds {article} {kind} that works; change it to what you need.\n\n{steps}"
     )
 
 

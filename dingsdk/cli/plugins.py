@@ -10,17 +10,19 @@ import click
 from dingsdk.cli.tables import show_table
 from dingsdk.errors import DingError
 from dingsdk.plugins import KINDS, PluginInfo, default_manager
+from dingsdk.plugins.interfaces import describe_interface
+from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
 
 @click.command("plugins", short_help="List all types that configs can name.")
 @click.option("--kind", type=click.Choice(KINDS), metavar="KIND", help="List only this kind.")
-@click.option("--check", "is_check", is_flag=True, help="Import each to find those that fail.")
+@click.option("--check", "is_check", is_flag=True, help="Import each, and check its interface.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(kind: str | None, is_check: bool, as_json: bool) -> None:
     """List every type by kind, with its distribution, version and state.
 
-    Reads only metadata and imports no plugin. With --check, it imports all of them, and the exit
-    code is 1 if one fails.
+    Reads only metadata and imports no plugin. With --check, it imports all of them and checks their
+    interfaces, as `dingsdk check` does first; the exit code is 1 if one fails.
     """
     rows = [row for row in default_manager().plugins() if kind in (None, row.kind)]
     if is_check:
@@ -47,7 +49,7 @@ def plugins(kind: str | None, is_check: bool, as_json: bool) -> None:
 
 
 def _imported(row: PluginInfo) -> PluginInfo:
-    """Try to import the plugin of a row; return the row with its new state.
+    """Import and check the plugin of a row; return the row with its new state.
 
     Rows whose state says that a run could not use them are returned unchanged.
     """
@@ -61,8 +63,8 @@ def _imported(row: PluginInfo) -> PluginInfo:
 
 
 def import_plugin(row: PluginInfo) -> None:
-    """Import the plugin of a row; raises an error if that fails."""
-    if row.kind in KINDS:
-        default_manager().get(row.kind, row.type_key)
-    else:
-        default_manager().load(row.provider, row.distribution, must_provide=True)
+    """Import the plugin of a row, and check its interface; raises an error if one fails."""
+    key = row.type_key if row.kind in KINDS else f"{row.type_key}@{row.distribution}"
+    part = default_manager().import_part(row.kind, key)
+    if row.distribution != OWN_DISTRIBUTION:
+        describe_interface(row.kind, part)

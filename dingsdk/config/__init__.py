@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dingsdk.config.completion import Configurable as Configurable
-    from dingsdk.config.completion import FindClass as FindClass
-    from dingsdk.config.completion import complete as complete
-    from dingsdk.config.completion import config_type as config_type
-    from dingsdk.config.completion import given_keys as given_keys
-    from dingsdk.config.completion import read_section as read_section
     from dingsdk.config.files import EXAMPLES_DIR as EXAMPLES_DIR
     from dingsdk.config.files import apply_set as apply_set
     from dingsdk.config.files import dump_config as dump_config
@@ -41,6 +35,13 @@ if TYPE_CHECKING:
     from dingsdk.config.section import documentation_of as documentation_of
     from dingsdk.config.section import fields_of as fields_of
     from dingsdk.config.section import preset as preset
+    from dingsdk.config.validation import Configurable as Configurable
+    from dingsdk.config.validation import FindClass as FindClass
+    from dingsdk.config.validation import complete as complete
+    from dingsdk.config.validation import config_type as config_type
+    from dingsdk.config.validation import given_keys as given_keys
+    from dingsdk.config.validation import join_unknown as join_unknown
+    from dingsdk.config.validation import read_section as read_section
 else:
     # Imported late: msgspec and yaml take 60 ms to import, and many commands do not need them.
     __getattr__, __dir__ = lazy_names(__name__, __file__)

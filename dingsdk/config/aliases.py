@@ -16,6 +16,24 @@ ALIASES: Mapping[str, str] = {
 }
 
 
+_COMM_ALIASES = ("comm_learner_type", "comm_collector_type")
+
+
+def rename_all_aliases(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a whole config without aliases; those in ``system`` name the transport.
+
+    Raises:
+        ConfigError: an alias that contradicts the name it stands for.
+    """
+    system = cfg.get("system")
+    if isinstance(system, Mapping) and not system.keys().isdisjoint(_COMM_ALIASES):
+        kinds = {alias: system[alias] for alias in _COMM_ALIASES if alias in system}
+        rest = {key: value for key, value in system.items() if key not in kinds}
+        transport = rename_aliases({**rest.get("transport", {}), **kinds}, "system.transport")
+        cfg = {**cfg, "system": {**rest, "transport": transport}}
+    return rename_aliases(cfg)
+
+
 def rename_aliases(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return a copy of a section with its aliases renamed, at any depth.
 

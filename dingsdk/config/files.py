@@ -41,8 +41,6 @@ EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
 MAX_BYTES = 1 << 20
 """Largest config file that is read."""
 
-_PYTHON_SECTIONS = ("main", "create", "system")
-
 
 class Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys and reads numbers as YAML 1.2 does.
@@ -131,8 +129,8 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a config file, or a shipped example by its name.
 
     For ``.yaml``, ``.yml`` and ``.json`` files, returns the content. A ``.py`` file is executed;
-    it must define ``main_config`` and ``create_config``, and may define ``system_config``. For it,
-    returns ``{"main": ..., "create": ..., "system": ...}``.
+    for it, returns the dicts that it defines under names that end in ``_config``, by name. A
+    plugin converts them: see the hook ``dingsdk_convert_config``.
 
     Raises:
         ConfigError: no such file, a syntax error, a duplicate key, or code that raised;
@@ -158,13 +156,20 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise ValueError(f"a config of {size:,} bytes; at most {MAX_BYTES:,} are read")
-        text = path.read_text(encoding="utf-8")
-        if suffix == ".json":
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
+    return parse_config(content, path)
+
+
+def parse_config(content: bytes, path: Path) -> dict[str, Any]:
+    """Return the content of a ``.yaml``, ``.yml`` or ``.json`` file; errors as ``load_config``."""
+    try:
+        text = content.decode()
+        if path.suffix.lower() == ".json":
             loaded = json.loads(text, object_pairs_hook=_unique_pairs)
         else:
             loaded = yaml.load(text, Loader)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
     except (RecursionError, ValueError, yaml.YAMLError) as error:
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         if isinstance(error, RecursionError):
@@ -245,8 +250,10 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
         check_bounds(value)
     except (yaml.YAMLError, ConfigError) as error:
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        if isinstance(error, yaml.YAMLError):
+            problem = f"the value is no YAML ({problem}); quote it"
         raise ConfigError(
-            f"cannot set {shown}: the value is no YAML ({problem}); quote it",
+            f"cannot set {shown}: {problem}",
             path=".".join(keys),
             assignment=assignment,
         ) from error
@@ -301,24 +308,16 @@ def _run_python(path: Path) -> dict[str, Any]:
             f"{path}, line {line}: {type(error).__name__}: {error}", path=str(path), line=line
         ) from error
     sections = {
-        short: names[f"{short}_config"] for short in _PYTHON_SECTIONS if f"{short}_config" in names
+        name: value
+        for name, value in names.items()
+        if name.endswith("_config") and isinstance(value, Mapping)
     }
-    missing = [f"{short}_config" for short in _PYTHON_SECTIONS[:2] if short not in sections]
-    if missing:
+    if not sections:
         raise ConfigError(
-            f"{path} does not define {' and '.join(missing)}; a config in Python "
-            "defines main_config and create_config",
+            f"{path} defines no dict whose name ends in _config; a config in Python defines "
+            "main_config and create_config, as DI-engine's",
             path=str(path),
-            missing=missing,
         )
-    for short, section in sections.items():
-        if not isinstance(section, Mapping):
-            raise ConfigTypeError(
-                f"{path}: {short}_config is a {type(section).__name__}, not a dict",
-                path=f"{short}_config",
-                expected="mapping",
-                found=type(section).__name__,
-            )
     return _bounded(copy_containers, sections, path)
 
 

@@ -71,7 +71,10 @@ def _within_depth(convert: Callable[[Any, str], Any], cfg: Mapping[str, Any]) ->
 
 
 def check_bounds(cfg: object) -> None:
-    """Raise ConfigError for a config that is too deep, too large, or contains itself."""
+    """Raise ConfigError for a config that is too deep, too large, or contains itself.
+
+    A text that no file can hold is refused, too.
+    """
     rest: list[tuple[object, str, int]] = [(cfg, "", 1)]
     count = 0
     while rest:
@@ -84,6 +87,13 @@ def check_bounds(cfg: object) -> None:
                 "other?",
                 path=path,
             )
+        texts = value if isinstance(value, Mapping) else (value,)
+        if not all(map(_is_text, texts)):
+            raise ConfigError(
+                f"{path or 'the config'}: {ascii(value)[:80]} has half of a surrogate pair, which "
+                "no file can hold; take it out",
+                path=path,
+            )
         if isinstance(value, int) and abs(value) >= _TOO_LARGE:
             raise ConfigError(f"{path}: {TOO_LONG}", path=path)
         if not isinstance(value, Mapping | list | tuple):
@@ -92,6 +102,13 @@ def check_bounds(cfg: object) -> None:
             raise ConfigError(f"{path[:60]}...: {TOO_DEEP}; does it hold itself?", path=path)
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         rest += ((item, join_key(path, key), depth + 1) for key, item in items)
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value, if it is a str, can be encoded."""
+    if not isinstance(value, str) or value.isascii():
+        return True
+    return not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def join_key(path: str, key: object) -> str:
@@ -113,13 +130,6 @@ def find(cfg: Any, path: str) -> Any:
     for key in path.split("."):
         cfg = cfg.get(key) if isinstance(cfg, Mapping) else None
     return cfg
-
-
-def take(cfg: dict[str, Any], path: str) -> Any:
-    """Remove and return the value at a dotted path; return None if there is none."""
-    parent, _, last = path.rpartition(".")
-    section = find(cfg, parent) if parent else cfg
-    return section.pop(last, None) if isinstance(section, dict) else None
 
 
 def put(cfg: dict[str, Any], path: str, value: Any) -> None:

@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, cast, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from dingsdk.config.plain import copy_containers
+from dingsdk.config.plain import copy_containers, deep_merge_dicts
 
 LARGEST_INT = 10**15
 """Largest whole number in a config; larger ones would overflow in numpy."""
@@ -159,14 +159,41 @@ def derive(base: type[Section], overrides: Mapping[str, Any], name: str) -> type
             kind = derive(field.section, value, f"{name}_{key}")
         else:
             kind = field.type
+        if field is not None and field.part is not None:
+            value = _merged_part(field.default, value)
         added.append((key, kind, value))
     return _extend(base, added, name)
 
 
+def _merged_part(default: Any, value: Any) -> Any:
+    """Return the default of a part, overridden by the value of a key in a plain dict."""
+    value, default = {} if value is None else value, default or {}
+    if isinstance(value, Mapping) and value.get("type", default.get("type")) == default.get("type"):
+        return deep_merge_dicts(default, value)
+    return value
+
+
 @cache
 def rebase(section: type[Section], base: type[Section], name: str) -> type[Section]:
-    """Return a section with the fields of ``base`` and of ``section``; those of ``section`` win."""
-    own = [(field.name, field.type, field.default) for field in fields_of(section).values()]
+    """Return a section with the fields of ``base`` and of ``section``; those of ``section`` win.
+
+    A section or a part of ``base`` stays one, with the defaults of ``section``.
+    """
+    known = fields_of(base)
+    own = []
+    for field in fields_of(section).values():
+        theirs, kind, default = known.get(field.name), field.type, field.default
+        if theirs is not None and theirs.part is not None and field.part is None:
+            kind, default = theirs.type, _merged_part(theirs.default, default)
+        elif theirs is not None and theirs.section is not None:
+            inner = f"{name}_{field.name}"
+            if field.section is not None:
+                kind = rebase(field.section, theirs.section, inner)
+            elif isinstance(default or {}, Mapping):
+                kind = derive(theirs.section, default or {}, inner)
+        elif theirs is not None and field.type in (Any, dict[str, Any], *_PLAIN):  # less exact
+            kind = theirs.type
+        own.append((field.name, kind, default))
     return _extend(base, own, name)
 
 

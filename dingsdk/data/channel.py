@@ -14,26 +14,24 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import logging
 import math
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from dingsdk.data.container import decode_frame, encode_frame
 from dingsdk.errors import AuthError, ProtocolError
-from dingsdk.runtime.connections import parse_address
+from dingsdk.runtime.connections import GREETING_S, parse_address
 from dingsdk.runtime.files import Buffer
 from dingsdk.runtime.secret import Secret
-
-_log = logging.getLogger(__name__)
 
 MAGIC = b"DCH1"
 
@@ -120,7 +118,7 @@ class Channel:
             raise
         return channel
 
-    def welcome(self, secret: Secret, timeout_s: float) -> str:
+    def welcome(self, secret: Secret, timeout_s: float = GREETING_S) -> str:
         """Do the server's part of the handshake; return the client's name.
 
         Raises:
@@ -222,7 +220,8 @@ class Channel:
                 f"a message of {frame_bytes} bytes; at most {self._max_bytes} are read",
                 where="header",
             )
-        body, there = memoryview(bytearray(head_bytes + frame_bytes)), begun - _FIXED.size
+        # Not zeroed: memory that is not written yet costs nothing, however much a peer announces.
+        body, there = np.empty(head_bytes + frame_bytes, np.uint8).data, begun - _FIXED.size
         if there > len(body):
             raise ProtocolError("the peer sent more before it got an answer", where="header")
         body[:there] = self._start[_FIXED.size : begun]
@@ -234,21 +233,6 @@ class Channel:
             return decoder.decode(body[:head_bytes]), body[head_bytes:]
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"the head of a message is wrong: {error}", where="head") from error
-
-    @contextlib.contextmanager
-    def served(self) -> Iterator[None]:
-        """Log the error that ends the ``with`` block, and do not raise it."""
-        try:
-            yield
-        except AuthError as error:
-            _log.warning("a connection was refused: %s", error)
-        except OSError as error:
-            _log.debug("a connection ended: %s", error)
-        except ProtocolError as error:
-            _log.warning("a connection was closed: %s", error)
-        except Exception:
-            # A bug, or an unexpected value: only the connection that sent it is closed.
-            _log.exception("a connection was closed")
 
     def shut_down(self) -> None:
         """End the calls of other threads that are in progress."""

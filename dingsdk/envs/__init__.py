@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dingsdk.envs.in_process import InProcessEnvManager as InProcessEnvManager
     from dingsdk.envs.make import EnvFn as EnvFn
     from dingsdk.envs.make import create_env_manager as create_env_manager
+    from dingsdk.envs.make import factory as factory
     from dingsdk.envs.make import get_vec_env_setting as get_vec_env_setting
     from dingsdk.envs.make import make_env_fns as make_env_fns
     from dingsdk.envs.make import seed_envs as seed_envs

@@ -8,22 +8,23 @@ form or the other between two resets, not both.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.config import Configurable, NotNegative, PartSection, Whole
-from dingsdk.data.action_mask import nearest_legal
+from dingsdk.config import Configurable
+from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
-from dingsdk.envs.guard import ABNORMAL, close_quietly
+from dingsdk.envs.guard import ABNORMAL, RetrySection, close_quietly
 from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.saving import set_attributes
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
@@ -37,6 +38,11 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.runtime.deadline import Closing
+
+_log = logging.getLogger(__name__)
+
+_REPORTED: set[str] = set()
+"""Spaces whose bounds were left, so that the managers of a run warn once."""
 
 _NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 
@@ -157,23 +163,16 @@ class EnvManager(Configurable, Closing, ABC):
     since the state of an env that raised may have changed; its episode is dropped instead.
     """
 
-    class Config(PartSection, frozen=True, kw_only=True):
+    class Config(RetrySection, frozen=True, kw_only=True):
         """Section ``env_manager``.
 
         Attributes:
             episode_num: Number of episodes after which an env is DONE; inf for no limit.
             auto_reset: Whether an env starts its next episode by itself.
-            max_retry: How often an env may fail in a row, without a finished episode in between;
-                one more failure ends the run.
-            retry_type: ``renew`` replaces a failed env by a new one, ``reset`` only resets it.
-            retry_waiting_time: Seconds to wait before a failed env is replaced or reset.
         """
 
         episode_num: Annotated[float, Meta(ge=1)] = math.inf
         auto_reset: bool = True
-        max_retry: Whole = 2
-        retry_type: Literal["renew", "reset"] = "renew"
-        retry_waiting_time: NotNegative = 0.0
 
     _saved: ClassVar[tuple[str, ...]] = (
         "_seeds",
@@ -199,6 +198,8 @@ class EnvManager(Configurable, Closing, ABC):
         self._dynamic_seed = True
         self._failure_count = 0
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
+        # Whether to look for values beyond the bounds of their Box; one is reported.
+        self._looks_beyond = True
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
         self._set_players(0)
@@ -350,11 +351,9 @@ class EnvManager(Configurable, Closing, ABC):
         set_attributes(self, state["manager"])
 
     def random_action(self) -> dict[int, Any]:
-        """Return ``{env_id: a random valid action}`` for the envs that wait for one."""
-        return {
-            env_id: nearest_legal(self.action_space.sample(), obs)
-            for env_id, obs in self.ready_obs.items()
-        }
+        """Return ``{env_id: a random legal action}`` for the envs that wait for one."""
+        space = self.action_space
+        return {env_id: sample_action(space, obs) for env_id, obs in self.ready_obs.items()}
 
     def reward_shaping(self, env_id: int, transitions: list[Any]) -> None:
         """Let an env change the rewards of a finished episode in place, by its ``reward_shaping``.
@@ -424,8 +423,7 @@ class EnvManager(Configurable, Closing, ABC):
         """Return the state of the envs; overridden by managers that support it."""
         name = type(self).__name__
         raise NotSavableError(
-            f"{name} cannot save its envs; in_process, subprocess, async_subprocess and vector "
-            "can, but for vectorization_mode async",
+            f"{name} cannot save its envs; in_process, subprocess, async_subprocess and vector can",
             path="env_manager.type",
             found=name,
         )
@@ -437,7 +435,7 @@ class EnvManager(Configurable, Closing, ABC):
         """Call a method of one env; overridden by managers that support it."""
         raise ConfigError(
             f"env_manager.type: {type(self).__name__} cannot call {name} of one env; in_process, "
-            "subprocess, async_subprocess and vector with vectorization_mode sync can",
+            "subprocess and async_subprocess can",
             path="env_manager.type",
             method=name,
         )
@@ -518,6 +516,21 @@ class EnvManager(Configurable, Closing, ABC):
             self._parked[env_ids] = True
         elif not math.isinf(self.episode_num):
             self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
+
+    def _look_beyond(self, obs: Obs) -> None:
+        """Warn of an observation beyond the bounds of its Box; once a process for each space."""
+        schema = self._spaces[0]
+        if not schema.is_bounded:
+            self._looks_beyond = False
+        elif (text := schema.beyond(obs)) is not None:
+            self._looks_beyond = False
+            if (name := str(schema.space)) not in _REPORTED:
+                _REPORTED.add(name)
+                _log.warning(
+                    "the env returned an observation outside of its space, and it is used as it "
+                    "is: %s; correct the observation_space if its bounds matter (reported once)",
+                    text,
+                )
 
     def _timestep(self, env_id: int, obs: Any, reward: Any, info: dict[str, Any]) -> Timestep:
         """Return one env's step in dict form, and add its reward to the episode's return.

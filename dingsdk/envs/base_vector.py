@@ -11,13 +11,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from dingsdk.data.action_mask import legal_action, open_masks
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
     EPISODE_INFO,
     ERROR,
-    FAILURES,
     close_quietly,
     count_failure,
     restart_seed,
@@ -28,7 +28,7 @@ from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 
 _NOT_STATE = ("envs", "env_fns")
 """Attributes of gymnasium's vector envs that are saved env by env."""
-_UNUSUAL = frozenset((ABNORMAL, FAILURES, EPISODE_INFO))
+_UNUSUAL = frozenset((ABNORMAL, EPISODE_INFO))
 
 
 class BaseVectorEnvManager(EnvManager):
@@ -38,6 +38,9 @@ class BaseVectorEnvManager(EnvManager):
     share one random stream and are reset together. When the vector env fails, all envs are
     rebuilt and all rows of that step are abnormal. An env that takes no actions (DONE, or
     waiting for the caller's reset) gets a placeholder action, and its rows are not valid.
+
+    The vector env merges the infos of its envs, and gymnasium's does so into arrays of the type
+    of the first value: statistics of one key must have one type in all envs.
 
     Example:
         >>> class SixDice(BaseVectorEnvManager):
@@ -51,15 +54,12 @@ class BaseVectorEnvManager(EnvManager):
         "_obs",
         "_resetting",
         "_is_fresh",
-        "_reset_kwargs",
         "_failures_in_row",
         "_rebuilds",
     )
 
     _instead = "env_manager.type to in_process"
     """The setting that errors suggest for features that only single envs have."""
-    _per_env = False
-    """Whether every env is a ``GuardedEnv``, which can be seeded, reset and rebuilt alone."""
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
@@ -72,7 +72,6 @@ class BaseVectorEnvManager(EnvManager):
         self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
         # True if no step was made since all envs were reset.
         self._is_fresh = False
-        self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
         self._failures_in_row = self._rebuilds = 0
         # Infos of the last step, and the infos that include those of the ended episodes.
         self._infos: Mapping[str, Any] = {}
@@ -85,22 +84,21 @@ class BaseVectorEnvManager(EnvManager):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            per_env_seed=self._per_env,
-            per_env_reset=self._per_env,
+            per_env_seed=False,
+            per_env_reset=False,
             partial_step=False,
             reset_takes_step=self._autoreset is AutoresetMode.NEXT_STEP,
         )
 
     def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
         if self._closed:
-            self._reset_kwargs.clear()
             self._failures_in_row = self._rebuilds = 0
         super().launch(reset_param)
 
     def seed(
         self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
     ) -> None:
-        if not self._per_env and not isinstance(seed, int | np.integer):
+        if not isinstance(seed, int | np.integer):
             raise ConfigError(
                 f"these envs take one seed together; set {self._instead} for a seed for each env",
                 path=self._instead.split()[0],
@@ -124,12 +122,15 @@ class BaseVectorEnvManager(EnvManager):
         actions = checker.batch(actions, self._env_num)
         try:
             obs, reward, terminated, truncated, infos = self._vec.step(actions)
-            if not are_fresh(obs, reward, terminated, truncated, schema.dtype):
-                obs = schema.own(obs)
+            if not self._may_park and are_fresh(obs, reward, terminated, truncated, schema.dtype):
+                schema.check_columns(obs, self._env_num)
+            else:
+                obs = self._conform(obs)
                 reward = np.array(reward, dtype=np.float32)
                 terminated = np.array(terminated, dtype=np.bool_)
                 truncated = np.array(truncated, dtype=np.bool_)
-            schema.check_columns(obs, self._env_num)
+            if self._looks_beyond:
+                self._look_beyond(obs)
             self._infos = infos
             self._is_fresh = False
             valid = None
@@ -148,7 +149,9 @@ class BaseVectorEnvManager(EnvManager):
                 if self._resets_next_step:
                     self._resetting = ended
             self._obs = obs
-            step = StepColumns(obs, obs, reward, terminated, truncated, valid)
+            if self._resetting is not None or self._may_park:
+                self._obs = open_masks(obs, ~self._waiting())
+            step = StepColumns(self._obs, obs, reward, terminated, truncated, valid)
             if (
                 self._may_park
                 or (has_ended and self._resetting is None)
@@ -174,7 +177,7 @@ class BaseVectorEnvManager(EnvManager):
         ready, checker = self._ready(), self._spaces[1]
         if (found := sorted(self._ids_of(actions))) != ready:
             raise self._wrong_envs(ready, found)
-        batch = checker.filler(self._env_num)
+        batch = self._fillers()
         for row, action in actions.items():
             batch[row] = checker.single(action)
         columns = self.step_batch(batch)
@@ -187,7 +190,7 @@ class BaseVectorEnvManager(EnvManager):
                 row, part_of(columns.final_obs, row), float(columns.reward[row]), info
             )
         if not self._ready() and self._resetting is not None:
-            self.step_batch(checker.filler(self._env_num))
+            self.step_batch(self._fillers())
         return timesteps
 
     def _open(self) -> None:
@@ -195,13 +198,6 @@ class BaseVectorEnvManager(EnvManager):
         self._autoreset = AutoresetMode(vec.metadata.get("autoreset_mode", self._autoreset))
         # Looked up once, as members of an Enum take half a microsecond each.
         self._resets_next_step = self._autoreset is AutoresetMode.NEXT_STEP
-        if self._per_env and max(vec.get_attr("player_num")) > 1:
-            raise ConfigError(
-                "env_manager.type: a vector env gives one reward an env, and these envs have "
-                f"{vec.get_attr('player_num')[0]} players; use base, subprocess or "
-                "async_subprocess",
-                path="env_manager.type",
-            )
         self._set_players(1)
         self._spaces = (
             ObservationSchema(vec.single_observation_space),
@@ -226,10 +222,8 @@ class BaseVectorEnvManager(EnvManager):
             close_quietly(vec)
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
-        given = {env_id: kwargs[env_id] for env_id in env_ids if kwargs.get(env_id)}
-        is_all = len(env_ids) == self._env_num
-        if not self._per_env and (given or not is_all):
-            if self._is_fresh and not given:
+        if len(env_ids) < self._env_num or any(kwargs.values()):
+            if self._is_fresh and not any(kwargs.values()):
                 return  # a restart after a failure has already reset them
             raise ConfigError(
                 f"these envs are reset all together and without arguments, asked for "
@@ -237,72 +231,36 @@ class BaseVectorEnvManager(EnvManager):
                 path=self._instead.split()[0],
                 found=sorted(env_ids),
             )
-        for env_id, one in given.items():
-            if unknown := sorted(set(one) - {"seed", "options"}):
-                raise ConfigError(
-                    f"gymnasium's vector envs reset with seed and options only, found {unknown} "
-                    f"for env {env_id}; use env_manager.type in_process",
-                    path="env_manager.type",
-                    found=unknown,
-                )
-        self._reset_kwargs.update(given)
-        new_seeds = dict(zip(env_ids, self._new_seeds(env_ids), strict=True))
-        seeds = [new_seeds.get(env_id) for env_id in range(self._env_num)]
+        seed = self._new_seeds(env_ids)[0]
+        self._parked[:] = False
         try:
-            self._reset_vec(env_ids, seeds, given)
+            self._reset_vec(self._seeds[0] if seed is None and not self._dynamic_seed else seed)
         except Exception as error:
             self._recover(error)
-        rows = list(env_ids)
-        self._parked[rows] = False
-        self._returns[rows] = 0.0
-        if self._resetting is not None:
-            self._resetting[rows] = False
-        self._is_fresh = is_all
+        self._returns[:] = 0.0
+        self._resetting = None
+        self._is_fresh = True
 
-    def _reset_vec(
-        self,
-        env_ids: Sequence[int],
-        seeds: Sequence[int | None],
-        kwargs: Mapping[int, Mapping[str, Any]],
-    ) -> None:
-        """Reset rows of the vector env, each with its arguments in ``kwargs`` if there are any."""
-        if not self._per_env:
-            keep = None if self._dynamic_seed else self._seeds[0]
-            self._reset_rows(None, seeds[0] if seeds[0] is not None else keep)
-            return
-        self._vec.set_attr("keep_seed", not self._dynamic_seed)
+    def _reset_vec(self, seed: int | None, rows: NDArray[np.bool_] | None = None) -> None:
+        """Reset the vector env, or some rows of one that is in mode DISABLED."""
         # A vector env must be reset as a whole before it can reset some rows.
-        rows = None if len(env_ids) == self._env_num else self._mask(env_ids)
-        self._reset_rows(rows, list(seeds))
-        for env_id, given in kwargs.items():
-            own: list[int | None] = [None] * self._env_num
-            own[env_id] = given.get("seed", seeds[env_id])
-            self._reset_rows(self._mask([env_id]), own, given.get("options") or {})
+        kwargs = {} if rows is None else {"options": {"reset_mask": rows}}
+        obs, _ = self._vec.reset(seed=seed, **kwargs)
+        self._obs = self._conform(obs)
 
-    def _reset_rows(
-        self, rows: NDArray[np.bool_] | None, seed: Any, options: Mapping[str, Any] | None = None
-    ) -> None:
-        kwargs = {} if rows is None else {"options": {**(options or {}), "reset_mask": rows}}
-        obs, infos = self._vec.reset(seed=seed, **kwargs)
-        schema = self._spaces[0]
-        self._obs = schema.own(obs)
-        schema.check_columns(self._obs, self._env_num)
-        self._count_failures(infos)
+    def _conform(self, obs: Any) -> Obs:
+        """Return a checked copy of columns; an env that is DONE keeps its last observation."""
+        if self._may_park and self._obs is not None and self._parked.any():
+            obs = self._spaces[0].keep(obs, self._parked, self._obs)
+        return self._spaces[0].conform_columns(obs, self._env_num)
 
     def _recover(self, error: Exception) -> None:
         """Count a failure of the whole vector env, build a new one and reset it.
 
         Raises:
-            EnvError: too many failures in a row, of the vector env or of one guarded env.
+            EnvError: too many failures in a row.
         """
         while True:
-            if isinstance(error, EnvError) and self._per_env:
-                # gymnasium re-raises a child's error as type(error)(error), which hides the facts
-                # and has lost the cause.
-                if isinstance(inner := error.args[0], EnvError):
-                    inner.add_note(f"In the child process:\n{inner.facts.get('traceback', '')}")
-                    error = inner
-                raise error
             self._failure_count += self._env_num
             self._failures_in_row += 1
             self._discard()
@@ -315,11 +273,7 @@ class BaseVectorEnvManager(EnvManager):
             try:
                 self._open()
                 keep = not self._dynamic_seed
-                # A guarded env uses another name for its own rebuilds.
-                seeds = [
-                    restart_seed(seed, self._rebuilds, keep, "rebuild_all") for seed in self._seeds
-                ]
-                self._reset_vec(range(self._env_num), seeds, self._reset_kwargs)
+                self._reset_vec(restart_seed(self._seeds[0], self._rebuilds, keep, "rebuild_all"))
             except Exception as again:
                 error = again
             else:
@@ -328,19 +282,16 @@ class BaseVectorEnvManager(EnvManager):
                 self._is_fresh = True
                 return
 
-    def _mask(self, env_ids: Sequence[int]) -> NDArray[np.bool_]:
-        mask = np.zeros(self._env_num, dtype=np.bool_)
-        mask[list(env_ids)] = True
-        return mask
-
-    def _count_failures(self, infos: Mapping[str, Any]) -> None:
-        if FAILURES in infos:
-            self._failure_count += int(np.sum(infos[FAILURES]))
+    def _fillers(self) -> NDArray[Any]:
+        """Return an action for each env, for those whose action has no effect."""
+        checker = self._spaces[1]
+        filler = checker.filler(self._env_num)
+        found: NDArray[Any] = legal_action(checker.space, filler, self._obs)
+        return found
 
     def _settle(self, step: StepColumns, infos: Mapping[str, Any]) -> StepColumns:
         """Finish a step in which an env ended, failed or took no action."""
         obs, final_obs, reward, terminated, truncated, not_resetting, *_ = step
-        self._count_failures(infos)
         valid = ~self._parked if not_resetting is None else ~self._parked & not_resetting
         abnormal = np.asarray(infos.get(ABNORMAL, False), dtype=np.bool_) & valid
         valid &= ~abnormal
@@ -351,8 +302,7 @@ class BaseVectorEnvManager(EnvManager):
             final_obs = schema.replace(obs, ended_rows, last)
             self._final_infos = infos.get("final_info", infos)
         elif ended.any() and self._autoreset is AutoresetMode.DISABLED:
-            keep = self._seeds[0] if not self._per_env and not self._dynamic_seed else None
-            self._reset_rows(ended, [keep] * self._env_num if self._per_env else keep)
+            self._reset_vec(None if self._dynamic_seed else self._seeds[0], ended)
             obs = self._obs
         rows = np.flatnonzero(ended & valid)
         if rows.size:
@@ -386,9 +336,12 @@ class BaseVectorEnvManager(EnvManager):
         return {row: info[EPISODE_INFO] for row, info in infos.items() if info.get(EPISODE_INFO)}
 
     def _ready(self) -> list[int]:
-        waiting = self._parked if self._resetting is None else self._parked | self._resetting
-        ready: list[int] = np.flatnonzero(~waiting).tolist()
+        ready: list[int] = np.flatnonzero(self._waiting()).tolist()
         return ready
+
+    def _waiting(self) -> NDArray[np.bool_]:
+        """Return which envs wait for an action: those that are neither DONE nor to be reset."""
+        return ~(self._parked if self._resetting is None else self._parked | self._resetting)
 
     @staticmethod
     def _wrong_envs(expected: Sequence[int], found: Sequence[int]) -> PolicyOutputError:

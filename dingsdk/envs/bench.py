@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dingsdk.data.action_mask import nearest_legal
+from dingsdk.data.action_mask import legal_action, sample_action
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.check import env_maker
 from dingsdk.envs.make import create_env_manager
@@ -37,6 +37,12 @@ _DROP = 0.8
 """Fewer envs are not tried if the speed has fallen below this share of the manager's best."""
 _MAKING_S = 2.0
 """Time limit for making the envs of one choice."""
+_WAITING = 0.5
+"""An env waits if the CPU time of its steps is below this share of their time."""
+_PROBE_S = 0.1
+"""Seconds for which an env is stepped to find that out."""
+_MOST_PROCESSES = 16
+"""Processes that are tried at most for an env that waits."""
 _POOL = 16
 """Sets of actions that are drawn beforehand."""
 
@@ -51,17 +57,22 @@ class EnvSpeed:
         steps_per_s: Env steps a second, of all envs together, with random actions; 0 if it
             cannot step the env.
         error: Why it cannot step the env; empty if it can.
+        envs_per_process: As in the section ``env_manager``; None for the default.
     """
 
     manager: str
     env_num: int
     steps_per_s: float
     error: str = ""
+    envs_per_process: int | None = None
 
     @property
     def config(self) -> str:
         """The config lines that choose it."""
-        return f"env:\n  collector_env_num: {self.env_num}\nenv_manager:\n  type: {self.manager}\n"
+        per_process = self.envs_per_process
+        more = "" if per_process is None else f"  envs_per_process: {per_process}\n"
+        manager = f"env_manager:\n  type: {self.manager}\n{more}"
+        return f"env:\n  collector_env_num: {self.env_num}\n{manager}"
 
 
 def bench_env(
@@ -73,7 +84,10 @@ def bench_env(
     """Find the fastest env manager for an env here, and how many envs it should step together.
 
     The managers ``vector``, ``in_process`` and ``subprocess`` step 64 envs at first, then fewer as
-    long as that is not much slower. The fastest choices are compared once more, in turns.
+    long as that is not much slower. If the env waits (for a simulator or a device, say), up to 16
+    processes with one env each are tried too. The fastest choices are compared once more, in turns.
+    ``async_subprocess`` is not measured: it is like ``subprocess`` except for policies that have
+    only the dict form.
 
     Args:
         env: As for ``check_env``.
@@ -94,9 +108,10 @@ def bench_env(
     env_fn = env_maker(env, kwargs, wrappers)
     most = _most_envs(env_fn)
     counts = [count for count in COUNTS if count <= most]
-    found: list[EnvSpeed] = []
+    search_until = started + _SEARCH_SHARE * seconds
+    found = _measure_processes(env_fn, counts, search_until) if _waits(env_fn) else []
     for kind in KINDS:
-        found += _measure_kind(kind, env_fn, counts, started + _SEARCH_SHARE * seconds)
+        found += _measure_kind(kind, env_fn, counts, search_until)
     if not any(each.steps_per_s for each in found):
         raise EnvError(
             "no env manager can step this env: "
@@ -116,7 +131,7 @@ def bench_env(
 def _finalists(found: Sequence[EnvSpeed]) -> list[EnvSpeed]:
     """Return the best choice of each manager, and the next best ones."""
     ranked = sorted(found, key=lambda each: -each.steps_per_s)
-    best_by_kind = {each.manager: each for each in reversed(ranked)}
+    best_by_kind = {(each.manager, each.envs_per_process): each for each in reversed(ranked)}
     enough = _HOPELESS * ranked[0].steps_per_s
     hopeful = [each for each in best_by_kind.values() if each.steps_per_s > enough]
     others = [each for each in ranked if each.steps_per_s and each not in hopeful]
@@ -132,6 +147,18 @@ def _most_envs(env_fn: Callable[[], Any]) -> int:
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     by_memory = free_bytes / 2 / max(taken_bytes, 1)
     return max(1, int(min(by_memory, _MAKING_S / max(taken_s, 1e-6))))
+
+
+def _waits(env_fn: Callable[[], Any]) -> bool:
+    """Whether an env spends most of the time of its steps waiting."""
+    with closing(env_fn()) as env:
+        obs, _ = env.reset(seed=0)
+        started, started_cpu = time.perf_counter(), time.process_time()
+        while (taken := time.perf_counter() - started) < _PROBE_S:
+            obs, _, terminated, truncated, _ = env.step(sample_action(env.action_space, obs))
+            if terminated or truncated:
+                obs, _ = env.reset()
+        return time.process_time() - started_cpu < _WAITING * taken
 
 
 def _memory_bytes() -> int:
@@ -159,6 +186,24 @@ def _measure_kind(
     return found
 
 
+def _measure_processes(
+    env_fn: Callable[[], Any], counts: Sequence[int], deadline: float
+) -> list[EnvSpeed]:
+    """Measure processes with one env each: more of them as long as that is faster."""
+    found: list[EnvSpeed] = []
+    for count in (count for count in counts if 1 < count <= _MOST_PROCESSES):
+        if found and time.perf_counter() > deadline:
+            break
+        try:
+            with closing(launched("subprocess", env_fn, count, 1)) as manager:
+                found.append(EnvSpeed("subprocess", count, step_for(manager, TURN_S), "", 1))
+        except DingError:
+            break  # `subprocess` has reported it
+        if found[-1].steps_per_s < max(each.steps_per_s for each in found):
+            break
+    return found
+
+
 def _compare(
     choices: Sequence[EnvSpeed], env_fn: Callable[[], Any], deadline: float
 ) -> list[EnvSpeed]:
@@ -167,7 +212,7 @@ def _compare(
     speeds: list[list[float]] = [[] for _ in choices]
     try:
         for each in choices:
-            managers.append(launched(each.manager, env_fn, each.env_num))
+            managers.append(launched(each.manager, env_fn, each.env_num, each.envs_per_process))
         for turn in range(TURNS):
             if turn and time.perf_counter() > deadline:
                 break
@@ -176,15 +221,15 @@ def _compare(
     finally:
         for manager in managers:
             manager.close()
-    return [
-        EnvSpeed(each.manager, each.env_num, max(own))
-        for each, own in zip(choices, speeds, strict=True)
-    ]
+    return [replace(each, steps_per_s=max(own)) for each, own in zip(choices, speeds, strict=True)]
 
 
-def launched(kind: str, env_fn: Callable[[], Any], count: int) -> EnvManager:
+def launched(
+    kind: str, env_fn: Callable[[], Any], count: int, envs_per_process: int | None = None
+) -> EnvManager:
     """Return an env manager of that type, seeded and launched."""
-    manager = create_env_manager({"type": kind}, [env_fn] * count)
+    more = {} if envs_per_process is None else {"envs_per_process": envs_per_process}
+    manager = create_env_manager({"type": kind, **more}, [env_fn] * count)
     manager.seed(0)
     manager.launch()
     return manager
@@ -194,10 +239,10 @@ def step_for(manager: EnvManager, seconds: float) -> float:
     """Return env steps a second, measured over ``seconds`` after one step that does not count."""
     space, count = manager.action_space, manager.env_num
     pool = [np.array([space.sample() for _ in range(count)]) for _ in range(_POOL)]
-    obs = manager.step_batch(nearest_legal(pool[0], manager.current_obs())).obs
+    obs = manager.step_batch(legal_action(space, pool[0], manager.current_obs())).obs
     steps, rounds, started = 0, 0, time.perf_counter()
     while (taken := time.perf_counter() - started) < seconds:
-        step = manager.step_batch(nearest_legal(pool[rounds % _POOL], obs))
+        step = manager.step_batch(legal_action(space, pool[rounds % _POOL], obs))
         obs = step.obs
         steps += count if step.valid is None else int(np.count_nonzero(step.valid))
         rounds += 1

@@ -12,12 +12,14 @@ from typing import Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from dingsdk.data.action_mask import nearest_legal
+from dingsdk.data.action_mask import legal_action
 from dingsdk.data.pytree import flatten
+from dingsdk.envs.envpool import EnvpoolEnvManager
 from dingsdk.envs.guard import RESET_PARTS, STEP_PARTS, parts_of, plain_reward
 from dingsdk.envs.in_process import InProcessEnvManager
-from dingsdk.envs.make import EnvFn
+from dingsdk.envs.make import EnvFn, create_env_manager
 from dingsdk.envs.players import player_num, space_of_player
+from dingsdk.envs.pooled import PREFIX
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.envs.subprocess import SubprocessEnvManager
 from dingsdk.errors import ConfigError, DingError
@@ -63,6 +65,7 @@ class _Subject:
         self.action_space: Any = None
         self.players = 1
         self.has_columns = True
+        self.has_native = False
 
     @contextmanager
     def made(self) -> Iterator[Any]:
@@ -79,6 +82,10 @@ class _Subject:
         """Return random actions, the same in each call."""
         self.action_space.seed(self.seed)
         return [self.action_space.sample() for _ in range(count)]
+
+    def legal(self, action: Any, obs: Any) -> Any:
+        """Return the action, or the next one that is legal in this observation."""
+        return legal_action(self.action_space, action, obs)
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:
@@ -127,8 +134,8 @@ def check_env(
 ) -> list[EnvCheck]:
     """Check that an env follows the rules that workers rely on, by using it.
 
-    It is made several times, also in an env manager of this process and in one of a child process,
-    so a script needs the ``__main__`` guard.
+    It is made several times, also in each env manager that a config can choose, the default first;
+    some use child processes, so a script needs the ``__main__`` guard.
 
     Args:
         env: An env id, ``module:Class``, or a class or function that makes the env.
@@ -145,6 +152,8 @@ def check_env(
         subject.warnings.clear()
         try:
             detail = check(subject)
+            if detail is None:
+                continue
         except _Problem as problem:
             found.append(EnvCheck(name, "problem", str(problem)))
             if is_needed:
@@ -213,7 +222,7 @@ def _check_episodes(subject: _Subject) -> str:
     with subject.made() as env:
         obs = subject.reset(env, subject.seed)
         for action in cycle(subject.actions(STEPS)):
-            obs, _, terminated, truncated = subject.step(env, nearest_legal(action, obs))
+            obs, _, terminated, truncated = subject.step(env, subject.legal(action, obs))
             steps += 1
             if terminated or truncated:
                 lengths.append(steps - sum(lengths))
@@ -238,40 +247,44 @@ def _check_seeds(subject: _Subject) -> str:
     return "the env is deterministic" if same else "the same seed gives the same episode"
 
 
-def _check_manager(subject: _Subject) -> str:
-    return _check_managed(subject, InProcessEnvManager({}, [subject.env_fn] * 2))
-
-
-def _check_child(subject: _Subject) -> str:
-    if not subject.has_columns:
-        subject.warn("the env manager subprocess needs spaces that have columns")
-        return ""
-    limits = {"step_timeout": CHILD_S, "reset_timeout": CHILD_S}
-    cfg = {**limits, "max_retry": 0, "envs_per_process": 2}
-    return _check_managed(subject, SubprocessEnvManager(cfg, [subject.env_fn] * 2))
-
-
-def _check_managed(subject: _Subject, manager: Any) -> str:
+def _check_manager(kind: str, subject: _Subject) -> str | None:
     """Compare env 0 of a manager of two envs with an env that is stepped without a manager."""
+    cls = default_manager().get("env_managers", kind)
+    is_pooled = isinstance(subject.env_fn, EnvFn) and subject.env_fn.env_id.startswith(PREFIX)
+    if cls is EnvpoolEnvManager and not is_pooled:
+        return None
+    section: dict[str, Any] = {"type": kind, "max_retry": 0}
+    if issubclass(cls, SubprocessEnvManager):
+        if not subject.has_columns:
+            subject.warn(f"the env manager {kind} needs spaces that have columns")
+            return ""
+        section |= {"step_timeout": CHILD_S, "reset_timeout": CHILD_S}
+    if cls is SubprocessEnvManager:
+        section["envs_per_process"] = 2
     actions = subject.actions(STEPS)
-    alone = _play(subject, subject.seed)
     rows: list[Any] = []
     try:
-        with closing(manager):
+        with closing(create_env_manager(section, [subject.env_fn] * 2)) as manager:
+            if cls is InProcessEnvManager and not subject.has_native:
+                return None  # the default has used it
+            own_seeds = manager.capabilities.per_env_seed
+            subject.has_native |= not own_seeds
             manager.seed(subject.seed)
             manager.launch()
             rows.append(manager.ready_obs[0])
-            for action in actions:
-                both = {0: action, 1: actions[-1]}
+            while len(rows) <= STEPS:
+                # Not every manager waits for an action of each env in each step.
+                tried = {0: actions[len(rows) - 1], 1: actions[-1]}
                 seen = manager.ready_obs
-                step = manager.step({i: nearest_legal(both[i], seen[i]) for i in both})[0]
-                rows.append((step.obs, np.asarray(step.reward, np.float32), step.done))
+                found = manager.step({i: subject.legal(tried[i], obs) for i, obs in seen.items()})
+                if (step := found.get(0)) is not None:
+                    rows.append((step.obs, np.asarray(step.reward, np.float32), step.done))
     except Exception as error:
         raise _Problem(f"{type(error).__name__}: {error}") from error
-    if manager.failure_count:
-        raise _Problem(f"{manager.failure_count} steps or resets failed")
+    if not own_seeds:
+        return "its own vector env, whose envs share one random stream"
     text = "an env has other results if another one runs beside it"
-    _compare(alone, rows, text, "the env's own attributes, not globals")
+    _compare(_play(subject, subject.seed), rows, text, "the env's own attributes, not globals")
     return "the same results as alone"
 
 
@@ -293,17 +306,18 @@ def _check_policies(subject: _Subject) -> str:
     return ", ".join(fitting)
 
 
-_CHECKS: tuple[tuple[str, Callable[[_Subject], str], bool], ...] = (
+_MANAGERS = ("vector", "in_process", "subprocess", "async_subprocess", "envpool")
+"""Types of env managers, the default first."""
+_CHECKS: tuple[tuple[str, Callable[[_Subject], str | None], bool], ...] = (
     ("can be made and closed", _check_making, True),
     ("spaces", _check_spaces, True),
     ("reset", _check_reset, True),
     ("steps and episodes", _check_episodes, True),
     ("seeds", _check_seeds, False),
-    ("env manager in this process", _check_manager, False),
-    ("child process", _check_child, False),
+    *((f"env manager {kind}", partial(_check_manager, kind), False) for kind in _MANAGERS),
     ("policies that take it", _check_policies, False),
 )
-"""Name, function, and whether the checks after it need it."""
+"""Name, function, which returns None if it does not apply, and whether the checks after need it."""
 
 
 def _play(subject: _Subject, seed: int) -> list[Any]:
@@ -312,7 +326,7 @@ def _play(subject: _Subject, seed: int) -> list[Any]:
         obs = subject.reset(env, seed)
         rows: list[Any] = [obs]
         for action in subject.actions(STEPS):
-            obs, reward, terminated, truncated = subject.step(env, nearest_legal(action, obs))
+            obs, reward, terminated, truncated = subject.step(env, subject.legal(action, obs))
             rows.append((obs, np.asarray(reward, np.float32), terminated or truncated))
             if terminated or truncated:
                 obs = subject.reset(env)

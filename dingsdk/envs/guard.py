@@ -7,11 +7,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
+from dingsdk.config import NotNegative, PartSection, Whole
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.players import player_num, set_first_seat
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
@@ -20,9 +21,6 @@ from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError, wrong_typ
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.kinds import COMM_KINDS
 from dingsdk.runtime.deadline import returns_within
-
-if TYPE_CHECKING:
-    from dingsdk.envs.base import EnvManager
 
 ABNORMAL = "abnormal"
 """Info key, True: the env failed in this step and is at the start of a new episode."""
@@ -45,6 +43,21 @@ _MAX_REWARD = float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
 
 
+class RetrySection(PartSection, frozen=True, kw_only=True):
+    """What an env manager does when an env fails.
+
+    Attributes:
+        max_retry: How often an env may fail in a row, without a finished episode in between;
+            one more failure ends the run.
+        retry_type: ``renew`` replaces a failed env by a new one, ``reset`` only resets it.
+        retry_waiting_time: Seconds to wait before a failed env is replaced or reset.
+    """
+
+    max_retry: Whole = 2
+    retry_type: Literal["renew", "reset"] = "renew"
+    retry_waiting_time: NotNegative = 0.0
+
+
 class GuardedEnv(gym.Env[Any, Any]):
     """One env whose results are checked and copied, and that is rebuilt when it fails.
 
@@ -59,7 +72,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         section: The manager's section; it says what to do after a failure.
     """
 
-    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: EnvManager.Config) -> None:
+    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: RetrySection) -> None:
         self._env_fn = env_fn
         self._env_id = env_id
         self._section = section
@@ -111,6 +124,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             reward = plain_reward(reward, self.player_num)
             terminated = _plain_flag("terminated", terminated)
             truncated = _plain_flag("truncated", truncated)
+            if not isinstance(found := info.get(EPISODE_INFO, {}), dict):
+                raise _mismatch(f"info.{EPISODE_INFO}", "a dict", type(found).__name__)
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
@@ -214,7 +229,7 @@ class GuardedEnv(gym.Env[Any, Any]):
 class GuardedEnvFn:
     """Makes a GuardedEnv; picklable, for child processes."""
 
-    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: EnvManager.Config) -> None:
+    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: RetrySection) -> None:
         self._args = (env_fn, env_id, section)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,7 +258,7 @@ def count_failure(
     error: BaseException,
     who: str,
     failures: int,
-    section: EnvManager.Config,
+    section: RetrySection,
     env_id: int | None = None,
 ) -> None:
     """Log a failure of an env, a vector env or a process, and wait until it is to be rebuilt.
@@ -315,15 +330,17 @@ def check_spaces(env: Any) -> None:
 def plain_reward(reward: Any, players: int) -> Any:
     """Return a reward, which may be an array of one element, as a float.
 
-    For several players: float32[players].
+    For several players: float32[players], from one number or array of one element a player.
     """
     if players > 1:
         with np.errstate(over="ignore"):
             rewards = np.asarray(reward, np.float32)
+        if rewards.shape == (players, 1):
+            rewards = rewards[:, 0]
         if rewards.shape != (players,) or not np.isfinite(rewards).all():
             raise _mismatch("reward", f"{players} finite numbers, one per player", repr(reward))
         return rewards
-    if isinstance(reward, np.ndarray) and reward.size == 1:
+    if getattr(reward, "size", None) == 1:
         reward = reward.item()
     try:
         plain = float(reward)

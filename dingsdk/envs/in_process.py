@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.action_mask import open_masks
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, FAILURES, GuardedEnv, close_quietly
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
@@ -59,6 +60,8 @@ class InProcessEnvManager(EnvManager):
         timesteps = {}
         for env_id, action in checked.items():
             obs, reward, terminated, truncated, info = self._step_one(env_id, action)
+            if self._looks_beyond:
+                self._look_beyond(obs)
             info = {**info, "terminated": terminated, "truncated": truncated}
             timesteps[env_id] = self._timestep(env_id, obs, reward, info)
         return timesteps
@@ -99,6 +102,8 @@ class InProcessEnvManager(EnvManager):
                 if info.get(EPISODE_INFO):
                     episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
+        if self._looks_beyond:
+            self._look_beyond(final_obs)
         obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
@@ -165,4 +170,6 @@ class InProcessEnvManager(EnvManager):
             self._count_episodes([env_id])
             if not self._parked[env_id]:
                 self._reset_one(env_id, {})
+            else:
+                self._obs[env_id] = open_masks(obs)
         return step

@@ -29,6 +29,8 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
+from dingsdk.plugins.user_functions import factory as factory
+from dingsdk.plugins.user_functions import why_refused
 
 GIVEN = "given/"
 """Begin of the ids of env classes and functions that only this process knows."""
@@ -75,7 +77,8 @@ class EnvFn:
             ``training_only`` is true. A PettingZoo env, such as
             ``pettingzoo.classic.tictactoe_v3:env``, has several players (``PlayersEnv``), or one
             if ``eval_opponent`` names the opponent that plays the others. Other keys are ignored.
-            ``module:`` imports code, so never use a config that you do not trust.
+            ``module:`` imports the module. What it names is called only if it is known to make
+            envs; see ``why_refused``.
 
     Raises:
         ConfigError: a section of the wrong form.
@@ -170,12 +173,15 @@ def find_spec(env_id: str) -> Any:
     """Return gymnasium's entry for ``env_id``, or one for ``module:Class`` or ``envpool:Id``.
 
     Raises:
-        UnknownEnvError: no such id or module; facts ``env_id`` and ``nearest``.
+        UnknownEnvError: no such id or module, or the name of something that is not known to make
+            envs, which is not called; facts ``env_id`` and ``nearest``.
     """
     if env_id.startswith(PREFIX):
         return pooled_spec(env_id.removeprefix(PREFIX))
     module, _, name = env_id.rpartition(":")
     found = None
+    # The program gave this class or function, or the program whose worker this is.
+    is_given = env_id in default_manager().given
     try:
         if module:
             found = getattr(importlib.import_module(module), name, None)
@@ -188,6 +194,8 @@ def find_spec(env_id: str) -> Any:
             )
         raise _unknown(env_id, f"names the module {module!r}, {why}") from error
     if callable(found):
+        if not is_given and (why := why_refused(found, env_id, is_env=True)):
+            raise _unknown(env_id, f"is refused: {why}")
         is_env = isinstance(found, type) and issubclass(found, gym.Env)
         return EnvSpec(id=name, entry_point=found if is_env else partial(adapted, found))
     try:

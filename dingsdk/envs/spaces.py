@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from sys import getrefcount
 from typing import Any
 
@@ -34,12 +35,16 @@ class ObservationSchema:
     Array spaces and (nested) Dict spaces of them can be put into columns. Other spaces (Tuple,
     Text, Graph, ...) pass through single steps unchecked and have no columns.
 
+    A value that the space's dtype can hold only after rounding a float is cast; one that a cast
+    would change otherwise is refused. A Box may be left (see ``beyond``), a discrete space not.
+
     Args:
         space: The space of one env's observation.
         key: Dotted name of this part of the observation, for errors.
 
     Attributes:
         dtype: Dtype of an array space; object for others.
+        is_bounded: Whether a Box in it has bounds that its dtype does not set.
     """
 
     def __init__(self, space: Any, key: str = "obs") -> None:
@@ -58,27 +63,45 @@ class ObservationSchema:
             self._shape = tuple(space.shape)
             self.dtype = np.dtype(space.dtype)
         self._is_float = self.dtype.kind == "f"
+        is_box = isinstance(space, gym.spaces.Box)
+        # The lowest and the highest value that a discrete space allows.
+        self._limits = _low_and_high(space) if self._is_array and not is_box else None
+        self.is_bounded = is_box and _has_bounds(space)
+        # The bounds, in the shape of the observations that `beyond` compared them with last.
+        self._wide = [np.empty((0, 0))] * 2
+        if self._children is not None:
+            self.is_bounded = any(child.is_bounded for child in self._children.values())
+        # Python's integers are compared faster than arrays.
+        self._indices = (
+            range(int(space.start), int(space.start + space.n))
+            if isinstance(space, gym.spaces.Discrete)
+            else range(0)
+        )
 
     def conform(self, obs: Any) -> Any:
         """Return a copy of one observation in the space's dtype, checked.
 
         Raises:
-            SchemaMismatchError: the wrong shape, a value of the wrong kind, or NaN.
+            SchemaMismatchError: the wrong shape, a value of the wrong kind, NaN, a value that the
+                dtype cannot hold, or one outside of a discrete space.
         """
         if self._children is not None:
             self._check_keys(obs)
             return {name: child.conform(obs[name]) for name, child in self._children.items()}
         if not self._is_array:
             return obs
-        try:
-            array = np.array(obs, dtype=self.dtype)
-        except (TypeError, ValueError) as error:
-            raise self._mismatch(f"{type(obs).__name__} ({error})") from error
-        if array.shape != self._shape:
-            raise self._mismatch(f"{array.dtype}{list(array.shape)}")
-        if self._is_float and has_nan(array):
-            raise self._mismatch(f"{array.dtype}{list(array.shape)} with NaN")
+        if isinstance(obs, int | np.integer) and int(obs) in self._indices:
+            return self.dtype.type(obs)
+        array = self._cast(obs, self._shape)
         return array if self._shape else array[()]
+
+    def conform_columns(self, columns: Any, count: int) -> Obs:
+        """Return a copy of ``count`` observations in columns, checked; as ``conform``."""
+        if self._children is not None:
+            self._check_keys(columns)
+            parts = self._children.items()
+            return {name: child.conform_columns(columns[name], count) for name, child in parts}
+        return self._cast(columns, (count, *self._shape))
 
     def stack(self, rows: Sequence[Any]) -> Obs:
         """Return the column ``[len(rows), ...]`` of observations that ``conform`` returned.
@@ -120,30 +143,94 @@ class ObservationSchema:
         return replaced
 
     def check_columns(self, columns: Obs, count: int) -> None:
-        """Check shape and NaN of ``count`` observations, given in the space's dtype.
-
-        Raises:
-            SchemaMismatchError: as ``conform``.
-        """
+        """Check ``count`` observations in columns of the space's dtype; errors as ``conform``."""
         if self._children is not None:
             self._check_keys(columns)
             for name, child in self._children.items():
                 child.check_columns(columns[name], count)
             return
-        if columns.shape != (count, *self._shape):
-            expected = f"{self.dtype}{[count, *self._shape]}"
-            raise self._mismatch(f"{columns.dtype}{list(columns.shape)}", expected)
-        if self._is_float and has_nan(columns):
-            bad = np.flatnonzero(np.isnan(columns.reshape(count, -1)).any(axis=1))
-            raise self._mismatch(
-                f"{columns.dtype}{list(columns.shape)} with NaN in rows {bad.tolist()}"
-            )
+        self._check(columns, (count, *self._shape), columns)
+
+    def keep(self, columns: Any, rows: NDArray[np.bool_], kept: Obs) -> Any:
+        """Return a copy of columns whose ``rows`` are those of ``kept``."""
+        if self._children is not None:
+            self._check_keys(columns)
+            parts = self._children.items()
+            return {name: child.keep(columns[name], rows, kept[name]) for name, child in parts}
+        columns = np.array(columns)
+        columns[rows] = kept[rows]
+        return columns
 
     def own(self, columns: Obs) -> Obs:
-        """Return an independent copy of ``columns``."""
+        """Return an independent copy of checked columns."""
         if self._children is not None:
             return {name: child.own(columns[name]) for name, child in self._children.items()}
-        return np.array(columns, dtype=self.dtype)
+        return np.array(columns)
+
+    def beyond(self, obs: Obs) -> str | None:
+        """Return the first value beyond the bounds of its Box, in words; None if there is none.
+
+        Args:
+            obs: One observation that ``conform`` returned, or columns.
+        """
+        if self._children is not None:
+            parts = (child.beyond(obs[name]) for name, child in self._children.items())
+            return next((part for part in parts if part is not None), None)
+        if not self.is_bounded:
+            return None
+        if self._wide[0].shape != obs.shape:
+            # A comparison of small arrays takes a third of the time if their shapes are equal.
+            self._wide = [np.full(obs.shape, bound) for bound in _low_and_high(self.space)]
+        low, high = self._wide
+        for name, bound, outside in (("low", low, obs < low), ("high", high, obs > high)):
+            # Looking for a byte costs a fraction of any() on small arrays.
+            if 1 in outside.tobytes("A"):
+                where = tuple(np.argwhere(outside)[0])
+                return f"{self.key} holds {obs[where]}, and {name} of the space is {bound[where]}"
+        return None
+
+    def _cast(self, found: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return a copy in the space's dtype, checked."""
+        if type(found) is np.ndarray and found.dtype is self.dtype:
+            array = source = found.copy("K")
+        else:
+            try:
+                source = np.asarray(found)
+                if source.dtype.kind == "O":
+                    source = np.asarray(source.tolist())
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise self._mismatch(f"{type(found).__name__} ({error})") from error
+            if source.dtype.kind not in "biuf":
+                raise self._mismatch(_type_of(source))
+            try:
+                # np.errstate would take longer than the cast.
+                is_quiet = self._is_float or source.dtype.kind != "f"
+                array = (source.astype if is_quiet else partial(_cast_quietly, source))(self.dtype)
+            except RuntimeWarning:  # a filter has made an error of it
+                array = _cast_quietly(source, self.dtype)
+        self._check(array, shape, source)
+        return array
+
+    def _check(self, array: NDArray[Any], shape: tuple[int, ...], source: NDArray[Any]) -> None:
+        """Check the shape and the values of an array that was cast from ``source``."""
+        if array.shape != shape:
+            raise self._mismatch(_type_of(source), f"{self.dtype}{list(shape)}")
+        if self._is_float:
+            if 0 not in np.isfinite(array).tobytes("A"):
+                return
+            bad = np.isnan(array) | (np.isinf(array) & np.isfinite(source))
+        elif self._limits is not None:
+            bad = (array < self._limits[0]) | (array > self._limits[1]) | (array != source)
+        elif array is not source:
+            bad = array != source
+        else:
+            return
+        if 1 in bad.tobytes():
+            value, rows = source[bad][0], ""
+            if bad.ndim > len(self._shape):
+                rows = f" in rows {np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist()}"
+            found = f"{_type_of(source)} with {'NaN' if value != value else value}{rows}"
+            raise self._mismatch(found, str(self.space))
 
     def require_columns(self) -> None:
         """Raise ConfigError if the space cannot be put into columns."""
@@ -186,18 +273,9 @@ class ActionChecker:
 
     def __init__(self, space: Any) -> None:
         self.space = space
-        self._is_array = True
-        if isinstance(space, gym.spaces.Discrete):
-            self._low, self._high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
-        elif isinstance(space, gym.spaces.Box):
-            self._low, self._high = space.low, space.high
-        elif isinstance(space, gym.spaces.MultiDiscrete):
-            self._low, self._high = space.start, space.start + space.nvec - 1
-        elif isinstance(space, gym.spaces.MultiBinary):
-            self._low, self._high = np.zeros(space.shape), np.ones(space.shape)
-        else:
-            self._is_array = False
+        self._is_array = isinstance(space, _ARRAY_SPACES)
         if self._is_array:
+            self._low, self._high = _low_and_high(space)
             self._shape = tuple(space.shape)
             self._dtype = np.dtype(space.dtype)
             self._kinds = "iu" if self._dtype.kind in "iub" else "iuf"
@@ -282,6 +360,33 @@ class ActionChecker:
             expected=expected,
             found=found,
         )
+
+
+def _type_of(array: NDArray[Any]) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def _low_and_high(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the lowest and the highest values of an array space."""
+    if isinstance(space, gym.spaces.Box):
+        return space.low, space.high
+    if isinstance(space, gym.spaces.MultiBinary):
+        return np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
+    count = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+    return np.asarray(space.start), np.asarray(space.start + count - 1)
+
+
+def _has_bounds(space: gym.spaces.Box) -> bool:
+    """Whether the dtype of a Box holds values beyond its bounds."""
+    if space.dtype.kind == "f":
+        return bool(np.isfinite(space.low).any() or np.isfinite(space.high).any())
+    limits: Any = np.iinfo(space.dtype)
+    return bool((space.low != limits.min).any() or (space.high != limits.max).any())
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _cast_quietly(source: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return source.astype(dtype)
 
 
 def has_nan(array: NDArray[Any]) -> bool:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
+from dingsdk.data.action_mask import open_masks
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
@@ -222,6 +224,8 @@ class SubprocessEnvManager(EnvManager):
         self._finished.difference_update(env_ids.tolist())
         infos = {i: self._infos.pop(i) for i in env_ids.tolist() if i in self._infos}
         obs = final_obs = part_of(board.obs, env_ids)
+        if self._looks_beyond:
+            self._look_beyond(obs)
         reward, terminated, truncated, abnormal = (
             column[env_ids]
             for column in (board.reward, board.terminated, board.truncated, board.abnormal)
@@ -626,11 +630,14 @@ def _serve(connection: Connection) -> None:
                 # Only its own rows: those of other processes change at the same time.
                 for env_id in [env_id for env_id in envs if board.asked[env_id]]:
                     info = _step(envs[env_id], env_id, schema, board)
-                    if info and (command == _STEP_WITH_INFOS or EPISODE_INFO in info):
+                    if command == _STEP and EPISODE_INFO in info:
+                        infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
+                    elif command == _STEP_WITH_INFOS and info:
                         infos[env_id] = info
+            more = _pickled(infos) if infos else b""
             connection.send_bytes(_DONE_AND_MORE if infos else _DONE)
             if infos:
-                connection.send(infos)
+                connection.send_bytes(more)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
@@ -647,6 +654,19 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
+def _pickled(answer: Mapping[int, Any]) -> Any:
+    """Return the infos of envs, or what one of their methods returned, to send to the manager."""
+    try:
+        return ForkingPickler.dumps(answer)
+    except Exception as error:
+        raise EnvError(
+            f"an env gave a value that cannot be sent to the manager's process ({error}): {answer} "
+            "; make it of data and of objects of importable classes, or use env_manager.type "
+            "in_process",
+            env_id=None,
+        ) from error
+
+
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
     """Step an env, put the result on the board, and return its info."""
     env.keep_seed = bool(board.keeps_seed[env_id])
@@ -657,6 +677,8 @@ def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board
         if board.goes_on[env_id]:
             obs, of_reset = env.reset()
             failures += of_reset.get(FAILURES, 0)
+        else:
+            obs = open_masks(obs)
     schema.put(board.obs, env_id, obs)
     board.reward[env_id] = reward
     board.terminated[env_id] = terminated

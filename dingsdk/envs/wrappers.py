@@ -53,7 +53,8 @@ class NormalizeObservation(gym.ObservationWrapper[Any, Any, Any]):
         clip: Largest magnitude of the new observations.
 
     Raises:
-        ConfigError: the file cannot be read, or is for observations of another shape.
+        ConfigError: the file cannot be read, is for observations of another shape, or holds
+            numbers that are no mean and variance; or ``clip`` is not above 0.
     """
 
     def __init__(self, env: gym.Env[Any, Any], statistics: str, clip: float = 10.0) -> None:
@@ -76,8 +77,21 @@ class NormalizeObservation(gym.ObservationWrapper[Any, Any, Any]):
                 expected=space.shape,
                 found=mean.shape,
             )
-        self._mean = mean.astype(np.float32)
-        self._scale = (1 / np.sqrt(var + 1e-8)).astype(np.float32)
+        if not (np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all()):
+            raise ConfigError(
+                f"env.wrappers: {statistics} holds a mean or variance that is not finite, or a "
+                "variance below 0; measure the observations again",
+                path="env.wrappers",
+            )
+        if not clip > 0:
+            raise ConfigError(
+                f"env.wrappers: normalize_obs has clip {clip}, which must be above 0",
+                path="env.wrappers",
+                found=clip,
+            )
+        # In float32 the difference of two large numbers would be rounded.
+        self._mean = mean.astype(np.float64)
+        self._scale = 1 / np.sqrt(var.astype(np.float64) + 1e-8)
         self._clip = clip
         self.observation_space = gym.spaces.Box(-clip, clip, mean.shape, np.float32)
 

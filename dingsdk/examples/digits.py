@@ -18,6 +18,7 @@ from torch import nn
 
 from dingsdk.config import Positive
 from dingsdk.data import SampleBatch
+from dingsdk.envs import factory
 from dingsdk.plugins import hookimpl
 from dingsdk.policy import BasePolicy, CollectSection, EvalMode, LearnSection, PolicySection
 from dingsdk.policy.adam import Adam
@@ -174,6 +175,7 @@ class _Batches:
         return (draw(rng, 250) for _ in range(4))
 
 
+@factory
 def held_out() -> tuple[_Batches, Accuracy]:
     """Return the data and the metric of an evaluation."""
     return _Batches(), Accuracy()

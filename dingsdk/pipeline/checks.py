@@ -131,16 +131,28 @@ def _check_collects(run: _Run) -> str:
 
 
 def _check_capacity(run: _Run) -> str:
-    """The replay buffer is large enough for a batch, for one collect, and for its limiter."""
-    capacity, length = run.buffer.get("replay_buffer_size"), run.buffer.get("sequence_length", 1)
-    if run.policy["on_policy"] or capacity is None:
-        return ""  # on-policy: the samples of a collect are trained on without a buffer
-    least = (run.buffer.get("limiter") or {}).get("min_size")
-    if least is not None and least > capacity:
-        return (
-            f"{_BUFFER}.limiter.min_size is {least}, more than {_BUFFER}.replay_buffer_size "
-            f"{capacity}: no batch could ever be sampled; lower the first or raise the second"
-        )
+    """Each replay buffer is large enough for a batch, for one collect, and for its limiter."""
+    if run.policy["on_policy"]:
+        return ""  # the samples of a collect are trained on without a buffer
+    named = run.buffer.get(MULTI_BUFFER) and {
+        f"{_BUFFER}.{name}": each for name, each in run.buffer.items() if name != MULTI_BUFFER
+    }
+    found = (
+        _why_too_small(run, path, each) for path, each in (named or {_BUFFER: run.buffer}).items()
+    )
+    return next(filter(None, found), "")
+
+
+def _why_too_small(run: _Run, path: str, buffer: Mapping[str, Any]) -> str:
+    capacity, length = buffer.get("replay_buffer_size"), buffer.get("sequence_length", 1)
+    if capacity is None:
+        return ""
+    limiter, steps = buffer.get("limiter") or {}, run.system["max_env_steps"]
+    never = "no batch could ever be sampled; lower the first or raise the second"
+    least = limiter.get("min_size")
+    for limit, name in ((capacity, f"{path}.replay_buffer_size"), (steps, "system.max_env_steps")):
+        if least is not None and limit is not None and least > limit:
+            return f"{path}.limiter.min_size is {least}, more than {name} {limit}: {never}"
     batch_size, n_sample = run.policy["learn"]["batch_size"], run.collect["n_sample"]
     batch, collect = f"learn.batch_size {batch_size}", f"collect.n_sample {n_sample}"
     if length > 1:
@@ -151,9 +163,27 @@ def _check_capacity(run: _Run) -> str:
     ):
         if capacity < needed:
             return (
-                f"{_BUFFER}.replay_buffer_size is {capacity}, less than policy.{what}: {outcome}; "
+                f"{path}.replay_buffer_size is {capacity}, less than policy.{what}: {outcome}; "
                 "raise the first or lower the second"
             )
+    for key, section in (
+        ("limiter", limiter),
+        ("thruput_controller", buffer.get("thruput_controller")),
+    ):
+        ratio = (section or {}).get("sample_min_limit_ratio", 1)
+        if ratio * batch_size * length > capacity:
+            return (
+                f"{path}.{key}.sample_min_limit_ratio is {ratio:g}, and times policy.{batch} it is "
+                f"more than replay_buffer_size {capacity}: {never}"
+            )
+    window = buffer.get("set_buffer_size")
+    if isinstance(window, Mapping):
+        window = max(window.get("start", 0), window.get("end", 0))
+    if isinstance(window, int | float) and window < batch_size:
+        return (
+            f"{path}.set_buffer_size is at most {window:g}, less than policy.{batch}: no batch "
+            "could ever be sampled; raise the first or lower the second"
+        )
     return ""
 
 

@@ -10,17 +10,32 @@ from typing import Annotated, Any, Literal
 
 from easydict import EasyDict
 
-from dingsdk.config import Part, PartSection, Section, complete, save_config, to_easydict
-from dingsdk.config.plain import find, put
-from dingsdk.errors import ConfigError, PluginLoadError, UnknownKeyError, UnknownPluginError
+from dingsdk.config import (
+    Part,
+    PartSection,
+    Section,
+    complete,
+    deep_merge_dicts,
+    save_config,
+    to_easydict,
+)
+from dingsdk.config.aliases import rename_all_aliases
+from dingsdk.config.plain import check_bounds, find, put
+from dingsdk.errors import (
+    ConfigError,
+    PluginLoadError,
+    PluginNotInstalledError,
+    UnknownKeyError,
+    UnknownPluginError,
+)
 from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, needed_order
-from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_aliases
-from dingsdk.pipeline.di_engine_keys import NO_SECTION
 from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
-from dingsdk.plugins import default_manager
+from dingsdk.plugins import ask, default_manager
+from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
+from dingsdk.plugins.kinds import OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.runtime.files import ensure_dir
 
 _log = logging.getLogger(__name__)
@@ -49,6 +64,7 @@ def compile_config(
     *,
     system_cfg: Mapping[str, Any] | None = None,
     mode: Literal["serial", "parallel", "eval"] = "serial",
+    makes_env: bool = True,
 ) -> EasyDict:
     """Merge a config with the defaults of the classes that it selects, and check all of it.
 
@@ -57,8 +73,8 @@ def compile_config(
     are those of DI-engine.
 
     Args:
-        cfg: A dict with dingsdk's sections, or DI-engine's main config if ``create_cfg``
-            is given or ``cfg`` itself contains ``main`` and ``create``.
+        cfg: A dict with dingsdk's sections, or a config that a plugin converts, such as
+            DI-engine's main config if ``create_cfg`` is given.
         env_manager: Class to use in place of the one that the config names; likewise
             ``policy``, ``learner``, ``collector``, ``evaluator`` and ``buffer``.
         env: Must be None: ``env.env_id`` names the env.
@@ -72,6 +88,8 @@ def compile_config(
         system_cfg: DI-engine's system config.
         mode: In mode ``serial``, the plugin of the transport need not be installed. In mode
             ``eval``, which plays with a trained policy, plugins for training need not be.
+        makes_env: False imports plugins and ``import_names`` only; the values that are read from
+            the env stay None, and what depends on them is not checked.
 
     Raises:
         UnknownKeyError: a key that nothing reads.
@@ -83,13 +101,13 @@ def compile_config(
     foreign = {"env": env, "reward_model": reward_model, "world_model": world_model}
     for name, cls in foreign.items():
         if cls is not None:
-            reason = NO_SECTION.get(name, "an env is named by env.env_id")
+            reason = "env.env_id names the env" if name == "env" else "dingsdk has none"
             raise ConfigError(f"{name} cannot be given to compile_config: {reason}", path=name)
     if auto and create_cfg is None:
         raise ConfigError("auto=True takes the types from create_cfg; give it", path="create_cfg")
     if create_cfg is not None:
         cfg = {"main": cfg, "create": create_cfg, "system": system_cfg or {}}
-    user = _without(rename_all_aliases(convert_reference_shape(cfg)), "cfg_type")
+    user = _without(rename_all_aliases(convert_config(cfg)), "cfg_type")
     if seed is not None:
         user["seed"] = seed
     given = {
@@ -115,6 +133,10 @@ def compile_config(
             **named["replay_buffer"],
         }
     _derive(compiled, user)
+    path = "policy.learn.learner.hook"  # learners find their hooks themselves
+    for name, hook in (find(compiled, path) or {}).items():
+        if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
+            find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     found = find_class.found
     names: Sequence[str] = ()
     if mode != "eval":
@@ -122,9 +144,10 @@ def compile_config(
             compiled["policy"]["traj_len_inf"] = True
         check_run(compiled, found, mode)
         names = add_columns(compiled, found)
-    try_env(compiled, found, mode)
-    if names:
-        check_columns(compiled, found, names, mode)
+    if makes_env:
+        try_env(compiled, found, mode)
+        if names:
+            check_columns(compiled, found, names, mode)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)
@@ -136,6 +159,32 @@ def compile_config(
         ensure_dir(folder)
         save_config(result, folder / Path(save_path).with_suffix(".yaml"))
     return result
+
+
+def convert_config(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a config, converted by a plugin if it has the format of another library.
+
+    Raises:
+        PluginNotInstalledError: it has the format of DI-engine, and the plugin for that is absent.
+        ConfigError: the plugin cannot convert it.
+    """
+    converted = ask().convert_config(config=cfg)
+    if converted is not None:
+        check_bounds(converted)
+    elif {"main", "create"} & {str(key).removesuffix("_config") for key in cfg}:
+        name = SHIPPED[OBSERVERS, "di_engine"]
+        manager = default_manager()
+        advice = f"is not installed; to get it: {install_command(name)}"
+        for advert in manager.adverts(OBSERVERS, "di_engine"):
+            why_not = manager.why_not(advert) or manager.failures.get(advert.module)
+            advice = f"is not loaded: {why_not}"
+        raise PluginNotInstalledError(
+            "main_config and create_config are the format of DI-engine, which the plugin "
+            f"{name} converts; it {advice}",
+            name="main_config",
+            install=name,
+        )
+    return deep_merge_dicts({}, cfg if converted is None else converted)
 
 
 def compile_config_parallel(
@@ -190,6 +239,7 @@ class _ClassFinder:
         """The classes that were found, by the config path of their part."""
         self._own = own
         self._mode = mode
+        self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
@@ -202,6 +252,7 @@ class _ClassFinder:
             cls = self._own.get((kind, path))
             if cls is None:
                 cls = self._manager.get(kind, type_key, import_names, path)
+                self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
             if self._needs(kind, error):
                 raise
@@ -211,6 +262,21 @@ class _ClassFinder:
             check_interface(kind, type_key, cls, path)
         self.found[path] = cls
         return cls
+
+    def check_shadowed(self, kind: str, type_key: str, path: str) -> None:
+        """Warn if an installed type has the key of the type of dingsdk that a config gets."""
+        if (kind, type_key) in self._told:
+            return
+        self._told.add((kind, type_key))
+        if others := self._manager.shadowed(kind, type_key):
+            own = f"{type_key}@{OWN_DISTRIBUTION}"
+            text = (
+                f"{path}.type: {type_key!r} names a type of dingsdk and an installed one; the run "
+                f"uses that of dingsdk. To choose, write {' or '.join([own, *others])}"
+            )
+            if self._manager.switches.strict:
+                raise PluginLoadError(text, plugin=others[0], kind=kind, reason="shadowed")
+            _log.warning(text)
 
     def _needs(self, kind: str, error: Exception) -> bool:
         if self._mode == "serial":

@@ -14,6 +14,7 @@ from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.saved_run import JournaledRun, Save
 from dingsdk.plugins import ask
+from dingsdk.runtime.files import Patience
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.sample_counts import SampleCounts
@@ -353,6 +354,10 @@ class RunContext:
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)
     loaded: PlayerProgress = NO_PROGRESS
+
+    def patience(self) -> Patience:
+        """Return a new ``Patience`` for writes, which ends its wait when the run has to stop."""
+        return Patience(self.cfg.system.coordinator.storage_timeout_s, self.stop.wait)
 
     def note_exploration(self, setting: Mapping[str, Any]) -> None:
         """Store the numeric settings with which the collect policy is called."""

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,7 +19,8 @@ from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import HANDLED, crashes_recorded, leave
 from dingsdk.plugins import Snapshot
-from dingsdk.plugins.blame import error_text, raised_in
+from dingsdk.plugins.blame import encodable, error_text, raised_in, traceback_text
+from dingsdk.runtime.files import guarded
 
 if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
@@ -217,7 +217,7 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     threading.Thread(target=parent.obey, name="parent-watch", daemon=True).start()
     try:
-        with crashes_recorded(spec.crash_file):
+        with guarded(spec.run_dir), crashes_recorded(spec.crash_file):
             _coordinate(spec, parent)
     except BaseException as error:
         parent.send(_failed(error))
@@ -256,8 +256,8 @@ def _failed(error: BaseException) -> Failed:
 
     notes = list(getattr(error, "__notes__", ()))
     if isinstance(error, DingError):
-        facts = dict(error.facts)
-        text = f"{error.message}{raised_in(error)}"
-        return Failed(error.code, text, facts, notes, error.is_user_mistake)
+        facts = {k: encodable(v) if isinstance(v, str) else v for k, v in error.facts.items()}
+        text = encodable(f"{error.message}{raised_in(error)}")
+        return Failed(error.code, text, facts, list(map(encodable, notes)), error.is_user_mistake)
     text = f"the coordinator: {error_text(error)}"
-    return Failed("DingError", text, {}, ["".join(traceback.format_exception(error))], False)
+    return Failed("DingError", text, {}, [traceback_text(error)], False)

@@ -130,8 +130,29 @@ def _check_evaluation_env(env: Mapping[str, Any], made: Any) -> None:
         close_quietly(other)
 
 
+def _warn_of_statistics(made: Any) -> None:
+    """Warn of wrappers whose statistics differ between envs, as gymnasium's Normalize... do."""
+    layer = made
+    while (inner := vars(layer).get("env")) is not None:
+        if hasattr(type(layer), "update_running_mean"):
+            instead = (
+                "policy.model.normalize_obs, or the wrapper normalize_obs with a file of "
+                "dingsdk.envs.measure_observations"
+                if hasattr(layer, "obs_rms")
+                else "the wrapper clip_reward, or TransformReward with a fixed scale"
+            )
+            _log.warning(
+                "env.wrappers: %s measures its mean and deviation during the run, in each env for "
+                "itself: envs give different values for the same state, evaluations begin without "
+                "what training has measured, and a resumed run has lost it; use %s",
+                type(layer).__name__,
+                instead,
+            )
+        layer = inner
+
+
 def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
-    """Make one env, check the config against it, and close it.
+    """Make one env, check the config against it, and close it; check what an evaluator imports.
 
     Sets the spaces of the env and the None values of ``policy.model`` in ``compiled``, and checks
     whether a full replay buffer of its observations fits into memory.
@@ -147,6 +168,9 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     from dingsdk.envs.space_description import describe_space
 
     env = compiled["env"]
+    evaluator_class = classes["policy.eval.evaluator"]
+    if hasattr(evaluator_class, "check_imports"):
+        evaluator_class.check_imports(compiled["policy"]["eval"]["evaluator"])
     made = EnvFn(env)()
     try:
         check_spaces(made)
@@ -162,6 +186,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         render_mode = made.render_mode
         max_steps = None if made.spec is None else made.spec.max_episode_steps
         _check_evaluation_env(env, made)
+        _warn_of_statistics(made)
     finally:
         close_quietly(made)
     _fill_in(env, {name: describe_space(space) for name, space in found.items()}, env, "env")
@@ -239,7 +264,7 @@ def _check_players(
 
     parts = dict(_PLAYING[mode])
     if players > 1:
-        parts["env_manager"] = "base, subprocess or async_subprocess"
+        parts["env_manager"] = "vector, subprocess or async_subprocess"
     elif mode != "eval":
         parts["policy.collect.collector"] = ""
     most = {
@@ -284,6 +309,13 @@ def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
         why = "they cannot share the folder policy.other.replay_buffer.storage.path; leave it out"
     if why:
         raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")
+
+
+def unknown_without_env(cfg: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a config whose values only its env can tell: those that are None."""
+    spaces = [f"env.{name}" for name in ("observation_space", "action_space")]
+    model = [f"policy.model.{name}" for name in cfg["policy"].get("model", {})]
+    return [path for path in (*spaces, *model) if find(cfg, path) is None]
 
 
 def _fill_in(

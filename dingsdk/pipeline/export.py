@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import map_leaves, named_leaves
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, listing
 from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.policy import BasePolicy
+from dingsdk.policy.threads import own_settings
 from dingsdk.runtime.files import folder_error
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -71,7 +73,7 @@ def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path
             path="policy.cuda",
         )
     inputs = _inputs(observation_space, policy.state_size)
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, _quiet(), own_settings():
         made = Path(folder) / target.name
         _check(
             policy, inputs, _WRITERS[target.suffix](_Acting(policy).eval(), inputs, made), target
@@ -86,7 +88,7 @@ def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path
 def _inputs(space: Any, state_size: int) -> list[Any]:
     """Return random observations as columns of tensors; for a recurrent policy, also states."""
     space.seed(0)
-    columns = ObservationSchema(space).stack([space.sample() for _ in range(_CHECKED_ROWS)])
+    columns = ObservationSchema(space).stack([sample_obs(space) for _ in range(_CHECKED_ROWS)])
     states = [torch.randn(_CHECKED_ROWS, state_size) * 0.1] if state_size else []
     return [map_leaves(torch.from_numpy, columns), *states]
 

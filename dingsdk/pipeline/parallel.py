@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dingsdk.config import deep_merge_dicts, save_config, to_easydict
+from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import (
     CheckpointError,
     ConfigError,
@@ -30,7 +30,7 @@ from dingsdk.pipeline.context import (
     WorkerStatus,
 )
 from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
-from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
+from dingsdk.pipeline.run_folder import JOURNAL_FOLDER, run_id, write_config
 from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
@@ -59,9 +59,6 @@ from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import first_checkpoint
 from dingsdk.worker.replay_buffer.config import is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
-from dingsdk.worker.run_logger import (
-    TensorboardLogger,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -138,12 +135,12 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if isinstance(context.resumed, JournaledRun):
             evaluations = [Evaluation(**each) for each in coordinator.evaluations]
             context.recorder.resume(evaluations, coordinator.elapsed_s)
-            save_config(context.cfg, context.run_dir / CONFIG_NAME)
+            write_config(context.run_dir, context.cfg)
         context.has_begun = True
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
         workers.start(address)
-        reason = _watch(context, coordinator, workers, tb_logger)
+        reason = _watch(context, coordinator, workers, results)
         if reason == "limit":
             reason = _train_out(context, coordinator, workers)
         fill = coordinator.status().buffer_count
@@ -154,6 +151,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         context.status = with_fill  # the buffer is closed before the last evaluation
         if reason in ("limit", "stopped"):
             reason = _finish_evaluations(context, coordinator, workers, reason)
+        while not (results.save_best() or context.stop.wait(POLL_S)):
+            workers.poll()
         ended_by.append(reason)
         if cfg.system.validate_state:
             coordinator.validate_state()
@@ -227,7 +226,8 @@ def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
             path=str(path),
         ) from error
     fsync = context.cfg.system.journal.fsync
-    return Journal(stack.enter_context(Folder(path)), fsync=fsync)
+    own = stack.enter_context(Folder(path))
+    return Journal(own, run=run_id(context.run_dir), fsync=fsync)
 
 
 def _make_workers(
@@ -303,13 +303,15 @@ def _watch(
     context: RunContext,
     coordinator: Coordinator,
     workers: WorkerGroup,
-    tb_logger: TensorboardLogger,
+    results: ParallelResults,
 ) -> Reason:
     """Wait for the end of the run; return its reason."""
+    tb_logger = results.tb_logger()
     paces_at = time.monotonic()
     while not coordinator.wait(POLL_S):
         if context.stop.is_set():
             return "interrupted"
+        results.save_best()
         status = coordinator.status()
         if time.monotonic() - paces_at >= PACES_S:
             paces_at = time.monotonic()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from dingsdk.pipeline.context import RunContext, best_of
@@ -18,6 +20,7 @@ from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_return
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import (
+    LogPace,
     TensorboardLogger,
     build_tb_logger,
     floats_of,
@@ -38,6 +41,11 @@ class ParallelResults:
         self._context, self._stack = context, stack
         self._lock = threading.Lock()
         self._tb_loggers: dict[str | None, TensorboardLogger] = {}
+        self._patience = context.patience()
+        self._saving = threading.Lock()
+        self._unsaved: dict[str | None, Callable[[], object]] = {}
+        """By player, what writes the best weights for which there was no room."""
+        self._paces: defaultdict[tuple[str, str | None], LogPace] = defaultdict(LogPace)
 
     def tb_logger(self, player: str | None = None) -> TensorboardLogger:
         """Return the tensorboard logger for a player."""
@@ -51,7 +59,10 @@ class ParallelResults:
     def collected(self, finished: Mapping[str, Any]) -> None:
         """Write the statistics of a collecting task."""
         self._context.note_exploration(finished.get("collect_setting") or {})
-        status, player = self.coordinator.status(), finished.get("player")
+        player = finished.get("player")
+        if not self._is_due("collect", player):
+            return
+        status = self.coordinator.status()
         own = _statistics_of(player, status.players, self.coordinator.commander_statistics())
         write_collected(self.tb_logger(player), finished, _status_of(player, status), own)
 
@@ -67,15 +78,16 @@ class ParallelResults:
             returns, env_steps, int(info["train_iter"]), player, info.get("opponent")
         )
         self.coordinator.note_evaluation(dataclasses.asdict(evaluation))
-        write_statistics(
-            tb_logger,
-            "evaluator",
-            evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
-            | info.get("episode_info", {}),
-            evaluation.train_iter,
-            env_steps,
-        )
-        write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
+        if self._is_due("evaluate", player):
+            write_statistics(
+                tb_logger,
+                "evaluator",
+                evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
+                | info.get("episode_info", {}),
+                evaluation.train_iter,
+                env_steps,
+            )
+            write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
         observe().after_evaluate(
             source=str(info.get("task_id", "evaluator")),
             mean_return=evaluation.mean,
@@ -83,14 +95,34 @@ class ParallelResults:
             envstep=env_steps,
         )
         if model is not None and best_of(self._context.recorder.of(player)) is evaluation:
-            save_checkpoint(
-                player_folder(self._context.run_dir, player) / "ckpt",
-                "ckpt_best",
-                {"model": dict(model)},
-                iteration=evaluation.train_iter,
-                envstep=env_steps,
-                is_latest=False,
-            )
+            with self._saving:
+                self._unsaved[player] = partial(
+                    save_checkpoint,
+                    player_folder(self._context.run_dir, player) / "ckpt",
+                    "ckpt_best",
+                    {"model": dict(model)},
+                    iteration=evaluation.train_iter,
+                    envstep=env_steps,
+                    is_latest=False,
+                )
+            self.save_best()
+
+    def save_best(self) -> bool:
+        """Save best weights for which there was no room before; return whether all are saved.
+
+        Raises:
+            StorageFullError: there was no room for too long.
+        """
+        with self._saving:
+            for player, write in list(self._unsaved.items()):
+                if not self._patience.attempt(write):
+                    return False
+                del self._unsaved[player]
+        return True
+
+    def _is_due(self, what: str, player: str | None) -> bool:
+        with self._lock:
+            return self._paces[what, player].is_due()
 
 
 def _statistics_of(

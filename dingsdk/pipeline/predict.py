@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dingsdk.config import load_config, to_easydict
+from dingsdk.config import to_easydict
 from dingsdk.data.pytree import map_leaves, to_tensor
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvFn
@@ -27,10 +27,12 @@ from dingsdk.errors import (
     SchemaMismatchError,
     listing,
 )
+from dingsdk.pipeline import run_folder
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, no_run_text, run_path
 from dingsdk.pipeline.user_objects import name_env, name_policy
 from dingsdk.policy import create_policy
-from dingsdk.policy.threads import in_one_thread
+from dingsdk.policy.threads import isolated
+from dingsdk.runtime.files import guarded
 from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint
 
 _STEMS = {"best": "ckpt_best", "latest": LATEST}
@@ -50,7 +52,8 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
         which = which or "best"
         asked = Path(which)
         if which in _STEMS or (asked.name == which and not asked.exists()):
-            return given, _load_by_name(given, which)
+            with guarded(given):
+                return given, _load_by_name(given, which)
         return given, load_checkpoint(asked)
     if not given.is_file():
         given = Path(f"{given}{SUFFIX}")
@@ -62,10 +65,11 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
             "leave the choice out",
             path="checkpoint",
         )
-    found = load_checkpoint(given)
     for folder in (given.parent, given.parent.parent):
         if (folder / CONFIG_NAME).is_file():
-            return folder, found
+            with guarded(folder):
+                return folder, load_checkpoint(given)
+    load_checkpoint(given)
     raise CheckpointMissingError(
         f"{given} has no {CONFIG_NAME} beside it or in the folder above, so its policy is "
         f"unknown; put the run's {CONFIG_NAME} beside the checkpoint",
@@ -108,7 +112,7 @@ def read_config(
         ConfigError: the file is damaged, or names another policy than the class.
         ConfigTypeError: ``env`` cannot be an env.
     """
-    config = load_config(folder / CONFIG_NAME)
+    config = run_folder.read_config(folder)
     for name in ("env", "policy"):
         if not isinstance(config.get(name), dict):
             raise ConfigError(f"{folder / CONFIG_NAME} has no section {name}", path=name)
@@ -139,7 +143,8 @@ def load_policy(
         run: A run folder, or a checkpoint file in one.
         which: ``best``, ``latest``, the name of a checkpoint in the run folder, such as
             ``iteration_10``, or the path of any other. Only with a run folder; None means ``best``.
-        policy, env: What was passed to ``train``, if that was in another process.
+        policy, env: What was passed to ``train``, if that was in another process. Without ``env``,
+            only plugins and the modules in ``import_names`` are imported.
 
     Returns:
         The policy. It uses the CPU if the run used a GPU and this machine has none.
@@ -154,7 +159,7 @@ def load_policy(
         action, _ = policy.predict(obs)
     """
     folder, found = open_run(run, which)
-    return SavedPolicy(read_config(folder, policy, env), found, folder)
+    return SavedPolicy(read_config(folder, policy, env), found, folder, env is not None)
 
 
 class SavedPolicy:
@@ -167,7 +172,9 @@ class SavedPolicy:
         config: The run's config, as plain data.
     """
 
-    def __init__(self, config: Mapping[str, Any], found: Checkpoint, folder: Path) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], found: Checkpoint, folder: Path, has_env: bool = False
+    ) -> None:
         self.config, self.checkpoint, self.train_iter = config, found.path, found.iteration
         cfg = to_easydict(config)
         cfg.policy.cuda = bool(cfg.policy.get("cuda")) and torch.cuda.is_available()
@@ -177,11 +184,11 @@ class SavedPolicy:
             seed=derive_seed(cfg.get("seed", 0), "prediction"),
         )
         load_weights(self._policy.eval_mode, found, folder)
-        self.observation_space, self.action_space = self._spaces()
+        self.observation_space, self.action_space = self._spaces(folder, has_env)
         self._actions = ActionChecker(self.action_space)
         self._state_size = getattr(self._policy, "state_size", 0)
         if self._state_size:
-            self._act = in_one_thread(self._policy.act)  # type: ignore[attr-defined]
+            self._act = isolated(self._policy.act)  # type: ignore[attr-defined]
         # Policies in the dict form get tensors in evaluations, in collection if this is set.
         collector = cfg.policy.get("collect", {}).get("collector", {})
         self._has_tensor_obs = bool(collector.get("transform_obs"))
@@ -272,12 +279,19 @@ class SavedPolicy:
             raise _misfit("state", f"float32{list(expected)}, or None", f"{np.shape(state)}")
         return np.asarray(state, np.float32).reshape(-1, size)
 
-    def _spaces(self) -> list[Any]:
+    def _spaces(self, folder: Path, has_env: bool) -> list[Any]:
         names = ("observation_space", "action_space")
         described = [self.config["env"].get(name) for name in names]
         if None not in described:
             paths = (f"env.{name}" for name in names)
             return [make_space(each, path) for each, path in zip(described, paths, strict=True)]
+        if not has_env:
+            missing = [f"env.{name}" for name in names if self.config["env"].get(name) is None]
+            raise ConfigError(
+                f"{folder / CONFIG_NAME} does not have {', '.join(missing)}, which only the env "
+                "can tell, and load_policy does not import the env of a run; pass env=",
+                path=missing[0],
+            )
         env = self.make_env()
         env.close()
         found, players = [getattr(env, name) for name in names], player_num(env)

@@ -17,6 +17,7 @@ from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import ADDRESS, HANDLED, OUT_OF_MEMORY, WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
+from dingsdk.runtime.files import open_private
 from dingsdk.runtime.spawn import (
     UNGUARDED,
     UNGUARDED_TEXT,
@@ -118,7 +119,7 @@ def take_crash_report(path: Path) -> str:
     """Return the crash report of a process; remove the file if it is empty (no crash)."""
     report = ""
     with suppress(OSError):
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=open_private) as file:
             report = file.read(CRASH_BYTES)
         if not report:
             path.unlink()

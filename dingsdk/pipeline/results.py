@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.pipeline.run_folder import RESULT_FORMAT, RESULT_NAME, finite, versions
 from dingsdk.plugins import ask
-from dingsdk.runtime.files import atomic_write_json, folder_error
+from dingsdk.runtime.files import Folder, atomic_write_json
 
 _log = logging.getLogger(__name__)
 
@@ -24,16 +25,20 @@ INK = "#333333"
 
 
 def write_result(
-    run_dir: Path, result: RunResult, seed: int, error: str | None = None
+    run_dir: Path,
+    result: RunResult,
+    seed: int,
+    error: str | None = None,
+    patience: Callable[[Callable[[], object]], object] = lambda write: write(),
 ) -> dict[str, Any]:
-    """Write ``result.json`` in one atomic step and return its content."""
+    """Write ``result.json`` in one atomic step, called by ``patience``; return its content."""
     written = result_record(run_dir, result, seed, error)
     for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
         try:
             written[name] = finite(msgspec.to_builtins(value, str_keys=True))
         except TypeError as error:
             _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
-    atomic_write_json(run_dir / RESULT_NAME, written)
+    patience(lambda: atomic_write_json(run_dir / RESULT_NAME, written))
     return written
 
 
@@ -74,15 +79,14 @@ def write_curve(
         Whether a file was written; without evaluations, none is.
 
     Raises:
-        RunFolderError: the file cannot be written.
+        RunFolderError, StorageFullError: the file cannot be written.
     """
     if not evaluations:
         return False
-    figure = _draw(evaluations, stop_value, title)
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise folder_error("write", path, error) from error
+    picture = io.BytesIO()
+    _draw(evaluations, stop_value, title).savefig(picture, dpi=110)
+    with Folder(path.parent, create=False) as folder:
+        folder.write_atomic(path.name, [picture.getvalue()])
     return True
 
 

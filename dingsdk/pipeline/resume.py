@@ -28,7 +28,7 @@ import torch
 from msgspec import structs
 
 from dingsdk import __version__
-from dingsdk.config import apply_set, load_config
+from dingsdk.config import apply_set
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import flatten, to_plain
 from dingsdk.data import decode_safetensors, encode_safetensors
@@ -55,6 +55,8 @@ from dingsdk.pipeline.run_folder import (
     JOURNAL_FOLDER,
     check_run_folder,
     no_run_text,
+    read_config,
+    run_id,
     versions,
 )
 from dingsdk.pipeline.saved_run import JournaledRun, PlayerState, RunState, Save
@@ -62,6 +64,7 @@ from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.runtime import Folder
+from dingsdk.runtime.files import guarded
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.learner.checkpoint import save_pause
 
@@ -104,14 +107,16 @@ def find_run(run: Path) -> Save | JournaledRun:
         CheckpointError: the journal or the save cannot be used.
         RunFolderError: as ``check_run_folder``.
     """
-    if not has_journal(run):
-        save = find_save(run)
-        check_run_folder(save.run_dir)
-        return save
-    check_run_folder(run)
-    with Folder(run / JOURNAL_FOLDER, create=False) as folder:
-        Journal(folder).read()
-    return JournaledRun(run, load_config(run / CONFIG_NAME))
+    is_save = (run / STATE_NAME).is_file()
+    run_dir = run.parent.parent if is_save else run
+    if run_dir.is_dir():
+        check_run_folder(run_dir)
+    with guarded(run_dir):
+        if is_save or not has_journal(run):
+            return find_save(run)
+        with Folder(run / JOURNAL_FOLDER, create=False) as folder:
+            Journal(folder, run=run_id(run, create=False)).read()
+        return JournaledRun(run, read_config(run))
 
 
 def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
@@ -168,8 +173,16 @@ def find_save(run: Path) -> Save:
 
 
 def _of_its_run(save: Save) -> Save:
+    if (own := run_id(save.run_dir, create=False)) != save.state.run:
+        raise CheckpointError(
+            f"the save {save.path} is of another run: its id is {save.state.run!r:.80}, and that "
+            f"of this run is {own!r}; put the saves of this run there",
+            path=str(save.path),
+            found=save.state.run,
+            expected=own,
+        )
     path = save.run_dir / CONFIG_NAME
-    if path.is_file() and (changed := _difference(save.state.config, load_config(path))):
+    if path.is_file() and (changed := _difference(save.state.config, read_config(save.run_dir))):
         key, saved, found = changed
         raise CheckpointError(
             f"the save {save.path} is of another run: it has {key}: {saved!r}, and {path} has "
@@ -185,7 +198,11 @@ def _saves(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     numbered = [path for path in folder.iterdir() if path.name.isdecimal()]
-    return sorted((path for path in numbered if (path / STATE_NAME).is_file()), key=_number)
+    # What is not a folder or file is not left out: reading it raises an error that names it.
+    complete = (
+        each for each in numbered if not each.is_dir() or os.path.lexists(each / STATE_NAME)
+    )
+    return sorted(complete, key=_number)
 
 
 def _number(path: Path) -> int:
@@ -313,8 +330,7 @@ class RunSaver:
             folder.remove_tree(path.name)
             for index, each in enumerate(self._team.members):
                 buffer = path / _buffer_name(index)
-                with Folder(buffer):
-                    _link_files(self._folder / f"{self._last:06d}" / buffer.name, buffer)
+                _link_files(self._folder / f"{self._last:06d}" / buffer.name, buffer)
                 each.buffer.save_data(str(buffer))
             content = encode_safetensors(_KIND, self._state().plain())
             with Folder(path) as save:
@@ -331,6 +347,7 @@ class RunSaver:
         first, *others = self._team.members
         return RunState(
             **structs.asdict(_state_of(first)),
+            run=run_id(context.run_dir),
             config=to_plain(context.cfg),
             versions=_versions(context.cfg),
             turn=self._team.turn,
@@ -382,7 +399,7 @@ class RunSaver:
             with _restoring(name, save):
                 is_continued = self._resume_worker(getattr(workers, name), name, state, branch)
             if name == "collector" and not is_continued:
-                # The collector has dropped the rest of an episode whose first steps are in the buffer.
+                # The collector dropped the rest of an episode whose first steps are in the buffer.
                 workers.buffer.end_trajectory()
         for name in ("learner", "commander"):
             if name in state.parts:
@@ -485,9 +502,13 @@ def _versions(cfg: Any) -> dict[str, str]:
 
 def _link_files(old: Path, new: Path) -> None:
     """Hard-link the files of ``old`` into ``new``, so that unchanged files are shared."""
+    with Folder(new):
+        pass
     if not old.is_dir():
         return
-    for path in old.iterdir():
+    with Folder(old, create=False) as folder:
+        names = folder.names()
+    for name in names:
         # Without hard links, all rows are written again.
         with contextlib.suppress(OSError):
-            os.link(path, new / path.name, follow_symlinks=False)
+            os.link(old / name, new / name, follow_symlinks=False)

@@ -5,6 +5,7 @@
     runs/<exp_name>/            if it exists, a time stamp is appended
         config.yaml             the compiled config; can be trained and evaluated again
         resume/                 the newest saves for ``train --resume`` (serial mode)
+        run.json                the id of the run, which its saves and journal have too
         seeds.json              the seeds of its parts (serial mode)
         journal/                the data for ``train --resume`` (parallel mode)
         replay/                 log and checkpoints of the run's replay server, if it has one
@@ -25,22 +26,37 @@ import contextlib
 import math
 import os
 import platform
+import stat
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dingsdk import __version__
-from dingsdk.errors import CheckpointMissingError, RunFolderError, nearest_name
+from dingsdk.config.files import MAX_BYTES, dump_config, parse_config
+from dingsdk.errors import (
+    CheckpointMissingError,
+    ConfigError,
+    DataCorruptError,
+    DataMissingError,
+    RunFolderError,
+    nearest_name,
+)
 from dingsdk.plugins.discovery import version_of
 from dingsdk.runtime.files import (
     Folder,
+    check_owner,
     ensure_dir,
     folder_error,
+    guarded,
     locked_folder,
     open_private,
+    refuse_kind,
 )
 
 CONFIG_NAME = "config.yaml"
@@ -48,6 +64,7 @@ RESULT_NAME = "result.json"
 STATUS_NAME = "status.json"
 PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
+RUN_NAME = "run.json"
 SEEDS_NAME = "seeds.json"
 """File with the parts of a serial run and their seeds."""
 CHECKPOINT_FOLDER = "ckpt"
@@ -55,10 +72,13 @@ JOURNAL_FOLDER = "journal"
 RESULT_FORMAT = 1
 """Version of the file that holds a run's result."""
 _FILES = (
-    *(CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, CURVE_NAME, SEEDS_NAME),
+    *(CONFIG_NAME, RUN_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, CURVE_NAME, SEEDS_NAME),
     f"{CHECKPOINT_FOLDER}/latest.json",
 )
-_FOLDERS = (CHECKPOINT_FOLDER, JOURNAL_FOLDER, "resume", "log", "replay", "transport")
+_FOLDERS = (
+    *(CHECKPOINT_FOLDER, JOURNAL_FOLDER, "resume", "log", "replay", "transport"),
+    *("players", "league", "videos"),
+)
 _umask_lock = threading.Lock()
 _umask, _private = 0, 0
 """The umask to restore, and the number of ``private_files`` blocks that are active."""
@@ -90,11 +110,14 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
 def held(folder: Path) -> Iterator[None]:
     """Lock a run folder, so that no other run uses it; the lock ends with the process.
 
+    In the block, links below the folder are not followed.
+
     Raises:
-        RunFolderError: another run uses it.
+        RunFolderError: another run uses it, or it belongs to another user.
     """
     taken = f"a run is under way in {folder}; wait for its end, or stop it"
-    with locked_folder(folder, taken):
+    check_owner(folder, folder.stat())
+    with locked_folder(folder, taken), guarded(folder):
         with Folder(folder) as own:
             own.sweep()  # temporary files of a run that was killed while it wrote
         yield
@@ -108,10 +131,12 @@ def claim_run_folder(folder: Path) -> Path:
     Raises:
         RunFolderError: the folder holds a run.
     """
+    if folder.exists():
+        check_run_folder(folder)
     check_text(folder)
-    ensure_dir(folder / CHECKPOINT_FOLDER)
     path = folder / CONFIG_NAME
     try:
+        ensure_dir(folder / CHECKPOINT_FOLDER)
         os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         raise RunFolderError(
@@ -171,23 +196,75 @@ def check_text(folder: Path) -> None:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise RunFolderError if a path of a run exists and is not a file, or not a folder."""
+    """Check that a run can write to an existing folder, before anything else is done with it.
+
+    Raises:
+        RunFolderError: the folder belongs to another user, or what should be a file or folder of
+            the run is something else, such as a link.
+    """
     check_text(folder)
-    for names, is_right, text in (
-        (
-            _FILES,
-            Path.is_file,
-            "not a regular file, and a resumed run writes that file; remove it",
-        ),
-        (
-            _FOLDERS,
-            Path.is_dir,
-            "not a folder, and a resumed run writes to it; restore the folder",
-        ),
+    check_owner(folder, folder.stat())
+    # The folders first: no file in a linked folder is looked at.
+    for names, is_right, wanted in (
+        (_FOLDERS, stat.S_ISDIR, "a folder"),
+        (_FILES, stat.S_ISREG, "a regular file"),
     ):
         for path in (folder / name for name in names):
-            if path.exists() and not is_right(path):
-                raise RunFolderError(f"{path} is {text}", path=str(path))
+            with contextlib.suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if not is_right(mode):
+                    refuse_kind(path, mode, wanted)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config of a run.
+
+    Raises:
+        ConfigError: it is missing, damaged, or no regular file.
+    """
+    path = folder / CONFIG_NAME
+    try:
+        with Folder(folder, create=False) as opened:
+            content = opened.read(CONFIG_NAME, MAX_BYTES)
+    except (DataMissingError, DataCorruptError, RunFolderError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
+    return parse_config(content, path)
+
+
+def run_id(folder: Path, create: bool = True) -> str:
+    """Return the id of a run, which is made with its first call; without ``create``, "" if missing.
+
+    Raises:
+        RunFolderError, StorageFullError, DataCorruptError: it cannot be read or written.
+    """
+    with Folder(folder, create=False) as opened:
+        try:
+            found = msgspec.json.decode(opened.read(RUN_NAME, 1000), type=_RunRecord)
+        except DataMissingError:
+            found = _RunRecord(uuid.uuid4().hex)
+            if not create:
+                return ""
+            opened.write_atomic(RUN_NAME, [msgspec.json.encode(found)])
+        except msgspec.MsgspecError as error:
+            text = f"{folder / RUN_NAME} is damaged: {error}"
+            raise DataCorruptError(text, where=RUN_NAME) from error
+    return found.id
+
+
+class _RunRecord(msgspec.Struct):
+    """The content of ``run.json``."""
+
+    id: str
+
+
+def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
+    """Write the config of a run.
+
+    Raises:
+        RunFolderError, StorageFullError: it cannot be written; an existing file is not changed.
+    """
+    with Folder(folder, create=False) as opened:
+        opened.write_atomic(CONFIG_NAME, [dump_config(cfg).encode()])
 
 
 def discard_run(folder: Path) -> None:
@@ -195,7 +272,7 @@ def discard_run(folder: Path) -> None:
 
     Crash reports and files that are not of the run stay.
     """
-    for name in (CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, SEEDS_NAME):
+    for name in (CONFIG_NAME, RUN_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, SEEDS_NAME):
         (folder / name).unlink(missing_ok=True)
     below = [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]
     for path in [*sorted(below, reverse=True), folder]:

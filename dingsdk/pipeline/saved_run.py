@@ -23,6 +23,7 @@ class PlayerState(msgspec.Struct, kw_only=True):
 class RunState(PlayerState, kw_only=True):
     """The content of ``state.safetensors``: the first player, the other players, and the run."""
 
+    run: str
     config: dict[str, Any]
     versions: dict[str, str]
     streams: dict[str, Any]

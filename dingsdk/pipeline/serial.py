@@ -12,14 +12,14 @@ from typing import Any
 
 from easydict import EasyDict
 
-from dingsdk.config import save_config, to_easydict
+from dingsdk.config import to_easydict
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver
-from dingsdk.pipeline.run_folder import CONFIG_NAME, SEEDS_NAME
+from dingsdk.pipeline.run_folder import SEEDS_NAME, write_config
 from dingsdk.pipeline.saved_run import Save
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins import default_manager
@@ -75,7 +75,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.loaded = PlayerProgress(team.train_iter, team.env_steps)
         if isinstance(context.resumed, Save):
             saver.resume(context.resumed)
-            save_config(context.cfg, context.run_dir / CONFIG_NAME)
+            write_config(context.run_dir, context.cfg)
         for line in saver.inexact:
             _log.warning("if this run is resumed, %s", line)
         context.has_begun = True
@@ -279,6 +279,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     learner = create_learner(
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
     )
+    learner.patience = context.patience()
     stack.callback(_close, context, "policy.learn.learner", learner.close)
     for hook in context.learner_hooks:
         learner.register_hook(hook)

@@ -11,15 +11,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
+from dingsdk.config import apply_set, deep_merge_dicts, load_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import check_bounds
-from dingsdk.errors import ConfigError, DingError, RunFolderError, wrong_type
+from dingsdk.errors import ConfigError, DingError, RunFolderError, StorageFullError, wrong_type
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
 from dingsdk.pipeline.results import write_curve, write_result
 from dingsdk.pipeline.run_folder import (
-    CONFIG_NAME,
     CURVE_NAME,
     claim_run_folder,
     discard_run,
@@ -27,12 +26,15 @@ from dingsdk.pipeline.run_folder import (
     held,
     make_run_folder,
     private_files,
+    run_id,
     run_path,
+    write_config,
 )
 from dingsdk.pipeline.signals import StopOnSignal, to_stderr
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
+from dingsdk.runtime.files import Patience
 from dingsdk.runtime.spawn import leave_if_importing, spawn_context
 
 if TYPE_CHECKING:
@@ -245,7 +247,8 @@ def run_pipeline(
         if cfg.system.replay.address and context.on_address is None:
             _greet_replay_server(cfg.system.replay)
         if context.resumed is None:
-            save_config(cfg, context.run_dir / CONFIG_NAME)
+            run_id(context.run_dir)
+            write_config(context.run_dir, cfg)
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
         _warn_of_short_pieces(cfg)
@@ -267,7 +270,7 @@ def run_pipeline(
             signals.doing = "the run is over, and its results are being written"
             status_file.reason = result.reason
             if context.has_begun or context.resumed is None:
-                records.append(_write(context, result, None))
+                records.append(_write(context, result, None, context.patience()))
             else:
                 _log.warning("the run was not resumed yet; its files have not changed")
             return result
@@ -340,8 +343,12 @@ def compile_run(
     seed: int | None = None,
     env: str | Callable[..., Any] | None = None,
     policy: type | None = None,
+    makes_env: bool = True,
 ) -> Any:
-    """Load and compile a config with the overrides of the command line; see ``train``."""
+    """Load and compile a config with the overrides of the command line; see ``train``.
+
+    For ``makes_env`` see ``compile_config``.
+    """
     if mode not in ("serial", "parallel"):
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
     if transport is not None and mode == "serial":
@@ -354,15 +361,11 @@ def compile_run(
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     check_bounds(user)
     from dingsdk.pipeline.checks import MULTI_BUFFER
-    from dingsdk.pipeline.compile import compile_config
+    from dingsdk.pipeline.compile import compile_config, convert_config
     from dingsdk.pipeline.user_objects import name_env, name_policy
 
-    user = deep_merge_dicts({}, user)
-    if "main" in user and "create" in user:
-        from dingsdk.pipeline.di_engine import convert_reference_shape
-
-        # Converted before the overrides, which use the paths of the compiled config.
-        user = convert_reference_shape(user)
+    # Converted before the overrides, which use the paths of the compiled config.
+    user = convert_config(user)
     if env is not None:
         user = deep_merge_dicts(user, {"env": {"env_id": name_env(env)}})
     if policy is not None:
@@ -371,7 +374,7 @@ def compile_run(
         apply_set(user, assignment)
     if transport is not None:
         apply_set(user, f"system.transport.type={json.dumps(transport)}")
-    cfg = compile_config(user, seed=seed, mode=mode)
+    cfg = compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
     path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
     if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
         raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)
@@ -452,7 +455,9 @@ def _discard_unless_begun(context: RunContext) -> None:
 def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> None:
     result = context.finish("error", mode)
     try:
-        record = _write(context, result, error_text(error))
+        has_waited = isinstance(error, StorageFullError)
+        patience = Patience(0.0, context.stop.wait) if has_waited else context.patience()
+        record = _write(context, result, error_text(error), patience)
     except DingError as second:
         # Report the first error.
         error.add_note(f"the run folder lacks its result: {second}")
@@ -460,12 +465,15 @@ def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> Non
         observe().run_finished(run_dir=context.run_dir, result=record)
 
 
-def _write(context: RunContext, result: RunResult, error: str | None) -> Mapping[str, Any]:
+def _write(
+    context: RunContext, result: RunResult, error: str | None, patience: Patience
+) -> Mapping[str, Any]:
     """Write ``result.json`` and the curve; return the former's content."""
     cfg, run_dir = context.cfg, context.run_dir
-    record = write_result(run_dir, result, seed=cfg.seed, error=error)
+    record = write_result(run_dir, result, cfg.seed, error, patience)
     title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
-    write_curve(run_dir / CURVE_NAME, result.evaluations, cfg.env.stop_value, title)
+    curve = run_dir / CURVE_NAME
+    patience(lambda: write_curve(curve, result.evaluations, cfg.env.stop_value, title))
     return record
 
 

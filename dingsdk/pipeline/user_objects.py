@@ -58,7 +58,8 @@ def name_env(env: str | Callable[..., Any]) -> str:
         raise wrong_type("env", "an id, or a class or function that makes an env", env)
     name = getattr(env, "__name__", type(env).__name__)
     if is_at_top(env):
-        return f"{env.__module__}:{name}"
+        default_manager().given.add(given := f"{env.__module__}:{name}")
+        return given
     import gymnasium as gym
 
     # Another object with the same name gets a new id: an earlier run may still use the old id.

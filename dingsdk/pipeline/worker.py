@@ -23,6 +23,7 @@ from dingsdk.pipeline.memory_watch import MemoryWatch
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
+from dingsdk.runtime.files import guarded
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Place, Transport
 from dingsdk.worker.coordinator.roles import create_role, create_roles
@@ -148,7 +149,7 @@ def run_worker(
     """
     manager = default_manager()
     manager.configure(cfg)
-    with private_files(), ExitStack() as stack:
+    with private_files(), guarded(run_dir), ExitStack() as stack:
         stack.callback(manager.unconfigure)
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         if place is not None and place.rank > 0:
@@ -159,6 +160,7 @@ def run_worker(
         made_role = create_role(role, cfg)
         worker: Any = made_role.create_worker(transport, worker_id)
         worker.rejoin_s = cfg.system.rejoin_s
+        worker.storage_timeout_s = cfg.system.coordinator.storage_timeout_s
         if place is not None:
             worker.remote_ranks = stack.enter_context(closing(RemoteRanks(place)))
         stack.callback(worker.close)
@@ -219,7 +221,8 @@ class ThreadWorkers(WorkerGroup):
 
     def start(self, address: str) -> None:
         for role, worker_id in worker_ids(self._cfg):
-            worker = create_role(role, self._cfg).create_worker(self._transport, worker_id)
+            worker: Any = create_role(role, self._cfg).create_worker(self._transport, worker_id)
+            worker.storage_timeout_s = self._cfg.system.coordinator.storage_timeout_s
             self._workers.append(worker)
             worker.start(address)
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from dingsdk.plugins import Snapshot
 from dingsdk.plugins.blame import error_text
+from dingsdk.runtime.files import ensure_dir, guarded, open_private
 
 OUT_OF_MEMORY = 75
 """Exit code of a worker that left because of its memory, and should be started again."""
@@ -79,8 +80,8 @@ def leave(exit_code: int) -> NoReturn:
 def crashes_recorded(path: Path) -> Iterator[None]:
     """In the block, write the interpreter's stacks to a file if it crashes; set a private umask."""
     os.umask(0o077)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    ensure_dir(path.parent)
+    with open(path, "w", opener=open_private) as file:
         faulthandler.enable(file)
         try:
             yield
@@ -136,7 +137,7 @@ def work(
         The exit code for the process.
     """
     try:
-        with crashes_recorded(spec.crash_file):
+        with guarded(spec.run_dir), crashes_recorded(spec.crash_file):
             from dingsdk.config import to_easydict
             from dingsdk.pipeline.worker import run_worker
             from dingsdk.plugins import default_manager

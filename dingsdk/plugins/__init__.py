@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dingsdk.plugins.discovery import install_command as install_command
     from dingsdk.plugins.hooks import Answers as Answers
     from dingsdk.plugins.hooks import Observers as Observers
     from dingsdk.plugins.hookspecs import hookimpl as hookimpl

@@ -7,7 +7,7 @@ from types import CodeType, FrameType
 
 from dingsdk.errors import DingError
 from dingsdk.plugins.inventory import added_entries
-from dingsdk.plugins.manager import default_manager
+from dingsdk.plugins.manager import PluginManager, default_manager
 from dingsdk.plugins.registry import Entry
 
 _CONTRACT = "dingsdk.worker.comm.transport"
@@ -16,7 +16,17 @@ _CONTRACT = "dingsdk.worker.comm.transport"
 
 def error_text(error: BaseException) -> str:
     """Return the class and the text of an exception, and the part of a plugin that raised it."""
-    return f"{type(error).__name__}: {error}{raised_in(error)}"
+    return encodable(f"{type(error).__name__}: {error}{raised_in(error)}")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception as a text that messages can carry."""
+    return encodable("".join(traceback.format_exception(error)))
+
+
+def encodable(text: str) -> str:
+    """Escape lone surrogates, as of file names that are not UTF-8: messages cannot carry them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def raised_in(error: BaseException) -> str:
@@ -28,9 +38,10 @@ def raised_in(error: BaseException) -> str:
 def part_of(error: BaseException) -> str:
     """Return the part in whose code an error was raised: ``"type 'x' of samplers, from <plugin>"``.
 
-    This is the part of the innermost frame that belongs to one. A transport runs the jobs of all
-    other parts, so it is named only if no frame of dingsdk is inside its frames. The ends and
-    stores of a transport, which are not parts, count as its code. Returns ``""`` for errors of
+    This is the part of the innermost frame that belongs to one; the code of dingsdk that creates a
+    part, such as the constructor of its base class, belongs to that part. A transport runs the jobs
+    of all other parts, so it is named only if no frame of dingsdk is inside its frames. The ends
+    and stores of a transport, which are not parts, count as its code. Returns ``""`` for errors of
     dingsdk itself, and for a DingError that dingsdk raised: its text says what is wrong, and it may
     be about a part that has already returned.
     """
@@ -44,6 +55,11 @@ def part_of(error: BaseException) -> str:
             if transport:
                 return transport
             has_left_core = True
+            if frame.f_code is PluginManager.create.__code__:
+                made = frame.f_locals.get("component")
+                for kind, key, entry in parts:
+                    if entry.target is made:
+                        return _described(kind, key, entry)
             continue
         for kind, key, entry in parts:
             is_transport = kind == "transports"

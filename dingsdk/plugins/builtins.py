@@ -50,8 +50,6 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("learner_hooks", "lr_schedule", f"{_WORKER}.learner.schedules:LearningRateHook"),
     ("learner_hooks", "csv_log", f"{_WORKER}.learner.trackers:CsvHook"),
     ("learner_hooks", "jsonl_log", f"{_WORKER}.learner.trackers:JsonlHook"),
-    ("learner_hooks", "wandb", f"{_WORKER}.learner.trackers:WandbHook"),
-    ("learner_hooks", "mlflow", f"{_WORKER}.learner.trackers:MlflowHook"),
     ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),
     ("commanders", "solo", f"{_WORKER}.commander.solo:SoloCommander"),
     ("commanders", "one_vs_one", f"{_WORKER}.commander.one_vs_one:OneVsOneCommander"),

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
-from dingsdk.errors import listing, nearest_name
+from dingsdk.errors import nearest_name
 from dingsdk.plugins.kinds import (
     CONTRACT_VERSIONS,
     CONTRACTS,
@@ -53,14 +54,23 @@ class Advert:
         newest = CONTRACT_VERSIONS.get(self.kind, 1)
         found = re.fullmatch(r"v([1-9]\d{0,5})", self.contract)
         if found is None:
-            known = listing(f"v{number}" for number in range(1, newest + 1))
-            return f"its contract of the {self.kind} is {self.contract!r}; known: {known}"
-        if int(found[1]) <= newest:
+            return f"its contract of the {self.kind} is {self.contract!r}; write 'v{newest}'"
+        if int(found[1]) == newest:
             return None
+        advice = "install a newer release of it"
+        if self.age == "too new":
+            advice = "upgrade dingsdk, or install an older release of it"
         return (
             f"it is written for version {found[1]} of the contract of the {self.kind}, and this "
-            f"dingsdk knows version {newest}; upgrade dingsdk, or install an older release of it"
+            f"dingsdk has version {newest}; {advice}"
         )
+
+    @property
+    def age(self) -> Literal["too new", "too old"]:
+        """The side on which its contract version differs from that of this dingsdk."""
+        version = self.contract.removeprefix("v")
+        is_older = version.isdecimal() and int(version) < CONTRACT_VERSIONS.get(self.kind, 1)
+        return "too old" if is_older else "too new"
 
     @property
     def module(self) -> str:
@@ -162,27 +172,30 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     ("transports", "ray"): "dingsdk-rl-ray",
     (NAMES, "RayTransport"): "dingsdk-rl-ray",
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
+    (OBSERVERS, "di_engine"): "dingsdk-rl-di-engine",
     ("commands", "watch"): "dingsdk-rl-watch",
+    ("learner_hooks", "mlflow"): "dingsdk-rl-trackers",
+    ("learner_hooks", "wandb"): "dingsdk-rl-trackers",
 }
 """(kind, type key or class name) -> distribution, for the plugins of this repository; used in
 messages about plugins that are not installed."""
 
 
-def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
-    """Return the command that installs a distribution of this repository.
+def install_command(distribution: str, extra: str = "", checkout: Path = _CHECKOUT) -> str:
+    """Return the command that installs a distribution of this repository, with an extra of it.
 
     Our distributions are not on a package index, where others could take their names. So the
     command names a folder: in this checkout, if dingsdk runs from one.
     """
-    folder = Path("plugins", distribution.replace(OWN_DISTRIBUTION, "dingsdk"))
-    here = checkout / folder
-    if (here / "pyproject.toml").is_file():
-        return f"pip install {here}"
-    return f"pip install ./{folder}, in a clone of the dingsdk repository"
+    folder = distribution.replace(OWN_DISTRIBUTION, "dingsdk")
+    place = "." if distribution == OWN_DISTRIBUTION else f"./plugins/{folder}"
+    here = checkout / place
+    is_here = (here / "pyproject.toml").is_file()
+    what = str(here if is_here else place)
+    what = f"'{what}[{extra}]'" if extra else what
+    return f"pip install {what}" + ("" if is_here else ", in a clone of the dingsdk repository")
 
 
 def install_extra_command(extra: str, checkout: Path = _CHECKOUT) -> str:
     """Return the command that installs an extra of dingsdk; see ``install_command``."""
-    if (checkout / "pyproject.toml").is_file():
-        return f"pip install '{checkout}[{extra}]'"
-    return f"pip install '.[{extra}]', in a clone of the dingsdk repository"
+    return install_command(OWN_DISTRIBUTION, extra, checkout)

@@ -131,6 +131,7 @@ class Answers(_Hooks):
             the plugin, the hook and the line.
     """
 
+    convert_config = _decide(hookspecs.dingsdk_convert_config)
     create_component = _decide(hookspecs.dingsdk_create_component)
     write_checkpoint = _decide(hookspecs.dingsdk_write_checkpoint)
     read_checkpoint = _decide(hookspecs.dingsdk_read_checkpoint)
@@ -195,6 +196,9 @@ def _wrong_stored(answer: object, facts: Facts) -> str:
 
 
 DECISIONS: Mapping[str, Callable[[Any, Facts], str]] = {
+    "dingsdk_convert_config": lambda answer, _: (
+        "" if isinstance(answer, Mapping) else "return the config as a dict, or None"
+    ),
     "dingsdk_create_component": _wrong_component,
     "dingsdk_write_checkpoint": _wrong_stored,
     "dingsdk_read_checkpoint": lambda answer, _: (

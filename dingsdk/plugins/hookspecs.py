@@ -90,6 +90,17 @@ def dingsdk_unconfigure() -> None:
 
 
 @hookspec(firstresult=True)
+def dingsdk_convert_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Convert a config in the format of another library; None if it has another format.
+
+    ``config`` is the content of a file, or the dict that was given to ``train``; for a Python file,
+    its dicts whose names end in ``_config``, by name. Return a new dict with dingsdk's sections,
+    which is then checked as any other. Called in the process that compiles the config, before
+    values of the command line are set.
+    """
+
+
+@hookspec(firstresult=True)
 def dingsdk_create_component(
     kind: str, type_key: str, cls: object, cfg: Mapping[str, Any], args: Any, kwargs: Any
 ) -> object | None:

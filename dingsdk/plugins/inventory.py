@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -17,7 +18,9 @@ from dingsdk.plugins.registry import Entry, place_of
 if TYPE_CHECKING:
     from dingsdk.plugins.manager import PluginManager
 
-State = Literal["loaded", "available", "broken", "disabled", "too new", "duplicate", "shadowed"]
+State = Literal[
+    "loaded", "available", "broken", "disabled", "too new", "too old", "duplicate", "shadowed"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,11 @@ class PluginInfo:
         distribution: The installed distribution that contains the module, or None.
         version: The version of the distribution, or None.
         state: ``loaded``; ``available``: it is imported when a config names it; ``broken``: its
-            last load failed; ``disabled`` by a switch; ``too new``: written for another version of
-            the kind's contract; ``duplicate``: several installed plugins provide this type;
-            ``shadowed``: something else is registered under its key. In the last two states, a
-            config can name the type as ``key@distribution``.
-        detail: The reason, for the last five states.
+            last load failed; ``disabled`` by a switch; ``too new`` or ``too old``: written for
+            another version of the kind's contract; ``duplicate``: several installed plugins provide
+            this type; ``shadowed``: something else is registered under its key. In the last two
+            states, a config can name the type as ``key@distribution``.
+        detail: The reason, for the last six states.
     """
 
     kind: str
@@ -74,7 +77,7 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
 def _state(manager: PluginManager, advert: Advert, usable: Counter[str]) -> tuple[State, str]:
     why_not = manager.why_not(advert)
     if why_not is not None:
-        return "too new" if why_not == advert.misfit else "disabled", why_not
+        return advert.age if why_not == advert.misfit else "disabled", why_not
     registry = manager.registries.get(advert.kind)
     entry = None
     if registry is not None:
@@ -108,16 +111,20 @@ def _registered(kind: str, key: str, entry: Entry, version: str | None) -> Plugi
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The registered types, as plain text that can be sent to child processes.
+    """The registered types and the log level, as plain data that can be sent to child processes.
 
     Attributes:
         modules: (module, owner) of the plugins to load again, in order.
         entries: (kind, type key, owner, ``module:qualname``) of all registered types that are
             not built in and that another process can import.
+        log_level: Level of the logger ``dingsdk``; 0 if none was set.
+        given: ``module:name`` of the envs that a program gave as classes or functions.
     """
 
     modules: tuple[tuple[str, str], ...]
     entries: tuple[tuple[str, str, str, str], ...]
+    log_level: int = 0
+    given: tuple[str, ...] = ()
 
 
 def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
@@ -141,7 +148,8 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
         for kind, key, entry in added_entries(manager)
         if (place := entry.place or _importable_place(entry.target)) is not None
     ]
-    return Snapshot(tuple(modules), tuple(entries))
+    level = logging.getLogger("dingsdk").level
+    return Snapshot(tuple(modules), tuple(entries), level, tuple(sorted(manager.given)))
 
 
 def _importable_place(target: object) -> str | None:

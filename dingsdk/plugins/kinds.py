@@ -61,9 +61,9 @@ distribution was written. The name of the entry point is the kind, its value ``v
 default is ``v1``. It is read from the metadata, before the distribution is imported."""
 
 CONTRACT_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
-"""Kind -> newest version of its contract that this dingsdk supports. The contract consists of the
+"""Kind -> the version of its contract that this dingsdk has. The contract consists of the
 signatures of the parts and the rules that ``dingsdk.testing`` checks. The version is increased when
-parts of the previous version would no longer work."""
+parts of the previous version would no longer work, so plugins of other versions are refused."""
 
 API_VERSION = 1
 """Version of the plugin interface. A plugin module that needs a newer version declares it with

@@ -34,7 +34,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
-from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
+from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
 from dingsdk.plugins.switches import Switches, is_named
 
@@ -55,6 +55,8 @@ class PluginManager:
         observers: The observe hooks.
         answers: The decide and report hooks.
         has_observers: Whether ``load_observers`` was called.
+        given: ``module:name`` of the envs that a program gave as classes or functions; they are
+            not judged, unlike names in a config.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class PluginManager:
         self.modules: dict[str, str] = {}
         self.failures: dict[str, str] = {}
         self.has_observers = False
+        self.given: set[str] = set()
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT_NAME)
         self._pluggy.add_hookspecs(hookspecs)
         self._pluggy.add_hookspecs(hookspecs.REGISTER_HOOKS)
@@ -144,6 +147,14 @@ class PluginManager:
     def why_not(self, advert: Advert) -> str | None:
         """Return why an advertised plugin may not be loaded (switch or contract), or None."""
         return self.switches.why_not(advert.names) or advert.misfit
+
+    def shadowed(self, kind: str, type_key: str) -> list[str]:
+        """Return ``key@distribution`` of each installed type whose key names a type of dingsdk."""
+        entry = self.registry(kind).entry(type_key)
+        if entry is None or entry.owner != OWN_DISTRIBUTION:
+            return []
+        found = [a for a in self.adverts(kind, type_key) if self.why_not(a) is None]
+        return [f"{advert.key}@{advert.distribution}" for advert in found]
 
     def plugins(self) -> list[PluginInfo]:
         """Return all types and their providers, built-in ones too; imports nothing."""
@@ -282,6 +293,22 @@ class PluginManager:
             )
         raise AttributeError(f"no plugin provides {name!r}")
 
+    def import_part(self, kind: str, type_key: str, import_names: Sequence[str] = ()) -> Any:
+        """Import the plugin of a part of any group of entry points, and return the part.
+
+        A part is what ``get`` or ``named`` returns, or the module of a plugin that only observes,
+        of which there may be several with one key, as ``key@distribution``. Raises their errors.
+        """
+        if kind == NAMES:
+            return self.named(type_key)
+        if kind != OBSERVERS:
+            return self.get(kind, type_key, import_names)
+        key, at, owner = type_key.partition("@")
+        found = self.adverts(kind, key)
+        advert = next(each for each in found if not at or is_named([owner], [each.distribution]))
+        self.load(advert.module, advert.distribution, must_provide=True)
+        return importlib.import_module(advert.module)
+
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
         where = f"{config_path}.import_names" if config_path else "import_names"
         is_list = isinstance(import_names, list | tuple)
@@ -337,7 +364,7 @@ class PluginManager:
             f"{what} is provided by {first}, which is not loaded: {self.why_not(first)}",
             plugin=first.distribution,
             kind=first.kind,
-            reason="disabled" if self.switches.why_not(first.names) else "too new",
+            reason="disabled" if self.switches.why_not(first.names) else first.age,
         )
 
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:
@@ -587,11 +614,14 @@ class PluginManager:
         return take_snapshot(self, without)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Register the types of a snapshot in this process.
+        """Register the types of a snapshot in this process, and set its log level.
 
         If a plugin cannot be loaded here, the error is logged; with ``DINGSDK_STRICT_PLUGINS``, it
         is raised. The types of such a plugin are still declared; using them raises an error.
         """
+        if snapshot.log_level:
+            logging.getLogger("dingsdk").setLevel(snapshot.log_level)
+        self.given.update(snapshot.given)
         for module, owner in snapshot.modules:
             with self._reported():
                 self.load(module, owner)

@@ -1,30 +1,36 @@
 """Writes packages that provide a plugin, from the templates in ``dingsdk/templates``.
 
-A template is a working package whose type is called ``plugin_name``. Files that all templates share
-are in the folder ``common``; the folder of a kind adds files, or replaces shared ones.
+The folder is one working package whose type is called ``plugin_name``; ``kinds`` has the module of
+each kind. Its docstring describes the plugin, and ends with the part of a config that uses it.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import keyword
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
+from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import ConfigError, RunFolderError, listing, nearest_name
 from dingsdk.plugins.discovery import version_of
 from dingsdk.plugins.kinds import KINDS, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.manager import default_manager
 
 _FOLDER = Path(__file__).parents[1] / "templates"
-_COMMON = "common"
-_NOTES = "notes.md"
+_MODULE = "dingsdk_plugin_name/__init__.py"
+_EXAMPLE = "example.yaml"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+_CLASS = re.compile(r"\bPluginName(\w+)")
 _LONGEST = 40
 """Most characters in the name of a new plugin."""
 
@@ -68,18 +74,30 @@ TEMPLATES: Mapping[str, Template] = {
 """The templates of ``dingsdk new plugin``, by the name to type."""
 
 
-def template_files(kind: str) -> dict[str, str]:
-    """Return the unchanged files of a template, by their path in the package."""
-    files: dict[str, str] = {}
-    for folder in (_FOLDER / _COMMON, _FOLDER / kind.replace("-", "_")):
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                files[path.relative_to(folder).as_posix()] = path.read_text(encoding="utf-8")
-    return files
+def next_steps(kind: str, name: str, folder: str) -> list[str]:
+    """Return the commands that install, test and use a new package, for its author.
+
+    Args:
+        kind: One of ``TEMPLATES``.
+        name: The name of the plugin.
+        folder: The folder of the package, as the commands name it.
+    """
+    mode = " --mode parallel" if TEMPLATES[kind].mode == "parallel" else ""
+    dashed = name.replace("_", "-")
+    use = [f"dingsdk {dashed} runs/{dashed}"] if kind == "command" else []
+    return [
+        f"pip install -e '{folder}[test]'",
+        f"pytest {folder}",
+        f"dingsdk check {_distribution(dashed)}",
+        f"dingsdk train {Path(folder, _EXAMPLE)}{mode}",
+        *use,
+    ]
 
 
 def render(kind: str, name: str) -> dict[str, str]:
     """Return the files of a new package, by their path; raises the errors of ``new_plugin``."""
+    import yaml  # not at the top: `dingsdk --help` imports this module
+
     template = TEMPLATES.get(kind)
     if template is None:
         nearest = nearest_name(kind, TEMPLATES)
@@ -98,20 +116,31 @@ def render(kind: str, name: str) -> dict[str, str]:
         )
     dashed = name.replace("_", "-")
     snake = dashed.replace("-", "_")
-    camel = "".join(part.capitalize() for part in dashed.split("-"))
-    files = template_files(kind)
-    files["README.md"] = files["README.md"].replace("PLUGIN_NOTES", files.pop(_NOTES).strip())
+    key = dashed if template.group == "commands" else snake
+    files = {
+        path.relative_to(_FOLDER).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(_FOLDER.rglob("*"))
+        if path.is_file() and not {"kinds", "__pycache__", ".ruff_cache"} & {*path.parts}
+    }
+    files[_MODULE] = (_FOLDER / "kinds" / f"{kind.replace('-', '_')}.py").read_text(
+        encoding="utf-8"
+    )
+    notes, _, used = (ast.get_docstring(ast.parse(files[_MODULE])) or "").partition("\n\n    ")
+    example = deep_merge_dicts(yaml.safe_load(files[_EXAMPLE]), yaml.safe_load(f"    {used}"))
+    files["README.md"] = files["README.md"].replace("PLUGIN_NOTES", notes)
+    files[_EXAMPLE] = yaml.safe_dump(example, sort_keys=False)
     words = {
         "PLUGIN_SUMMARY": template.summary,
         "PLUGIN_GROUP": template.group,
         "PLUGIN_MODE": template.mode,
-        "PLUGIN_KEY": dashed if template.group == "commands" else snake,
+        "PLUGIN_KEY": key,
+        "PLUGIN_STEPS": "\n".join(next_steps(kind, name, ".")),
+        "PLUGIN_DINGSDK": _repository() or "${{ vars.DINGSDK }}",
         "plugin-name": dashed,
         "plugin_name": snake,
-        "PluginName": camel,
     }
-    _check_free(kind, template.group, words["PLUGIN_KEY"], dashed)
-    _check_classes(name, camel, files)
+    _check_free(kind, template.group, key, dashed)
+    _check_classes(name, files[_MODULE])
     return {_replaced(path, words): _replaced(text, words) for path, text in files.items()}
 
 
@@ -173,20 +202,48 @@ def _check_free(kind: str, group: str, key: str, dashed: str) -> None:
         raise ConfigError(f"{dashed!r} is taken: {taken}; choose another name", found=dashed)
 
 
-def _check_classes(name: str, camel: str, files: Mapping[str, str]) -> None:
-    """Refuse a name that would give a class of the template the name of one that it imports."""
-    for path, text in files.items():
-        if not path.endswith(".py"):
-            continue
-        words = set(re.findall(r"\w+", text))
-        hidden = {w.replace("PluginName", camel) for w in words if "PluginName" in w} & words
-        if hidden:
+def _class_name(name: str, ending: str) -> str:
+    """Return the name of a class: ``fast-replay`` and ``Buffer`` make ``FastReplayBuffer``.
+
+    Words of the ending that the name ends with are not repeated: ``fast-buffer`` makes
+    ``FastBuffer``.
+    """
+    words = re.split("[-_]", name)
+    while words and words[-1].capitalize() in re.findall("[A-Z][a-z0-9]*", ending):
+        words.pop()
+    return "".join(map(str.capitalize, words)) + ending
+
+
+def _check_classes(name: str, module: str) -> None:
+    """Refuse a name that would give a class of the template the name of one that it uses."""
+    for ending in set(_CLASS.findall(module)):
+        made = _class_name(name, ending)
+        if re.search(rf"\b{made}\b", module):
             raise ConfigError(
-                f"{name!r} cannot name this plugin: its class would be {hidden.pop()}, which "
+                f"{name!r} cannot name this plugin: its class would be {made}, which "
                 "dingsdk has already; choose another name",
                 found=name,
             )
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
-    return re.sub("|".join(words), lambda match: words[match[0]], text)
+    text = re.sub("|".join(map(re.escape, words)), lambda match: words[match[0]], text)
+    name = words["plugin-name"]
+    return _CLASS.sub(lambda match: _class_name(name, match[1]), text)
+
+
+def _repository() -> str:
+    """Return the address of the repository that dingsdk was installed from, for pip, or ``""``.
+
+    The distributions are on no package index. pip records where it got them (PEP 610): from an
+    address, or from a folder, which may be a clone.
+    """
+    record = metadata.distribution(OWN_DISTRIBUTION).read_text("direct_url.json")
+    origin = json.loads(record or '{"url": ""}')
+    if "vcs_info" in origin:
+        return f"git+{origin['url']}"
+    config = Path(urlsplit(origin["url"]).path, ".git", "config")
+    remotes = config.read_text(encoding="utf-8") if config.is_file() else ""
+    # Without "@": an address with a password is not copied.
+    found = re.search(r'\[remote "origin"\][^[]*?\burl = (https?://[^\s@]+)\n', remotes)
+    return f"git+{found[1]}" if found else ""

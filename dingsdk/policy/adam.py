@@ -22,8 +22,9 @@ class Adam:
     no need to set them to zero.
 
     It uses the functional form, as creating the first ``torch.optim.Adam`` imports torch's
-    compiler, which adds 1.8 s to every worker's start. A step on 4,600 parameters takes 49 us, with
-    ``torch.optim.Adam`` 133 us (2026-11, CPU).
+    compiler, which adds 3 s of CPU time to the start of a learner. With ``torch.optim.Adam(fused=
+    True)`` over the same vector an update of DQN takes 12 % more time (7 % with 256-256 units), of
+    PPO 7 % (4 %); over the single parameters 40 % and 24 % (2026-11, CPU, torch 2.13).
 
     Args:
         module: Its parameters are moved into one vector; they must be on their device already.
@@ -145,16 +146,24 @@ class Adam:
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments (not copied) and the number of steps."""
-        return {"step": self.updates, "exp_avg": self._first, "exp_avg_sq": self._second}
+        """Return the moments (not copied), the number of steps and the learning rate."""
+        rates = {"lr": self.learning_rate, "initial_lr": self._initial_rate}
+        return {
+            "step": self.updates,
+            "exp_avg": self._first,
+            "exp_avg_sq": self._second,
+            "param_groups": [rates],
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state from ``state_dict``.
+        """Restore a state from ``state_dict``; without a learning rate in it, that stays.
 
         Raises:
             SchemaMismatchError: its moments are for other parameters; nothing is changed.
         """
         self.check_state(state_dict, "optimizer")
+        for rates in state_dict.get("param_groups", ()):
+            self.learning_rate, self._initial_rate = rates["lr"], rates["initial_lr"]
         self.updates = int(state_dict["step"])
         self._updates.fill_(self.updates)
         self._first.copy_(as_tensor(state_dict["exp_avg"]))
@@ -163,4 +172,5 @@ class Adam:
     def check_state(self, state: Mapping[str, Any], where: str) -> None:
         """Check that a state fits this optimizer; errors as ``load_state_dict``."""
         shape = tuple(self.flat.shape)
-        check_shapes({"step": (), "exp_avg": shape, "exp_avg_sq": shape}, state, where)
+        moments = {key: value for key, value in state.items() if key != "param_groups"}
+        check_shapes({"step": (), "exp_avg": shape, "exp_avg_sq": shape}, moments, where)

@@ -38,12 +38,12 @@ from dingsdk.policy.adam import Adam
 from dingsdk.policy.encoders import Encoder, Scaled
 from dingsdk.policy.memory import Memory
 from dingsdk.policy.sections import PolicySection
-from dingsdk.policy.threads import in_one_thread
+from dingsdk.policy.threads import isolated, own_settings
 from dingsdk.policy.weights import load_state
 
 FIELDS = ("learn", "collect", "eval", "command")
 
-_FLOAT32 = np.dtype(np.float32)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UINT8 = np.dtype(np.uint8)
 
 
@@ -194,6 +194,7 @@ class BasePolicy(Configurable, ABC):
         self.rng = np.random.default_rng(
             None if seed is None else derive_seed(seed, "policy", "exploration")
         )
+        self._keeps_float64 = bool(getattr(self.section.model, "normalize_obs", False))
         self._average: Callable[[torch.Tensor], None] | None = None
         self._encoders: list[Encoder] | None = None
         """Encoders that normalise observations; None before the first training."""
@@ -210,7 +211,7 @@ class BasePolicy(Configurable, ABC):
         if self.learns:
             # Until a block of this size was freed once, glibc returns memory to the system and
             # requests it again in each update: for SAC 700 page faults, 1.3 of 11 ms.
-            torch.empty(6 * 2**20)
+            torch.empty(6 * 2**20, device="cpu")
         if self._fields - {"command"}:
             with torch.random.fork_rng(devices=[]):
                 if seed is None:
@@ -226,7 +227,8 @@ class BasePolicy(Configurable, ABC):
 
     def _build(self) -> None:
         try:
-            self.build()
+            with own_settings():
+                self.build()
         except (RuntimeError, MemoryError) as error:
             # Sizes of 10**15 and more raise an error about an overflow.
             if not (_is_out_of_memory(error) or "overflow" in str(error)):
@@ -354,16 +356,19 @@ class BasePolicy(Configurable, ABC):
     def tensor(self, obs: Any) -> Any:
         """Return observation columns, arrays or tensors, as tensors on ``device``.
 
-        Images of uint8 (columns of three dimensions or more) keep their dtype; all other columns
-        become float32.
+        Images of uint8 (columns of three dimensions or more) keep their dtype, and so does float64
+        with ``model.normalize_obs``, which subtracts the mean first. All other columns become
+        float32.
 
         Raises:
             SchemaMismatchError: they are neither.
         """
         if type(obs) is not np.ndarray:
             if isinstance(obs, torch.Tensor):
-                is_image = obs.dtype is torch.uint8 and obs.ndim > 2
-                return (obs if is_image else obs.float()).to(self.device)
+                is_kept = (obs.dtype is torch.uint8 and obs.ndim > 2) or (
+                    self._keeps_float64 and obs.dtype is torch.float64
+                )
+                return (obs if is_kept else obs.float()).to(self.device)
             if isinstance(obs, Mapping):
                 return {key: self.tensor(value) for key, value in obs.items()}
             if not isinstance(obs, np.ndarray):
@@ -371,7 +376,10 @@ class BasePolicy(Configurable, ABC):
                 raise mismatch("observations", "obs", expected, type(obs).__name__)
         # torch warns about read-only arrays.
         if obs.dtype != _FLOAT32 or not obs.flags.writeable:
-            obs = obs.astype(_UINT8 if obs.dtype == _UINT8 and obs.ndim > 2 else _FLOAT32)
+            is_kept = (obs.dtype == _UINT8 and obs.ndim > 2) or (
+                self._keeps_float64 and obs.dtype == _FLOAT64
+            )
+            obs = obs.astype(obs.dtype if is_kept else _FLOAT32)
         found = torch.from_numpy(obs)
         return found if self._is_on_cpu else found.to(self.device)
 
@@ -412,6 +420,20 @@ class BasePolicy(Configurable, ABC):
             env_ids=envs,
         )
 
+    def check_shapes(self, batch: Mapping[str, Any], **shapes: tuple[int, ...]) -> None:
+        """Raise an error if columns of a batch have other shapes, which torch might broadcast.
+
+        Args:
+            batch: The batch of ``learn``.
+            shapes: The whole shape of each column, by name.
+
+        Raises:
+            SchemaMismatchError: names the column and both shapes.
+        """
+        for key, shape in shapes.items():
+            if (found := tuple(batch[key].shape)) != shape:
+                raise mismatch(f"column {key!r} of the batch", key, list(shape), list(found))
+
     @property
     def learn_mode(self) -> LearnMode:
         """Functions for learners."""
@@ -435,7 +457,7 @@ class BasePolicy(Configurable, ABC):
             load_state_dict=self._load_model,
             forward_batch=self._acting("collect"),
             make_transitions=self._recorded if self.state_size else self.transitions,
-            make_samples=self.samples,
+            make_samples=self._samples,
             **self._common("collect"),
         )
 
@@ -497,7 +519,7 @@ class BasePolicy(Configurable, ABC):
             "set_attribute": self._set_attribute,
         }
 
-    @in_one_thread
+    @isolated
     def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = collate(data)
         try:
@@ -508,13 +530,7 @@ class BasePolicy(Configurable, ABC):
             self._measure(batch)
             return found
         except KeyError as error:
-            raise SchemaMismatchError(
-                f"{type(self).__name__} trains on a column {error} that the batch does not have; "
-                f"it has {', '.join(sorted(batch))}",
-                key=str(error.args[0]),
-                expected=str(error.args[0]),
-                found=sorted(batch),
-            ) from error
+            raise self._missing(error, batch) from error
         except NonFiniteError as error:
             bad = [key for key, column in named_leaves(batch) if not _is_finite(column)]
             if not bad:
@@ -528,6 +544,21 @@ class BasePolicy(Configurable, ABC):
                 what = f"an update on {_length(batch)} samples (policy.learn.batch_size) does"
                 raise self._no_room(what, "policy.learn.batch_size", error) from error
             raise self._misfit("batch does", batch, error) from error
+
+    def _samples(self, columns: Mapping[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
+        try:
+            return self.samples(dict(columns), ends)
+        except KeyError as error:
+            raise self._missing(error, columns) from error
+
+    def _missing(self, error: KeyError, columns: Mapping[str, Any]) -> SchemaMismatchError:
+        return SchemaMismatchError(
+            f"{type(self).__name__} trains on a column {error} that the batch does not have; it "
+            f"has {', '.join(sorted(columns))}",
+            key=str(error.args[0]),
+            expected=str(error.args[0]),
+            found=sorted(columns),
+        )
 
     def _no_room(self, what: str, path: str, error: Exception) -> ConfigError:
         if self._is_on_cpu:
@@ -554,7 +585,7 @@ class BasePolicy(Configurable, ABC):
     def _acting(self, field: str) -> Callable[..., dict[str, NDArray[Any]]]:
         act, explore, memory = self.act, field == "collect", self._memories.get(field)
 
-        @in_one_thread
+        @isolated
         def forward_batch(
             obs: Any, env_ids: Sequence[int] | None = None, **setting: Any
         ) -> dict[str, NDArray[Any]]:
@@ -658,7 +689,7 @@ class BasePolicy(Configurable, ABC):
         if not piece:
             return []
         columns = rows_to_columns([dict(row) for row in piece])
-        made = self.samples(columns, np.array([len(piece)]))
+        made = self._samples(columns, np.array([len(piece)]))
         # Rows of tensors, as in transitions of the dict form; they are views of the columns.
         tensors = made.tensors()
         return [part_of(tensors, row) for row in range(len(made))]

@@ -55,28 +55,31 @@ class ActionBox:
         low, high = (
             self._read(key, getattr(model, key), is_finite) for key in ("action_low", "action_high")
         )
-        if not (low < high).all():
+        with np.errstate(over="ignore"):
+            self.low, self.high = low.astype(np.float32), high.astype(np.float32)
+        # A bound such as 0.1 in float64 lies between two numbers of float32.
+        np.nextafter(self.low, np.inf, out=self.low, where=self.low < low)
+        np.nextafter(self.high, -np.inf, out=self.high, where=self.high > high)
+        if not (self.low < self.high).all():
             raise ConfigError(
                 f"policy.model.action_low {model.action_low} is not below action_high "
-                f"{model.action_high} in each dimension",
+                f"{model.action_high} in each dimension, in float32; the wrapper RescaleAction "
+                "(env.wrappers) maps other bounds to the env's",
                 path="policy.model.action_low",
                 expected=model.action_high,
                 found=model.action_low,
             )
-        # A bound such as 0.1 in float64 lies between two numbers of float32.
-        self.low, self.high = low.astype(np.float32), high.astype(np.float32)
-        np.nextafter(self.low, np.inf, out=self.low, where=self.low < low)
-        np.nextafter(self.high, -np.inf, out=self.high, where=self.high > high)
 
     @property
     def center(self) -> NDArray[np.float32]:
         """float32[size], the middle of finite bounds."""
-        return (self.low + self.high) * np.float32(0.5)
+        return ((self.low + self.high.astype(np.float64)) / 2).astype(np.float32)
 
     @property
     def half_range(self) -> NDArray[np.float32]:
-        """float32[size], half of the distance between finite bounds."""
-        return (self.high - self.low) * np.float32(0.5)
+        """float32[size], half of the distance between finite bounds; above 0."""
+        found = ((self.high - self.low.astype(np.float64)) / 2).astype(np.float32)
+        return np.maximum(found, np.finfo(np.float32).smallest_subnormal)
 
     def clip(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return actions, [n, size], with those out of bounds set to the nearest bound."""
@@ -103,9 +106,11 @@ class ActionDistribution(nn.Module, ABC):
     Attributes:
         width: Number of outputs of the network.
         column: Name of the recorded column that ``evaluate`` takes.
+        shape: Shape of one row of that column; None is not checked.
     """
 
     width: int
+    shape: tuple[int, ...] | None = None
     column = "action"
 
     @abstractmethod
@@ -149,15 +154,31 @@ class Categorical(ActionDistribution):
     """One or several numbers, each drawn independently from its own logits.
 
     Args:
-        counts: How many values each number has; they start at 0.
+        counts: How many values each number has.
         is_scalar: Whether an action is one number instead of a vector.
+        starts: The first value of each number; None: 0.
+
+    Raises:
+        ConfigError: there is not one first value for each number.
     """
 
-    def __init__(self, counts: Sequence[int], *, is_scalar: bool) -> None:
+    def __init__(
+        self, counts: Sequence[int], *, is_scalar: bool, starts: Sequence[int] | None = None
+    ) -> None:
         super().__init__()
         self.counts = list(counts)
+        self._starts = [0] * len(self.counts) if starts is None else list(starts)
+        if len(self._starts) != len(self.counts):
+            raise ConfigError(
+                f"policy.model.action_start is {self._starts}; action_shape needs "
+                f"{len(self.counts)} numbers",
+                path="policy.model.action_start",
+                expected=len(self.counts),
+                found=self._starts,
+            )
         self.width = sum(counts)
         self._is_scalar = is_scalar
+        self.shape = () if is_scalar else (len(counts),)
 
     def draw(
         self, outputs: NDArray[np.float32], rng: np.random.Generator
@@ -168,7 +189,8 @@ class Categorical(ActionDistribution):
         return {"action": action, "log_prob": log_prob.numpy()}
 
     def mode_tensor(self, outputs: Tensor) -> Tensor:
-        found = [part.argmax(1) for part in torch.split(outputs, self.counts, 1)]
+        parts = torch.split(outputs, self.counts, 1)
+        found = [part.argmax(1) + start for part, start in zip(parts, self._starts, strict=True)]
         return found[0] if self._is_scalar else torch.stack(found, 1)
 
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +198,8 @@ class Categorical(ActionDistribution):
         log_prob = entropy = outputs.new_zeros(())
         for index, logits in enumerate(torch.split(outputs, self.counts, 1)):
             log_probs = torch.log_softmax(logits, 1)
-            log_prob = log_prob + log_probs.gather(1, drawn[:, index : index + 1]).squeeze(1)
+            own = drawn[:, index : index + 1] - self._starts[index]
+            log_prob = log_prob + log_probs.gather(1, own).squeeze(1)
             entropy = entropy - (log_probs.exp() * log_probs).sum(1)
         return log_prob, entropy
 
@@ -198,6 +221,7 @@ class Gaussian(ActionDistribution):
     def __init__(self, box: ActionBox) -> None:
         super().__init__()
         self.width = box.size
+        self.shape = (box.size,)
         self._box = box
         self.log_std = nn.Parameter(torch.zeros(box.size))
 
@@ -267,16 +291,17 @@ def make_distribution(model: ActionModelSection) -> ActionDistribution:
     if model.action_space == "multi_discrete":
         found = model.action_shape
         return Categorical(
-            found if isinstance(found, list) else [model.action_count], is_scalar=False
+            found if isinstance(found, list) else [model.action_count],
+            is_scalar=False,
+            starts=model.first_actions,
         )
-    return Categorical([model.action_count], is_scalar=True)
+    return Categorical([model.action_count], is_scalar=True, starts=model.first_actions)
 
 
 def action_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
     """Return the sizes and bounds of an env for ``ActionModelSection``; see ``discrete_model``.
 
-    Actions are a Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats
-    of one dimension.
+    Actions are a Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension.
     """
     check_mask(policy, observation_space, action_space)
     found = {"obs_shape": obs_shape(policy, observation_space), **actions_of(action_space)}
@@ -286,8 +311,8 @@ def action_model(policy: str, observation_space: Any, action_space: Any) -> dict
         policy,
         "action",
         action_space,
-        "a Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats of "
-        "one dimension whose low is below its high",
+        "a Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension whose "
+        "low is below its high",
     )
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Finite, Positive, read_section
+from dingsdk.config import Count, Finite, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import Savable
@@ -24,6 +24,7 @@ from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import (
     CollectSection,
+    Effective,
     EpsilonSchedule,
     LearnSection,
     ModelSection,
@@ -134,11 +135,11 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
     update_per_collect: Count = 16
     learning_rate: Finite = 1e-3
     loss: Literal["huber", "mse"] = "huber"
-    huber_delta: Positive = 1.0
+    huber_delta: Effective = 1.0
     double: bool = True
-    grad_clip_norm: Positive | None = 10.0
+    grad_clip_norm: Effective | None = 10.0
     target_update_freq: Count = 100
-    target_theta: Annotated[float, Meta(gt=0, le=1)] | None = None
+    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] | None = None
 
 
 class DQNCollectSection(CollectSection, frozen=True, kw_only=True):
@@ -185,6 +186,7 @@ class DQNPolicy(BasePolicy):
     def build(self) -> None:
         self._network = self.make_network().to(self.device)
         self._exploration = EpsilonGreedy(self.section.model.action_count)
+        self._start = int(self.section.model.first_actions[0])
         if self.learns:
             learn = self.section.learn
             self._optimizer = Adam(self._network, learn.learning_rate, learn.grad_clip_norm)
@@ -246,6 +248,8 @@ class DQNPolicy(BasePolicy):
         if explore:
             eps = self.section.other.eps(0) if eps is None else eps
             self._exploration.explore(actions, eps, self.rng, legal)
+        if self._start:
+            actions += self._start
         output: dict[str, NDArray[Any]] = {"action": actions}
         if after is not None:
             output["next_state"] = self.array(after)
@@ -257,7 +261,7 @@ class DQNPolicy(BasePolicy):
 
     def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
         values, *after = self._step(network, obs, *state)
-        return values.argmax(1), *after
+        return values.argmax(1) + self._start, *after
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         section = self.section
@@ -278,13 +282,16 @@ class DQNPolicy(BasePolicy):
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite; the weights are kept.
         """
+        rows = (len(batch["action"]),)
+        self.check_shapes(batch, action=rows, reward=rows, discount=rows)
         learn, next_obs = self.section.learn, self.tensor(batch["next_obs"])
         next_values = self._target.forward(next_obs)
         greedy = self._acting_network.forward(next_obs) if learn.double else next_values
         bootstrap = next_values.gather(1, greedy.argmax(1, keepdim=True)).squeeze(1)
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), bootstrap)
         values = self._network.forward(self.tensor(batch["obs"]))
-        value = values.gather(1, batch["action"].long().unsqueeze(1)).squeeze(1)
+        action = batch["action"].long() - self._start
+        value = values.gather(1, action.unsqueeze(1)).squeeze(1)
         log_vars = self._update(value, target, batch.get("IS"))
         if self.section.priority:
             log_vars["priority"] = (value.detach() - target).abs_().tolist()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.errors import ConfigError
-from dingsdk.policy.spaces import Normalized, check_shape
+from dingsdk.policy.spaces import DISCRETE, Normalized, check_shape
 
 _SMALLEST_SCREEN = 36
 """Smallest height and width of images that get the larger network, made for screens of games."""
@@ -44,7 +44,7 @@ def make_encoder(
     ========================  ====================================================================
 
     The network takes float32 tensors ``[n, *obs_shape]``, or a dict of them. Images may be uint8
-    too; these are divided by 255.
+    too; these are divided by 255. Vectors that are normalised may be float64.
 
     Args:
         obs_shape: As in ``policy.model.obs_shape``; ``Normalized(obs_shape)`` adds a ``Scaled``
@@ -190,37 +190,41 @@ class Scaled(Flat):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, obs: Any) -> Tensor:
-        scaled = (super().forward(obs) - self.mean) * torch.rsqrt(self.var + 1e-8)
-        return scaled.clamp(-_LARGEST_SCALED, _LARGEST_SCALED).float()
+        # The mean is float64, so the difference is too: float32 would round large observations.
+        scaled = (obs.flatten(1) - self.mean) * torch.rsqrt(self.var + 1e-8)
+        found: Tensor = scaled.clamp(-_LARGEST_SCALED, _LARGEST_SCALED).float()
+        return found
 
     @torch.no_grad()
     def measure(self, obs: Any, average: Callable[[Tensor], None] | None = None) -> None:
         rows = obs.reshape(-1, self.width).double()
         # The ranks may have different numbers of rows, as padding is left out.
-        sums = torch.stack(
-            (rows.sum(0), rows.square().sum(0), torch.full_like(self.mean, len(rows)))
-        )
+        sums = torch.stack((rows.sum(0), torch.full_like(self.mean, len(rows))))
         if average is not None:
             average(sums)
-        size = sums[2, 0]
-        mean, square = sums[0] / size, sums[1] / size
+        size = sums[1, 0]
+        mean = sums[0] / size
+        # From differences to the mean, as squares of large numbers lose their small digits.
+        squares = (rows - mean).square_().sum(0)
+        if average is not None:
+            average(squares)
         share = size / (self.count + size)
         delta = mean - self.mean
-        var = (square - mean.square()).clamp_(min=0) + delta.square() * (1 - share)
-        self.var.lerp_(var, share)
+        self.var.lerp_(squares / size + delta.square() * (1 - share), share)
         self.mean.add_(delta.mul_(share))
         self.count.add_(size)
 
 
 class OneHot(Features):
-    """Numbers from 0 to ``width - 1`` as one-hot vectors."""
+    """The ``width`` numbers from ``start`` on as one-hot vectors."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, start: int = 0) -> None:
         super().__init__()
         self.width = width
+        self._start = start
 
     def forward(self, obs: Any) -> Tensor:
-        return F.one_hot(obs.long(), self.width).float()
+        return F.one_hot(obs.long() - self._start, self.width).float()
 
 
 class Joined(Features):
@@ -278,7 +282,7 @@ class Convolutions(Features):
     def forward(self, obs: Any) -> Tensor:
         if obs.shape[1:] != self.shape:
             raise RuntimeError(f"the shape of an image is {tuple(obs.shape[1:])}, not {self.shape}")
-        images: Tensor = obs / 255 if obs.dtype == torch.uint8 else obs
+        images: Tensor = obs / 255 if obs.dtype == torch.uint8 else obs.float()
         if self.has_channels_last:
             images = images.movedim(-1, -3)
         height, width = images.shape[-2:]
@@ -292,7 +296,7 @@ def _features(shape: Any, is_normalized: bool) -> Features:
     if isinstance(shape, Mapping):
         return Joined({name: _features(part, is_normalized) for name, part in shape.items()})
     if isinstance(shape, str):
-        return OneHot(int(shape.removeprefix("Discrete(").removesuffix(")")))
+        return OneHot(*(int(part or 0) for part in DISCRETE.fullmatch(shape).groups()))  # type: ignore[union-attr] # checked
     sides = [shape] if isinstance(shape, int) else shape
     is_matrix = len(sides) == 2 and min(sides) < _SMALLEST_SCREEN
     if len(sides) > 1 and not is_matrix:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dingsdk.config import Count, Finite, NotNegative, Positive, Share
+from dingsdk.config import Count, Finite, Positive, Share
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.pytree import part_of
@@ -20,7 +20,13 @@ from dingsdk.policy.base import BasePolicy, Stateful
 from dingsdk.policy.distributions import ActionModelSection, action_model, make_distribution
 from dingsdk.policy.networks import ActorCritic, RecurrentActorCritic, frozen
 from dingsdk.policy.returns import gae
-from dingsdk.policy.sections import CollectSection, LearnSection, PolicySection
+from dingsdk.policy.sections import (
+    CollectSection,
+    Effective,
+    LearnSection,
+    PolicySection,
+    Weight,
+)
 
 _LOGGED = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
@@ -58,11 +64,11 @@ class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
     epoch_per_collect: Count = 10
     sequence_len: Count = 32
     learning_rate: Finite = 3e-4
-    clip_ratio: Positive = 0.2
+    clip_ratio: Effective = 0.2
     value_clip: bool = False
-    value_weight: NotNegative = 0.5
-    entropy_weight: NotNegative = 0.01
-    grad_clip_norm: Positive | None = 0.5
+    value_weight: Weight = 0.5
+    entropy_weight: Weight = 0.01
+    grad_clip_norm: Effective | None = 0.5
     target_kl: Positive | None = None
 
 
@@ -76,6 +82,10 @@ class PPOSection(PolicySection, frozen=True, kw_only=True):
     """Section ``policy`` of PPO.
 
     Attributes:
+        on_policy: Only true: PPO trains on what its newest policy collected.
+        priority: Only false: PPO trains on all samples of a collect, without a replay buffer. For
+            priorities choose an off-policy algorithm, such as ``dqn``.
+        nstep: Only 1: ``gae_lambda`` sets how far ahead rewards count.
         gae_lambda: Lambda of generalized advantage estimation: the weight of the next step's
             advantage.
     """
@@ -190,6 +200,10 @@ class PPOPolicy(BasePolicy):
         learn, column = self.section.learn, self._network.distribution.column
         names = ("obs", column, "log_prob", "value", "advantage", "return")
         trained = {name: batch[name] for name in names}
+        size = (len(batch["advantage"]),)
+        self.check_shapes(batch, advantage=size, log_prob=size, value=size)
+        if (shape := self._network.distribution.shape) is not None:
+            self.check_shapes(batch, **{column: (*size, *shape)})
         sequences = None
         if isinstance(self._network, RecurrentActorCritic):
             is_first = batch["is_first"].clone()

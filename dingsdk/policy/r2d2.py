@@ -191,7 +191,9 @@ class R2D2Policy(DQNPolicy):
         Returns:
             As ``DQNPolicy.learn``, and the same errors; ``priority`` has one number per sequence.
         """
-        learn, action = self.section.learn, batch["action"].long()
+        steps = tuple(batch["reward"].shape[:2])
+        self.check_shapes(batch, action=steps, reward=steps, terminated=steps)
+        learn, action = self.section.learn, batch["action"].long() - self._start
         burn_in = learn.burn_in
         everywhere = torch.ones_like(action, dtype=torch.bool)
         mask: Tensor = batch["mask"].bool() if "mask" in batch else everywhere

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dingsdk.config import Count, Finite, Whole
+from dingsdk.config.section import LARGEST_INT
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
 from dingsdk.policy.adam import Adam
@@ -34,62 +35,13 @@ _LOGGED = (
 )
 
 
-_LARGE = 2_000_000
-"""Number of multiplications from which oneDNN is faster than MKL, torch's default on a CPU. On AMD
-processors it takes 160 instead of 330 us for 256 rows and 256 units (2026-11), but each call costs
-10 us more."""
-
-
-def linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, has_relu: bool = False
-) -> Tensor:
-    """Return ``inputs @ weight.T + bias``, without recording gradients.
-
-    Args:
-        inputs: float32[n, k].
-        weight: float32[m, k].
-        bias: float32[m], or None.
-        has_relu: Whether ReLU follows.
-    """
-    if _ONEDNN and inputs.is_cpu and inputs.numel() * len(weight) >= _LARGE:
-        return _ONEDNN(inputs, weight, bias, "relu" if has_relu else "none", [], "")  # type: ignore[no-any-return]
-    found = F.linear(inputs, weight, bias)
-    return found.relu_() if has_relu else found
-
-
-def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left @ right``, float32[n, k] and float32[k, m], without recording gradients."""
-    return linear(left, right.T)
-
-
-class ReLULayer(torch.autograd.Function):
-    """A linear layer and ReLU: ``apply(inputs, weight, bias)``, with gradients for all three."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        found = linear(inputs, weight, bias, has_relu=True)
-        ctx.save_for_backward(inputs, weight, found)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        inputs, weight, found = ctx.saved_tensors
-        below = torch.ops.aten.threshold_backward(gradient, found, 0)
-        inputs_gradient = matmul(below, weight) if ctx.needs_input_grad[0] else None
-        return inputs_gradient, matmul(below.T, inputs), below.sum(0)
-
-
-_ONEDNN: Any = torch.backends.mkldnn.is_available() and getattr(  # type: ignore[no-untyped-call]
-    torch.ops.mkldnn, "_linear_pointwise", None
-)
-"""The operator that torch's compiler calls for linear layers, if it is available."""
-
-
 class SACModelSection(BoxModelSection, frozen=True, kw_only=True):
     """Section ``policy.model`` of SAC.
 
     Attributes:
         encoder_hidden_size_list: Widths of the hidden layers of the actor and of both critics.
+        normalize_obs: Only false: the networks of SAC do not normalise. The wrapper
+            ``normalize_obs`` of ``env.wrappers`` scales observations by statistics from a file.
     """
 
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [256, 256])
@@ -119,10 +71,10 @@ class SACLearnSection(LearnSection, frozen=True, kw_only=True):
     learning_rate_q: Finite = 3e-4
     learning_rate_policy: Finite = 3e-4
     learning_rate_alpha: Finite = 3e-4
-    target_theta: Annotated[float, Meta(gt=0, le=1)] = 0.005
-    alpha: Finite = 1.0
+    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] = 0.005
+    alpha: Annotated[float, Meta(ge=1e-30, le=LARGEST_INT)] = 1.0
     auto_alpha: bool = True
-    target_entropy: float | None = None
+    target_entropy: Annotated[float, Meta(ge=-LARGEST_INT, le=LARGEST_INT)] | None = None
 
 
 class SACCollectSection(CollectSection, frozen=True, kw_only=True):
@@ -163,18 +115,8 @@ class SquashedGaussian(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean and the log standard deviation, float32[n, actions] each."""
-        return self._split(self.net.forward(obs))
-
-    def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = outputs.chunk(2, -1)
+        mean, log_std = self.net.forward(obs).chunk(2, -1)
         return mean, log_std.clamp(*_LOG_STD_RANGE)
-
-    def _forward_batch(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same as ``forward``, faster for batches on a CPU; exports need ``forward``."""
-        *hidden, last = self.net.layers
-        for layer in hidden:
-            obs = ReLULayer.apply(obs, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-        return self._split(last.forward(obs))
 
     def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions.
@@ -186,7 +128,7 @@ class SquashedGaussian(nn.Module):
         Returns:
             Actions in (-1, 1), float32[n, actions], and their log-probabilities float32[n].
         """
-        mean, log_std = self._forward_batch(obs) if obs.is_cpu else self.forward(obs)
+        mean, log_std = self.forward(obs)
         raw = torch.addcmul(mean, log_std.exp(), noise)
         # log N(raw) - log |d tanh(raw) / d raw|, where 1 - tanh(x)^2 is
         # 4 / (exp(x) + exp(-x))^2, which stays finite when tanh is rounded to 1.
@@ -208,7 +150,6 @@ class TwinCritic(nn.Module):
         super().__init__()
         widths = [obs_size + action_size, *hidden_sizes, 1]
         self.critics = nn.ModuleList(MLP(widths) for _ in range(2))
-        self._layers = [list(critic.parameters()) for critic in self.critics]
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Return both values of each action.
@@ -221,53 +162,7 @@ class TwinCritic(nn.Module):
             float32[2, n].
         """
         inputs = torch.cat((obs, action), -1)
-        values = [_Values.apply(inputs, *layers) for layers in self._layers]  # type: ignore[no-untyped-call]
-        return torch.stack(values)
-
-
-class _Values(torch.autograd.Function):
-    """The output ``[n]`` of an MLP with one output and ReLU, with a hand-written gradient.
-
-    Autograd would compute gradients of both critics for all rows, although only the lower value of
-    each row has one. Its products with few columns take up to 12 times as long as products with few
-    rows.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, *layers: Tensor) -> Tensor:
-        weights, biases = layers[::2], layers[1::2]
-        taken = [inputs]
-        for weight, bias in zip(weights[:-1], biases, strict=False):
-            taken.append(linear(taken[-1], weight, bias, has_relu=True))
-        ctx.save_for_backward(*taken, *weights)
-        return torch.addmv(biases[-1], taken[-1], weights[-1][0])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.saved_tensors) // 2
-        taken, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        has_input_gradient, trains = ctx.needs_input_grad[:2]
-        found: list[Tensor | None] = [None] * (2 * count)
-        below = gradient.unsqueeze(1)
-        rows = None if trains else gradient.nonzero().squeeze(1)
-        if rows is not None:
-            below = below.index_select(0, rows)
-        for layer in range(count - 1, -1, -1):
-            if trains:
-                weight_gradient = matmul(below.T, taken[layer]) if layer else (taken[0].T @ below).T
-                found[2 * layer : 2 * layer + 2] = weight_gradient, below.sum(0)
-            if layer:
-                active = taken[layer] if rows is None else taken[layer].index_select(0, rows)
-                product = (
-                    below * weights[layer] if layer == count - 1 else matmul(below, weights[layer])
-                )
-                below = torch.ops.aten.threshold_backward(product, active, 0)
-        if not has_input_gradient:
-            return None, *found
-        inputs_gradient = below @ weights[0]
-        if rows is None:
-            return inputs_gradient, *found
-        return torch.zeros_like(taken[0]).index_copy_(0, rows, inputs_gradient), *found
+        return torch.cat([critic.forward(inputs) for critic in self.critics], -1).T
 
 
 class Temperature(nn.Module):
@@ -392,6 +287,8 @@ class SACPolicy(BasePolicy):
         Raises:
             NonFiniteError: a loss or its gradient is NaN or infinite; that step was not taken.
         """
+        rows = len(batch["obs"])
+        self.check_shapes(batch, action=(rows, self._box.size), reward=(rows,), discount=(rows,))
         obs, next_obs = batch["obs"].float(), batch["next_obs"].float()
         action = (batch["action"].float() - self._center) / self._half_range
         alpha = self._temperature.log_alpha.detach().exp()
@@ -429,7 +326,8 @@ class SACPolicy(BasePolicy):
 
     def _scaled(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return actions in [-1, 1] scaled to the bounds, and clipped because of rounding."""
-        return self._box.clip(actions * self._box.half_range + self._box.center)
+        with np.errstate(over="ignore"):  # next to the largest float32
+            return self._box.clip(actions * self._box.half_range + self._box.center)
 
     def _noise(self, rows: int) -> Tensor:
         noise = self.rng.standard_normal((rows, self._box.size), np.float32)

@@ -9,12 +9,17 @@ import msgspec
 from msgspec import Meta
 
 from dingsdk.config import Count, Part, PartSection, Positive, Section, Share, SmallCount, preset
+from dingsdk.config.section import LARGEST_INT
 from dingsdk.errors import ConfigError
 from dingsdk.policy.spaces import Normalized, check_shape
 
 Shape = Count | str | Annotated[list[Count], Meta(min_length=1, max_length=4)] | dict[str, Any]
 """The shape of an observation, as ``make_encoder`` takes it."""
 # No pattern for the text: collecting garbage after one is read crashes (msgspec 0.22).
+Effective = Annotated[float, Meta(ge=1e-6)]
+"""A number that is not rounded away where it is added to 1, or multiplied, in float32."""
+Weight = Annotated[float, Meta(ge=0, le=LARGEST_INT)]
+"""A finite number, not below 0."""
 
 
 class ModelSection(Section, frozen=True, kw_only=True):
@@ -23,8 +28,10 @@ class ModelSection(Section, frozen=True, kw_only=True):
     Attributes:
         obs_shape: Shape of an observation: the length of a vector; an image as ``[h, w]``,
             ``[c, h, w]``, ``[h, w, c]`` or, in a stack, ``[k, h, w, c]``; ``Discrete(n)`` for one
-            of n numbers; a dict of shapes by name. None: read from the env.
+            of n numbers, ``Discrete(n, start=s)`` if the first is not 0; a dict of shapes by
+            name. None: read from the env.
         action_shape: Number of actions; None: read from the env.
+        action_start: The first action, or a list of them; None: read from the env, or else 0.
         encoder_hidden_size_list: Widths of the hidden layers; for images they follow the
             convolutions.
         normalize_obs: Whether networks subtract the mean from vectors of observations, and divide
@@ -34,6 +41,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
 
     obs_shape: Shape | None = None
     action_shape: Count | Annotated[list[Count], Meta(min_length=1, max_length=1)] | None = None
+    action_start: int | list[int] | None = None
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [64, 64])
     normalize_obs: bool = False
 
@@ -60,6 +68,14 @@ class ModelSection(Section, frozen=True, kw_only=True):
         """
         found = self._given("action_shape")
         return int(found[0] if isinstance(found, list) else found)
+
+    @property
+    def first_actions(self) -> list[int]:
+        """``action_start`` as a list with one entry for each number of an action."""
+        found = 0 if self.action_start is None else self.action_start
+        if isinstance(found, list):
+            return found
+        return [found] * (len(self.action_shape) if isinstance(self.action_shape, list) else 1)
 
     def _given(self, key: str) -> Any:
         value = getattr(self, key)

@@ -7,32 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.errors import ConfigError
 
-_DISCRETE = re.compile(r"Discrete\([1-9][0-9]*\)")
+DISCRETE = re.compile(r"Discrete\(([1-9][0-9]*)(?:, start=(-?[0-9]+))?\)")
+"""An observation that is one of n numbers."""
 _LONGEST_SHAPE = 4
 """Largest number of dimensions of a Box that a network takes."""
-_OBSERVATIONS = (
-    "a Box of one to four dimensions, a Discrete that starts at 0, a MultiBinary, or a Dict of "
-    "these"
-)
+_OBSERVATIONS = "a Box of one to four dimensions, a Discrete, a MultiBinary, or a Dict of these"
 
 
 def discrete_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return ``{obs_shape, action_shape}`` of an env with discrete actions, for ``ModelSection``.
+    """Return ``obs_shape`` and the actions of an env with discrete ones, for ``ModelSection``.
 
     Args:
         policy: Type key of the policy, for messages.
         observation_space: See ``obs_shape``.
-        action_space: A Discrete that starts at 0.
+        action_space: A Discrete.
 
     Raises:
         ConfigError: the policy cannot use these spaces.
     """
     found = actions_of(action_space)
     if found.pop("action_space", None) != "discrete":
-        raise unsupported_space(policy, "action", action_space, "a Discrete that starts at 0")
+        raise unsupported_space(policy, "action", action_space, "a Discrete")
     check_mask(policy, observation_space, action_space)
     return {"obs_shape": obs_shape(policy, observation_space), **found}
 
@@ -40,20 +41,24 @@ def discrete_model(policy: str, observation_space: Any, action_space: Any) -> di
 def actions_of(space: Any) -> dict[str, Any]:
     """Return ``action_space``, ``action_shape`` and the bounds of a Box; empty for other spaces.
 
+    ``action_start`` is included if it is not 0.
+
     Args:
-        space: A Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats
-            of one dimension.
+        space: A Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension.
     """
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Discrete) and space.start == 0:
-        return {"action_space": "discrete", "action_shape": int(space.n)}
+    if isinstance(space, spaces.Discrete):
+        start = {"action_start": int(space.start)} if space.start else {}
+        return {"action_space": "discrete", "action_shape": int(space.n), **start}
     if len(space.shape or ()) != 1:
         return {}
-    if isinstance(space, spaces.MultiDiscrete) and not space.start.any():
-        return {"action_space": "multi_discrete", "action_shape": space.nvec.tolist()}
+    if isinstance(space, spaces.MultiDiscrete):
+        start = {"action_start": space.start.tolist()} if space.start.any() else {}
+        return {"action_space": "multi_discrete", "action_shape": space.nvec.tolist(), **start}
     is_box = isinstance(space, spaces.Box) and space.dtype.kind == "f"
-    if not is_box or not (space.low < space.high).all():
+    # In float32, as actions are computed: bounds such as 1e9 and 1e9 + 1 are equal there.
+    if not is_box or not (_float32(space.low) < _float32(space.high)).all():
         return {}
     return {
         "action_space": "continuous",
@@ -63,13 +68,18 @@ def actions_of(space: Any) -> dict[str, Any]:
     }
 
 
+def _float32(bounds: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return bounds.astype(np.float32)
+
+
 def obs_shape(policy: str, space: Any) -> Any:
     """Return ``policy.model.obs_shape`` for an observation space.
 
     Args:
         policy: Type key of the policy, for messages.
-        space: A Box of at most four dimensions, a Discrete that starts at 0, a MultiBinary, or a
-            Dict of these. The entry ``action_mask`` of a Dict marks the legal actions.
+        space: A Box of at most four dimensions, a Discrete, a MultiBinary, or a Dict of these. The
+            entry ``action_mask`` of a Dict marks the legal actions.
 
     Raises:
         ConfigError: the policy cannot use this space.
@@ -137,7 +147,7 @@ def check_shape(shape: Any, path: str = "obs_shape") -> None:
             check_shape(part, f"{path}.{name}")
         return
     if isinstance(shape, str):
-        is_valid = _DISCRETE.fullmatch(shape) is not None
+        is_valid = DISCRETE.fullmatch(shape) is not None
     else:
         sides = [shape] if isinstance(shape, int) else shape
         is_valid = isinstance(sides, list | tuple) and 1 <= len(sides) <= _LONGEST_SHAPE
@@ -156,7 +166,8 @@ def _shape(space: Any) -> Any:
         parts = {str(name): _shape(part) for name, part in space.spaces.items()}
         return None if None in parts.values() or not parts else parts
     if isinstance(space, spaces.Discrete):
-        return f"Discrete({int(space.n)})" if space.start == 0 else None
+        start = f", start={int(space.start)}" if space.start else ""
+        return f"Discrete({int(space.n)}{start})"
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         sides = [int(side) for side in space.shape]
         if 1 <= len(sides) <= _LONGEST_SHAPE and min(sides) > 0:

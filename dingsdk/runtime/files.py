@@ -1,5 +1,10 @@
 """Files of a run: names are checked, links are not followed, and files are written atomically.
 
+In a block of :func:`guarded`, everything below a run folder is opened folder by folder, without
+following links: by :class:`Folder`, :func:`ensure_dir` and :func:`open_private`. All files of a run
+are opened by these, apart from files that other libraries write. The run folder itself and its
+parents may be links.
+
 A :class:`Folder` keeps a file descriptor of its folder, so that it always uses the folder that it
 checked, even if its path is changed later. A :class:`PrivateDir` is a folder to which only this
 user writes, with a fixed form of names. Files are written under a temporary name and then renamed.
@@ -15,12 +20,15 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import mmap
 import os
 import re
 import secrets
 import stat
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -48,7 +56,7 @@ _ADVICE = {
     errno.ENOTDIR: "a part of the path is a file; choose another path",
     errno.EEXIST: "a file has that name; choose another path or remove it",
     errno.EISDIR: "a folder has that name; choose another path or remove it",
-    errno.ELOOP: "a part of the path is a symbolic link that leads nowhere; remove it",
+    errno.ELOOP: "a part of the path is a symbolic link; replace it with what it links to",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -70,6 +78,19 @@ _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BUFFERS_A_CALL = 512
 """Most buffers in one write: below IOV_MAX, which is 1024 on Linux."""
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISREG, "a regular file"),
+)
+ROOM_PAUSE_S = 1.0
+"""Pause before a write is tried again for which the disk had no room."""
+_log = logging.getLogger(__name__)
+_guards: Counter[Path] = Counter()
+"""The run folders of this process, with their numbers of ``guarded`` blocks."""
+_guards_lock = threading.Lock()
 
 
 def check_id(text: object, what: str = "id") -> str:
@@ -84,6 +105,77 @@ def check_id(text: object, what: str = "id") -> str:
     raise ProtocolError(f"{what} {text!r:.80} is no id: 1 to 64 of A-Z a-z 0-9 _ -", where=what)
 
 
+@contextlib.contextmanager
+def guarded(run_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """In the block, follow no links below a run folder, in all threads of this process."""
+    place = Path(run_dir).absolute()
+    with _guards_lock:
+        _guards[place] += 1
+    try:
+        yield
+    finally:
+        with _guards_lock:
+            _guards[place] -= 1
+            if not _guards[place]:
+                del _guards[place]
+
+
+def refuse_kind(path: Path, mode: int, wanted: str = "a regular file") -> NoReturn:
+    """Raise RunFolderError because a path is not of the kind (folder or file) that it should be."""
+    kind = next((text for is_kind, text in _KINDS if is_kind(mode)), "a device")
+    raise RunFolderError(
+        f"{path} is refused: it is {kind}, not {wanted}, and links in a run folder are not "
+        "followed; replace it",
+        path=str(path),
+        reason=kind,
+    )
+
+
+@contextlib.contextmanager
+def _parent(path: Path, create: bool = False) -> Iterator[tuple[int | None, str]]:
+    """Yield what to open a path with: a descriptor of its folder, or None, and its name there.
+
+    The descriptor is that of the folder if the path is below a guarded folder. With ``create``,
+    missing folders between the two are made.
+    """
+    place = path.absolute()
+    with _guards_lock:
+        roots = [root for root in _guards if root in place.parents]
+    if not roots or ".." in place.parts:
+        yield None, str(path)
+        return
+    root = max(roots, key=lambda each: len(each.parts))
+    *folders, name = place.relative_to(root).parts
+    descriptor = os.open(root, _OPEN_FOLDER)
+    try:
+        for each in folders:
+            root /= each
+            outer, descriptor = descriptor, _open_at(descriptor, each, root, create)
+            close_reader(outer)
+        yield descriptor, name
+    finally:
+        close_reader(descriptor)
+
+
+def _open_at(parent: int | None, name: str, path: Path, create: bool, flags: int = 0) -> int:
+    """Open a folder in an open folder, without following links; ``path`` is for messages."""
+    flags |= _OPEN_FOLDER if parent is None else _OPEN_FOLDER | os.O_NOFOLLOW
+    for is_last in (not create, True):
+        try:
+            return os.open(name, flags, dir_fd=parent)
+        except FileNotFoundError:
+            if is_last:
+                raise
+            with contextlib.suppress(FileExistsError):  # another process has just made it
+                os.mkdir(name, 0o700, dir_fd=parent)
+        except NotADirectoryError:
+            if parent is not None:
+                mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+                refuse_kind(path, mode, "a folder")
+            raise
+    raise AssertionError
+
+
 def ensure_dir(path: str | os.PathLike[str]) -> Path:
     """Return a folder; create it and missing parents with mode 0700.
 
@@ -92,6 +184,10 @@ def ensure_dir(path: str | os.PathLike[str]) -> Path:
     """
     folder = Path(path)
     try:
+        with _parent(folder, create=True) as (parent, name):
+            if parent is not None:
+                close_reader(_open_at(parent, name, folder, create=True))
+                return folder
         for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
         if not folder.is_dir():
@@ -101,9 +197,53 @@ def ensure_dir(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def open_private(path: str, flags: int) -> int:
-    """Open a file, and create it with mode 0600; an ``opener`` for ``open()``."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a regular file, and create it with mode 0600; an ``opener`` for ``open()``.
+
+    Does not wait for a FIFO, and follows no link.
+
+    Raises:
+        RunFolderError: it is no regular file, or it is to be written and belongs to another user.
+        OSError: it cannot be opened.
+    """
+    file = Path(path)
+    with _parent(file) as (parent, name):
+        try:
+            descriptor = os.open(
+                name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o600, dir_fd=parent
+            )
+        except OSError as error:
+            if error.errno in _NOT_A_FILE:
+                refuse_kind(file, os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+            raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            refuse_kind(file, found.st_mode)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            check_owner(file, found)
+    except BaseException:
+        close_reader(descriptor)
+        raise
+    return descriptor
+
+
+def check_owner(path: Path, found: os.stat_result) -> None:
+    """Raise RunFolderError unless this process may write to what it found in a run folder.
+
+    Another user who owns it could change it during the run; root may.
+    """
+    if os.geteuid() not in (0, found.st_uid):
+        raise RunFolderError(
+            f"{path} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}: a "
+            "run writes only to its own user's files; copy the run folder, and use the copy",
+            path=str(path),
+        )
+
+
+def _open_folder(path: Path, flags: int = 0, create: bool = False) -> int:
+    with _parent(path) as (parent, name):
+        return _open_at(parent, name, path, create, flags)
 
 
 @contextlib.contextmanager
@@ -113,7 +253,7 @@ def locked_folder(path: Path, taken: str) -> Iterator[None]:
     Raises:
         RunFolderError: another process has locked it; the error text is ``taken``.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = _open_folder(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +271,7 @@ def is_locked(path: Path) -> bool:
     """Whether a process has the lock of ``locked_folder``; True if that cannot be determined."""
     descriptor = -1
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = _open_folder(path)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -143,6 +283,8 @@ def is_locked(path: Path) -> bool:
 
 def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
     """Return the RunFolderError for an OSError, with advice on what to do."""
+    if isinstance(error, RunFolderError):  # it names its path, and says what to do
+        return RunFolderError(str(error), **error.facts)
     reason = error.strerror or type(error).__name__
     advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
     return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
@@ -154,19 +296,19 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
     The folder must exist. A symbolic link at ``path`` is replaced, never followed.
 
     Raises:
-        RunFolderError: the file cannot be written, for any reason.
+        RunFolderError, StorageFullError: the file cannot be written.
         TypeError, ValueError: the value has no JSON form (NaN and infinities have none).
     """
     target = Path(path)
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     try:
-        folder = os.open(target.parent, _OPEN_FOLDER)
+        folder = _open_folder(target.parent)
         try:
             _replace(folder, target.name, (text.encode(),), durable=False)
         finally:
             os.close(folder)
     except OSError as error:
-        raise folder_error("write", target, error) from error
+        raise file_error("write", target, error) from error
 
 
 class Folder(Closing):
@@ -218,14 +360,17 @@ class Folder(Closing):
         with self._use("write", name) as folder:
             _replace(folder, name, buffers, durable)
 
-    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+    def append(self, name: str, buffers: Sequence[Buffer], at: int, durable: bool = False) -> int:
         """Append to a file of ``at`` bytes; if ``at`` is 0, create it with mode 0600 if missing.
 
         Args:
             name: Name of the file.
-            content: The bytes to append. If the disk gets full, the file is cut to its old size.
+            buffers: The bytes to append. If the disk gets full, the file is cut to its old size.
             at: Expected size of the file in bytes; the caller is its only writer.
             durable: Whether to wait until the content is on the disk.
+
+        Returns:
+            The number of bytes that were appended.
 
         Raises:
             RunFolderError: the file has another size.
@@ -235,7 +380,10 @@ class Folder(Closing):
             flags = _WRITE if at else _WRITE | os.O_CREAT
             descriptor = os.open(name, flags, 0o600, dir_fd=folder)
             try:
-                size = os.fstat(descriptor).st_size
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode):
+                    refuse_kind(self.path / name, found.st_mode)
+                size = found.st_size
                 if size != at:
                     raise RunFolderError(
                         f"{self.path / name} has {size} bytes in place of {at}: another process "
@@ -244,7 +392,7 @@ class Folder(Closing):
                     )
                 os.lseek(descriptor, at, os.SEEK_SET)
                 try:
-                    write_chunks(descriptor, (content,))
+                    write_chunks(descriptor, buffers)
                     if durable:
                         os.fsync(descriptor)
                         if not at:
@@ -255,6 +403,7 @@ class Folder(Closing):
                     raise
             finally:
                 os.close(descriptor)
+        return sum(len(buffer) for buffer in buffers)
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the content of a file is on the disk; without a name, the folder's entries."""
@@ -409,17 +558,12 @@ class Folder(Closing):
             raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
 
     def _open(self, name: str, parent: int | None, create: bool) -> None:
-        flags = self._open_flags if parent is None else _OPEN_FOLDER | os.O_NOFOLLOW
         descriptor = -1
         try:
-            try:
-                descriptor = os.open(name, flags, dir_fd=parent)
-            except FileNotFoundError:
-                if not create:
-                    raise
-                with contextlib.suppress(FileExistsError):  # another process has just made it
-                    os.mkdir(name, 0o700, dir_fd=parent)
-                descriptor = os.open(name, flags, dir_fd=parent)
+            if parent is None:
+                descriptor = _open_folder(self.path, self._open_flags, create)
+            else:
+                descriptor = _open_at(parent, name, self.path, create)
             why = self._why_refused_folder(os.fstat(descriptor))
         except OSError as error:
             if descriptor >= 0:
@@ -610,13 +754,73 @@ def keep_lines(path: Path, is_kept: Callable[[str], bool]) -> None:
     Raises:
         OSError, RunFolderError, StorageFullError: it cannot be read or written.
     """
-    if not path.is_file():
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", opener=open_private) as file:
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
         return
-    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(keepends=True)
     kept = list(filter(is_kept, lines))
     if len(kept) < len(lines):
         with Folder(path.parent) as folder:
             folder.write_atomic(path.name, ["".join(kept).encode("utf-8", "surrogateescape")])
+
+
+class Patience:
+    """Repeats a write that a run cannot do without while the disk is full. Not thread-safe.
+
+    Args:
+        limit_s: How long to wait for room (``system.coordinator.storage_timeout_s``).
+        pause: Waits for some seconds; returns True if the run has to stop and nothing may wait.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        pause: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit_s, self._pause, self._clock = limit_s, pause, clock
+        self._since: float | None = None
+        self._try_at = 0.0
+
+    def __call__(self, write: Callable[[], object]) -> None:
+        """Write, and wait for room if needed.
+
+        Raises:
+            StorageFullError: there was no room for too long, or the run has to stop.
+        """
+        while not self.attempt(write):
+            if self._pause(ROOM_PAUSE_S):
+                write()
+                return
+
+    def attempt(self, write: Callable[[], object]) -> bool:
+        """Write, at most once a second after a failure; return whether it is written.
+
+        Raises:
+            StorageFullError: there was no room for too long.
+        """
+        now = self._clock()
+        if self._since is not None and now < self._try_at:
+            return False
+        try:
+            write()
+        except StorageFullError as error:
+            since = self._since = now if self._since is None else self._since
+            self._try_at = now + ROOM_PAUSE_S
+            if now - since >= self._limit_s:
+                raise StorageFullError(
+                    f"{error}; there was no room for {now - since:.0f} s "
+                    "(system.coordinator.storage_timeout_s)",
+                    **error.facts,
+                ) from error
+            if now == since:
+                _log.warning("the run waits for up to %.0f s: %s", self._limit_s, error)
+            return False
+        if self._since is not None:
+            _log.warning("there is room again, after %.1f s", now - self._since)
+            self._since = None
+        return True
 
 
 def close_reader(descriptor: int) -> None:

@@ -69,9 +69,9 @@ def named_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
         AuthError: that secret is missing, empty or too short, or others can read its file.
     """
     if FILE_VARIABLE in environ:
-        return _read(Path(environ[FILE_VARIABLE]), is_explicit=True)
+        return read_secret(Path(environ[FILE_VARIABLE]), is_explicit=True)
     if VARIABLE in environ:
-        return Secret(environ[VARIABLE].strip().encode(), source=VARIABLE, is_explicit=True)
+        return Secret(os.fsencode(environ[VARIABLE].strip()), source=VARIABLE, is_explicit=True)
     return None
 
 
@@ -88,7 +88,7 @@ def create_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -
     if found is not None:
         return found
     folder.write_atomic(FILE_NAME, [secrets.token_hex(32).encode()], durable=True)
-    return _read(folder.path / FILE_NAME)
+    return read_secret(folder.path / FILE_NAME)
 
 
 def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret | None:
@@ -101,7 +101,7 @@ def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> 
     """
     found = named_secret(environ)
     if found is None and folder.stat(FILE_NAME) is not None:
-        found = _read(folder.path / FILE_NAME)
+        found = read_secret(folder.path / FILE_NAME)
     return found
 
 
@@ -140,8 +140,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _read(path: Path, is_explicit: bool = False) -> Secret:
-    """Return the stripped content of a file, which must be readable only by this user."""
+def read_secret(path: Path, is_explicit: bool = False) -> Secret:
+    """Return the stripped content of a file that only this user can read.
+
+    Raises:
+        AuthError: it cannot be read, others may read it, or its content is too short.
+    """
     try:
         # Not blocking: the path may name a pipe.
         descriptor = open_private(str(path), os.O_RDONLY | os.O_NONBLOCK)

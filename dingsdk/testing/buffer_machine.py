@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import InvalidPriorityError, SchemaMismatchError
-from dingsdk.testing.buffer_bench import (
+from dingsdk.testing.buffer_rules import BUFFER_BOOK
+from dingsdk.testing.buffer_rules.bench import (
     BufferBench,
     expect,
     expect_equal,
@@ -26,8 +27,7 @@ from dingsdk.testing.buffer_bench import (
     raises,
     spoil,
 )
-from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES
-from dingsdk.testing.rule import PATIENCE_S, check_capabilities
+from dingsdk.testing.runner import PATIENCE_S
 from dingsdk.worker.replay_buffer import IBuffer
 
 TRAJECTORY = 5
@@ -204,7 +204,7 @@ class BufferMachine(RuleBasedStateMachine):
         >>> TestMyBuffer = Machine.TestCase
 
     Attributes:
-        capabilities: Which of ``BUFFER_CAPABILITIES`` the buffer has.
+        capabilities: Which of ``BUFFER_BOOK`` the buffer has.
     """
 
     capabilities: ClassVar[Collection[str]] = frozenset()
@@ -241,7 +241,7 @@ class BufferMachine(RuleBasedStateMachine):
         windows: dict[str, Any],
         trajectory: str | None,
     ) -> None:
-        check_capabilities(self.capabilities, BUFFER_CAPABILITIES)
+        BUFFER_BOOK.applying(self.capabilities)  # raises for an unknown capability
         if "fifo" not in self.capabilities and "parts" not in self.capabilities:
             raise ValueError("of a buffer without 'fifo' only listeners know the rows that left")
         self.folder = tempfile.TemporaryDirectory(prefix="dingsdk-machine-")
@@ -431,6 +431,7 @@ class BufferMachine(RuleBasedStateMachine):
         if held < max(size * length, self.min_size) or not allowed:
             expect_equal(found, None, f"{size} sequences of {length} of {self.model.rows}")
             return
+        expect(found is not None, f"no {size} sequences of {length} of {self.model.rows} came")
         if isinstance(found, SampleBatch):
             steps, mask = flat(found), found.columns.get("mask")
             expect_equal(mask is not None, self.windows["pad"], "whether there is a mask")

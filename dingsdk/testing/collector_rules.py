@@ -12,8 +12,9 @@ from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import RuleBook, collect, needs
+from dingsdk.testing.expect import expect, expect_equal, raises
+from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
+from dingsdk.worker.collector.base import ISerialCollector
 
 COLLECTOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "samples": "`collect(n_sample)` returns train samples, and keeps a surplus.",
@@ -202,6 +203,9 @@ class SerialBench(RuleBench[Callable[..., Any]]):
     def steps(self) -> int:
         """Steps that the envs have taken."""
         return sum(log["steps"] for log in self.logs)
+
+    def build(self) -> Any:
+        return self.make(None, None)
 
     def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
         """Return a fresh collector or evaluator."""
@@ -514,3 +518,16 @@ check_collector = COLLECTOR_BOOK.check
 
 ``make(cfg, env, policy, tb_logger, exp_name)`` returns a new collector, e.g. the class.
 """
+
+
+class CollectorContract(Contract):
+    """Contract tests of a serial collector of one policy; see ``COLLECTOR_CAPABILITIES``."""
+
+    book = COLLECTOR_BOOK
+    maker = "make_collector"
+
+    def make_collector(
+        self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
+    ) -> ISerialCollector:
+        """Return a new collector. Rules may call it more than once; ``env`` may be None."""
+        raise self._missing("make_collector(...)")

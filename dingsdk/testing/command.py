@@ -55,9 +55,7 @@ def _quietly(check: Callable[[], Any]) -> Any:
     metavar="A.B=C",
     help="A value that the part's section needs to be built; may be repeated.",
 )
-@click.option(
-    "--env", metavar="ID", help="Env to build a policy, a wrapper or an env manager with."
-)
+@click.option("--env", metavar="ID", help="Env to build a policy or a wrapper with.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
     plugin: str, badge: Path | None, sets: tuple[str, ...], env: str | None, as_json: bool

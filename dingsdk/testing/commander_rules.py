@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from dingsdk.config import to_easydict, to_plain
-from dingsdk.testing.bench import RuleBench, expect, expect_equal
-from dingsdk.testing.rule import RuleBook, collect, needs
+from dingsdk.testing.expect import expect, expect_equal
+from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
 from dingsdk.worker.comm.files import FilePolicyStore
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
@@ -57,6 +57,9 @@ class CommanderBench(RuleBench[MakeCommander]):
     def commander(self, cfg: Mapping[str, Any] | None = None) -> BaseParallelCommander:
         """Return a fresh commander."""
         return self._make(self.config() if cfg is None else cfg)
+
+    def build(self) -> BaseParallelCommander:
+        return self.commander()
 
     def started(self) -> tuple[BaseParallelCommander, Task]:
         """Return a commander that has issued its learner task, and that task."""
@@ -344,3 +347,14 @@ check_commander = COMMANDER_BOOK.check
 
 ``make(cfg)`` returns a new commander for a compiled main config, e.g. the class.
 """
+
+
+class CommanderContract(Contract):
+    """Contract tests of a commander; see ``COMMANDER_CAPABILITIES``."""
+
+    book = COMMANDER_BOOK
+    maker = "make_commander"
+
+    def make_commander(self, cfg: Mapping[str, Any]) -> BaseParallelCommander:
+        """Return a fresh commander for a compiled config. Rules may call it more than once."""
+        raise self._missing("make_commander(cfg)")

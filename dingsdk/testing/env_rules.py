@@ -16,8 +16,8 @@ from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.errors import ClosedError, ConfigError, DingError, EnvError, PolicyOutputError
-from dingsdk.testing.bench import Call, RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import RuleBook, collect, needs
+from dingsdk.testing.expect import Call, expect, expect_equal, raises
+from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
 
 MakeEnvManager = Callable[[Mapping[str, Any], Sequence[Callable[[], Any]]], EnvManager]
 
@@ -138,6 +138,13 @@ class EnvBench(RuleBench[MakeEnvManager]):
         if launch:
             manager.seed(seed)
             manager.launch()
+        return manager
+
+    def build(self) -> EnvManager:
+        manager = self.manager(2, launch=False)
+        found = getattr(manager, "_env_num", None)
+        what = f"a manager was given 2 functions that make envs, and has {found or 'no'} envs"
+        expect(found == 2, f"{what}; pass cfg and env_fns on to super().__init__")
         return manager
 
     def plain(self, seed: int) -> PlainEnv:
@@ -781,3 +788,16 @@ check_env_manager = ENV_BOOK.check
 ``make(cfg, env_fns)`` returns a manager that is not launched; ``cfg`` has only keys of
 ``EnvManager.Config``.
 """
+
+
+class EnvManagerContract(Contract):
+    """Contract tests of an env manager; see ``ENV_CAPABILITIES``."""
+
+    book = ENV_BOOK
+    maker = "make_manager"
+
+    def make_manager(
+        self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]
+    ) -> EnvManager:
+        """Return a manager that is not launched. Rules may call it more than once."""
+        raise self._missing("make_manager(cfg, env_fns)")

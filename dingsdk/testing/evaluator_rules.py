@@ -8,9 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
-from dingsdk.testing.bench import expect, expect_equal, raises
 from dingsdk.testing.collector_rules import RulePolicy, SerialBench
-from dingsdk.testing.rule import RuleBook, collect, needs
+from dingsdk.testing.expect import expect, expect_equal, raises
+from dingsdk.testing.runner import Contract, RuleBook, collect, needs
+from dingsdk.worker.evaluator.base import ISerialEvaluator
 
 EVALUATOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "waits": "An env that has played its share of episodes is not stepped any more.",
@@ -179,3 +180,16 @@ check_evaluator = EVALUATOR_BOOK.check
 It plays with one policy. ``make(cfg, env, policy, tb_logger, exp_name)`` returns a new evaluator,
 e.g. the class.
 """
+
+
+class EvaluatorContract(Contract):
+    """Contract tests of a serial evaluator that plays episodes; see ``EVALUATOR_CAPABILITIES``."""
+
+    book = EVALUATOR_BOOK
+    maker = "make_evaluator"
+
+    def make_evaluator(
+        self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
+    ) -> ISerialEvaluator:
+        """Return a new evaluator. Rules may call it more than once; ``env`` may be None."""
+        raise self._missing("make_evaluator(...)")

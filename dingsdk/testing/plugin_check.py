@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
 from dingsdk.config import config_type, deep_merge_dicts, defaults_of
-from dingsdk.errors import UnknownPluginError, listing, nearest_name, raised_at
+from dingsdk.errors import PluginLoadError, UnknownPluginError, listing, nearest_name, raised_at
 from dingsdk.plugins import KINDS, TEMPLATES, PluginManager, default_manager
-from dingsdk.plugins.interfaces import BASES, missing_methods
+from dingsdk.plugins.blame import error_text
+from dingsdk.plugins.interfaces import describe_interface, name_of
 from dingsdk.plugins.kinds import NAMES, OBSERVERS
 from dingsdk.plugins.switches import is_named
-from dingsdk.testing.rule import ContractError, ContractReport
+from dingsdk.testing.runner import (
+    PATIENCE_S,
+    ContractError,
+    ContractReport,
+    RuleBroken,
+    book_of,
+)
 
 Outcome = Literal["ok", "failed", "skipped"]
 
@@ -87,6 +90,7 @@ class _Part:
     asked: Mapping[str, Any] = field(default_factory=dict)
     env: str | None = None
     target: Any = None
+    family: Collection[str] = ()
     rules: list[ContractReport] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -110,7 +114,7 @@ class _Part:
     @property
     def capabilities(self) -> Collection[str]:
         declared: Collection[str] | None = getattr(self.target, "contract_capabilities", None)
-        return _family(self) if declared is None else declared
+        return self.family if declared is None else declared
 
 
 def check_plugin(
@@ -166,7 +170,7 @@ def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Ite
     if not own:
         raise _unknown("installed plugin", name, {a.distribution for a in manager.adverts()})
     for advert in own:
-        is_contested = advert.kind in KINDS and (
+        is_contested = advert.kind != NAMES and (
             len(manager.adverts(advert.kind, advert.key)) > 1
             or advert.key in manager.builtin_types(advert.kind)
         )
@@ -215,230 +219,69 @@ def _check(part: _Part) -> Iterator[Step]:
     for name, step in (("import", _import), ("interface", _interface), ("build", _build)):
         try:
             detail = step(part)
-        except _Wrong as error:
-            yield Step(str(part), name, "failed", str(error))
-            return
         except Exception as error:
-            text = f"{type(error).__name__}: {error}{raised_at(error)}"
-            yield Step(str(part), name, "failed", text)
+            yield Step(str(part), name, "failed", _text(error))
             return
         if detail:
             yield Step(str(part), name, "ok", detail)
     yield from _hold_to_rules(part)
 
 
-class _Wrong(Exception):  # noqa: N818 - ends the check of one part
-    """A part is wrong; the message says how."""
+def _text(error: Exception) -> str:
+    if isinstance(error, PluginLoadError | RuleBroken):
+        return str(error)
+    return f"{error_text(error)}{raised_at(error)}"
 
 
 def _import(part: _Part) -> str:
+    part.target = part.manager.import_part(
+        part.kind, part.key, part.asked.get("import_names") or ()
+    )
     if part.kind == NAMES:
-        part.target = part.manager.named(part.key)
         return str(part.target.__module__)
     if part.kind == OBSERVERS:
-        advert = part.manager.adverts(part.kind, part.key)[0]
-        part.manager.load(advert.module, advert.distribution, must_provide=True)
-        part.target = importlib.import_module(advert.module)
-        return str(advert)
-    modules = part.asked.get("import_names") or ()
-    part.target = part.manager.get(part.kind, part.key, modules)
+        return str(part.target.__name__)
     entry = part.manager.registry(part.kind).entry(part.key)
-    return f"{_name(part.target)}, from {entry.owner if entry else 'unknown'}"
-
-
-# Kind -> (number of positional arguments, names of keyword arguments).
-_ARGUMENTS: Mapping[str, tuple[int, Sequence[str]]] = {
-    "transports": (2, ()),
-    "buffers": (2, ("exp_name", "instance_name")),
-    "storages": (3, ()),
-    "samplers": (3, ()),
-    "removers": (3, ()),
-    "limiters": (2, ()),
-    "collectors": (4, ("exp_name", "instance_name")),
-    "parallel_collectors": (1, ()),
-    "comm_collectors": (3, ()),
-    "comm_learners": (3, ()),
-    "evaluators": (4, ("exp_name", "instance_name")),
-    "learners": (4, ("exp_name", "instance_name")),
-    "learner_hooks": (2, ("position", "ext_args")),
-    "commanders": (1, ()),
-    "serial_commanders": (6, ()),
-    "leagues": (1, ("seed",)),
-    "policies": (1, ("enable_field", "seed")),
-    "env_managers": (2, ()),
-    "env_wrappers": (1, ()),
-    "roles": (0, ()),
-}
+    return f"{name_of(part.target)}, from {entry.owner if entry else 'unknown'}"
 
 
 def _interface(part: _Part) -> str:
-    target = part.target
-    if part.kind == "commands":
-        import click
-
-        if not isinstance(target, click.Command):
-            raise _Wrong(f"{target!r} is no click command; decorate it with @click.command()")
-        return "a click command"
-    if part.kind == OBSERVERS:
-        hooks = [name for name in vars(target) if name.startswith("dingsdk_")]
-        return f"implements {listing(hooks)}" if hooks else ""
-    if part.kind not in _ARGUMENTS:
-        return ""
-    positional, keywords = _ARGUMENTS[part.kind]
-    if not callable(target):
-        raise _Wrong(f"{target!r} cannot be called")
-    found = "called as its kind is"
-    if part.kind in BASES:
-        place = BASES[part.kind]
-        base = resolve_name(place)
-        if not (isinstance(target, type) and issubclass(target, base)):
-            raise _Wrong(f"{_name(target)} is no subclass of {place.replace(':', '.')}")
-        if missing := missing_methods(part.kind, target):
-            raise _Wrong(f"{_name(target)} lacks {listing(missing)}")
-        if wrong := list(_misfits(target, base)):
-            raise _Wrong("; ".join(wrong))
-        found = f"a subclass of {base.__name__}"
-    if positional:
-        if part.kind == "env_wrappers":
-            keywords = list(part.given)
-        try:
-            inspect.signature(target).bind(*[None] * positional, **dict.fromkeys(keywords))
-        except TypeError as error:
-            asked = [f"{positional} by position", *(f"{name}=..." for name in keywords)]
-            raise _Wrong(
-                f"{_name(target)}{inspect.signature(target)} cannot be given "
-                f"{', '.join(asked)}: {error}"
-            ) from error
-    return found
-
-
-def _misfits(target: type, base: type) -> Iterator[str]:
-    """Yield a message for each method that cannot be called like that of the base class."""
-    for name, expected in inspect.getmembers(base, inspect.isfunction):
-        own = getattr(target, name)
-        if name.startswith("_") or own is expected or not inspect.isfunction(own):
-            continue
-        parameters = inspect.signature(expected).parameters.values()
-        by_position = [p for p in parameters if _is_plain(p) and p.default is p.empty]
-        by_name = [
-            p.name
-            for p in parameters
-            if p.kind is p.KEYWORD_ONLY or (_is_plain(p) and p.default is not p.empty)
-        ]
-        try:
-            inspect.signature(own).bind(*by_position, **dict.fromkeys(by_name))
-        except TypeError as error:
-            yield (
-                f"{target.__qualname__}.{name}{inspect.signature(own)} cannot be called as "
-                f"{base.__qualname__}.{name}{inspect.signature(expected)}: {error}"
-            )
-
-
-def _is_plain(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    return describe_interface(part.kind, part.target)
 
 
 def _build(part: _Part) -> str:
-    build = _BUILDS.get(part.kind)
-    if build is None:
+    if part.kind not in _MAKERS:
         return ""
-    with tempfile.TemporaryDirectory(prefix="dingsdk-check-") as folder:
-        made = build(part, Path(folder))
-        close = getattr(made, "close", None)
-        if callable(close):
-            close()
+    book, make = book_of(part.kind), _MAKERS[part.kind](part)
+    if part.kind == "env_wrappers":
+        _check_wrapped_env(part)
+    with (
+        tempfile.TemporaryDirectory(prefix="dingsdk-check-") as folder,
+        book.bench(make, Path(folder), (), PATIENCE_S) as bench,
+    ):
+        made = bench.build()
+        part.family = _family(part, made)
+    if made is None:
+        return ""
     given = ", ".join(f"{key}={value!r}" for key, value in part.given.items())
     return f"with {given or 'its defaults'}"
 
 
-def _hook_maker(part: _Part) -> Callable[..., Any]:
-    def make(name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]) -> Any:
-        ext_args = {**part.given, **ext_args}
-        return part.target(name, priority, position=position, ext_args=ext_args)
-
-    return make
-
-
-def _build_hook(part: _Part, folder: Path) -> Any:
-    """Train with one hook at each position in ``positions`` of the class."""
-    from dingsdk.testing.extension_rules.learner_hooks import train
-
-    make = _hook_maker(part)
-    hooks = [
-        make(f"at_{position}", 50, position=position, ext_args={})
-        for position in part.target.positions
-    ]
-    train(str(folder), hooks)
-
-
-def _build_manager(part: _Part) -> Any:
-    import gymnasium
-
-    manager = part.create({}, [partial(gymnasium.make, part.env or "CartPole-v1")] * 2)
-    found = getattr(manager, "_env_num", None)
-    if found != 2:
-        raise _Wrong(
-            f"{_name(part.target)}(cfg, env_fns) was given 2 functions that make envs, and has "
-            f"{found or 'no'} envs; pass cfg and env_fns on to super().__init__"
-        )
-    return manager
-
-
-def _build_wrapper(part: _Part, folder: Path) -> Any:
-    from dingsdk.envs import check_env
-
-    env = _env_of(part)
-    wrappers = [{"type": part.key, **part.given}]
-    found = check_env(env["env_id"], env.get("kwargs"), wrappers)
-    problems = [f"{each.name}: {each.detail}" for each in found if each.state == "problem"]
-    if problems:
-        raise _Wrong(f"around {env['env_id']}: {'; '.join(problems)}")
-
-
-def _env_of(part: _Part, default: str = "CartPole-v1") -> Mapping[str, Any]:
-    """Return the section of an env for the part."""
-    own: Any = _ENVS.get(str(part), default)
-    own = part.env or getattr(part.target, "contract_env", own)
-    return own if isinstance(own, Mapping) else {"env_id": str(own)}
-
-
-_Build = Callable[[_Part, Path], Any]
-
-_BUILDS: Mapping[str, _Build] = {
-    "transports": lambda part, folder: part.create({}, folder),
-    "buffers": lambda part, folder: part.create({}),
-    "storages": lambda part, folder: part.create(_folder_of(part, folder), 10),
-    "samplers": lambda part, folder: part.create({}, 10, 0),
-    "removers": lambda part, folder: part.create({}, 10, 0),
-    "limiters": lambda part, folder: part.create({}, 0),
-    "collectors": lambda part, folder: part.create({}, exp_name=str(folder)),
-    "evaluators": lambda part, folder: part.create({}, exp_name=str(folder)),
-    "env_managers": lambda part, folder: _build_manager(part),
-    "learner_hooks": _build_hook,
-    "policies": lambda part, folder: _policy_maker(part)[0](None, 0),
-    "env_wrappers": _build_wrapper,
-}
-
-
 def _hold_to_rules(part: _Part) -> Iterator[Step]:
-    from dingsdk import testing
-
     if getattr(part.target, "contract_capabilities", "") is None:
         yield Step(str(part), "rules", "skipped", "those of its kind are not for it, as it says")
         return
-    if part.kind not in _RULES:
+    if part.kind not in _MAKERS:
         if part.kind != NAMES:
             yield Step(str(part), "rules", "skipped", "there are none for its kind")
         return
-    name, given = _RULES[part.kind]
     try:
-        check = getattr(testing, f"check_{name}")
-        report = check(*given(part), capabilities=part.capabilities)
+        make = _MAKERS[part.kind](part)
+        report = book_of(part.kind).check(make, capabilities=part.capabilities)
     except ContractError as error:
         report = error.facts["report"]
     except Exception as error:
-        detail = f"{type(error).__name__}: {error}{raised_at(error)}"
-        yield Step(str(part), "rules", "failed", detail)
+        yield Step(str(part), "rules", "failed", _text(error))
         return
     part.rules.append(report)
     applying = [result for result in report.results if result.applies]
@@ -453,12 +296,14 @@ def _hold_to_rules(part: _Part) -> Iterator[Step]:
     )
     for result in applying:
         if result.error is not None:
-            detail = f"{result.rule.title}: {type(result.error).__name__}: {result.error}"
+            detail = f"{result.rule.title}: {error_text(result.error)}"
             yield Step(str(part), f"rule {result.rule.number}", "failed", detail)
 
 
-def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
-    """Return a function that makes the policy, and the first spaces that the policy accepts."""
+def _policy_maker(part: _Part) -> Any:
+    """Return how to make the policy, and the first spaces that the policy accepts."""
+    from dingsdk.testing.policy_rules import PolicyUnderTest
+
     reasons = []
     for observation, action in _spaces(part):
         try:
@@ -472,12 +317,10 @@ def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
 
             make(None, 0)
         except Exception as error:
-            reasons.append(
-                f"for {observation} and {action}: {type(error).__name__}: {error}{raised_at(error)}"
-            )
+            reasons.append(f"for {observation} and {action}: {error_text(error)}{raised_at(error)}")
             continue
-        return make, observation, action
-    raise _Wrong(f"{'; '.join(reasons)}. An env with other spaces: --env, or contract_env")
+        return PolicyUnderTest(make, observation, action)
+    raise RuleBroken(f"{'; '.join(reasons)}. An env with other spaces: --env, or contract_env")
 
 
 def _spaces(part: _Part) -> list[tuple[Any, Any]]:
@@ -496,6 +339,32 @@ def _spaces(part: _Part) -> list[tuple[Any, Any]]:
     return [(observation, action) for action in actions]
 
 
+def _hook_maker(part: _Part) -> Callable[..., Any]:
+    def make(name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]) -> Any:
+        ext_args = {**part.given, **ext_args}
+        return part.target(name, priority, position=position, ext_args=ext_args)
+
+    return make
+
+
+def _env_of(part: _Part, default: str = "CartPole-v1") -> Mapping[str, Any]:
+    """Return the section of an env for the part."""
+    own: Any = _ENVS.get(str(part), default)
+    own = part.env or getattr(part.target, "contract_env", own)
+    return own if isinstance(own, Mapping) else {"env_id": str(own)}
+
+
+def _check_wrapped_env(part: _Part) -> None:
+    from dingsdk.envs import check_env
+
+    env = _env_of(part)
+    wrappers = [{"type": part.key, **part.given}]
+    found = check_env(env["env_id"], env.get("kwargs"), wrappers)
+    problems = [f"{each.name}: {each.detail}" for each in found if each.state == "problem"]
+    if problems:
+        raise RuleBroken(f"around {env['env_id']}: {'; '.join(problems)}")
+
+
 def _wrapper_maker(part: _Part) -> Callable[..., Any]:
     from dingsdk.envs import EnvFn
 
@@ -508,54 +377,49 @@ def _folder_of(part: _Part, folder: Path) -> dict[str, Any]:
     return part.target.reopening({"path": str(folder)}) if part.target.is_durable else {}
 
 
-def _serial(part: _Part) -> tuple[Callable[..., Any]]:
+def _serial(part: _Part) -> Callable[..., Any]:
     """Return a function that makes the part; settings of the rules override its own."""
-    return (lambda cfg, *args: part.target(deep_merge_dicts(part.cfg, cfg), *args),)
+    return lambda cfg, *args: part.target(deep_merge_dicts(part.cfg, cfg), *args)
 
 
-def _drawing(kind: str) -> Callable[[_Part], tuple[Any, ...]]:
-    return lambda part: (kind, lambda capacity, seed, _folder: part.create({}, capacity, seed))
+def _drawing(part: _Part) -> Callable[..., Any]:
+    return lambda capacity, seed, _folder: part.create({}, capacity, seed)
 
 
-def _storage(part: _Part) -> tuple[Any, ...]:
-    def make(capacity: int, seed: int, folder: Path) -> Any:
-        return part.create(_folder_of(part, folder), capacity)
-
-    return "storage", make
-
-
-# Kind -> (X for ``dingsdk.testing.check_X``, a function that returns its arguments).
-_RULES: Mapping[str, tuple[str, Callable[[_Part], tuple[Any, ...]]]] = {
-    "transports": ("transport", lambda part: (lambda run_dir: part.create({}, run_dir),)),
-    "buffers": ("buffer", lambda part: (part.create,)),
-    "storages": ("part", _storage),
-    "samplers": ("part", _drawing("sampler")),
-    "removers": ("part", _drawing("remover")),
-    "limiters": ("part", lambda part: ("limiter", lambda _, seed, __: part.create({}, seed))),
-    "collectors": ("collector", _serial),
-    "evaluators": ("evaluator", _serial),
-    "env_managers": ("env_manager", _serial),
-    "policies": ("policy", _policy_maker),
-    "commanders": ("commander", lambda part: (part.target,)),
-    "learner_hooks": ("extension", lambda part: ("learner hook", _hook_maker(part))),
-    "env_wrappers": ("extension", lambda part: ("wrapper", _wrapper_maker(part))),
-    "commands": ("extension", lambda part: ("command", part.target)),
-    OBSERVERS: ("extension", lambda part: ("observer", part.target)),
+# Kind -> a function that returns how its rules make the part.
+_MAKERS: Mapping[str, Callable[[_Part], Any]] = {
+    "transports": lambda part: lambda run_dir: part.create({}, run_dir),
+    "buffers": lambda part: part.create,
+    "storages": lambda part: (
+        lambda capacity, _, folder: part.create(_folder_of(part, folder), capacity)
+    ),
+    "samplers": _drawing,
+    "removers": _drawing,
+    "limiters": lambda part: lambda _, seed, __: part.create({}, seed),
+    "collectors": _serial,
+    "evaluators": _serial,
+    "env_managers": _serial,
+    "policies": _policy_maker,
+    "commanders": lambda part: part.target,
+    "learner_hooks": _hook_maker,
+    "env_wrappers": _wrapper_maker,
+    "commands": lambda part: part.target,
+    OBSERVERS: lambda part: part.target,
 }
 
 
-def _family(part: _Part) -> Collection[str]:
-    """Return the capabilities that follow from the class if it declares none."""
+def _family(part: _Part, made: Any) -> Collection[str]:
+    """Return the capabilities that follow from a part that was made, if it declares none."""
     if part.kind == "collectors":
         counts = {"n_sample": {"samples"}, "n_episode": {"episodes"}}
         return counts.get(part.target.counts, frozenset())
     if part.kind == "env_managers":
         from dingsdk.testing.env_rules import ENV_CAPABILITIES
 
-        found = asdict(_build_manager(part).capabilities)
+        found = asdict(made.capabilities)
         return {name for name in ENV_CAPABILITIES if found.get(name) is True}
     if part.kind == "learner_hooks":
-        return {"args"} if part.target.Args is not None else ()
+        return {"args"}
     if part.kind == "samplers":
         from dingsdk.worker import replay_buffer as bases
 
@@ -566,7 +430,3 @@ def _family(part: _Part) -> Collection[str]:
         }
         return next((c for base, c in families.items() if issubclass(part.target, base)), ())
     return frozenset()
-
-
-def _name(target: Any) -> str:
-    return f"{target.__module__}.{getattr(target, '__qualname__', target)}"

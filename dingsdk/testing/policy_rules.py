@@ -6,19 +6,28 @@ import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import copy_containers, flatten, map_leaves, named_leaves
 from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.base import FIELDS, CollectMode, CommandMode, EvalMode, LearnMode, Policy
-from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, RuleBook, collect, needs
+from dingsdk.testing.expect import expect, expect_equal, raises
+from dingsdk.testing.runner import (
+    PATIENCE_S,
+    Contract,
+    ContractReport,
+    RuleBench,
+    RuleBook,
+    collect,
+    needs,
+)
 
 POLICY_CAPABILITIES: Final[Mapping[str, str]] = {
     "seeded": (
@@ -64,10 +73,13 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
         """Return a fresh policy."""
         return self._make.make(enable_field, seed)
 
+    def build(self) -> Any:
+        return self.policy()
+
     def observations(self, count: int) -> list[Any]:
         """Return finite observations of the space."""
         space = self._make.observation_space
-        return [map_leaves(_finite, space.sample()) for _ in range(count)]
+        return [map_leaves(_finite, sample_obs(space)) for _ in range(count)]
 
     def by_env(self, count: int = 3) -> dict[int, Any]:
         """Return observations by env id; the ids are 1, 3, 5..."""
@@ -638,3 +650,23 @@ def _random_states() -> dict[str, Any]:
         "numpy": [str(kind), keys, *rest],
         "random": repr(random.getstate()),
     }
+
+
+class PolicyContract(Contract):
+    """Base class of a policy's contract tests; see ``POLICY_CAPABILITIES``.
+
+    Attributes:
+        observation_space: gymnasium space of one env's observation.
+        action_space: gymnasium space of one env's action.
+    """
+
+    book = POLICY_BOOK
+    observation_space: ClassVar[Any]
+    action_space: ClassVar[Any]
+
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        """Return a fresh policy. Rules may call it more than once."""
+        raise self._missing("make_policy(enable_field, seed)")
+
+    def _part(self) -> Any:
+        return PolicyUnderTest(self.make_policy, self.observation_space, self.action_space)

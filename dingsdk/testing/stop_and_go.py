@@ -82,7 +82,9 @@ class StopAndGo:
         save = find_save(run)
         buffers = [persistence.load(path) for path in sorted(save.path.glob("buffer*"))]
         rows = [list(each.whole()) for each in buffers]
-        return {**save.state.plain(), "buffer": [each.state for each in buffers], "rows": rows}
+        state = save.state.plain()
+        del state["run"]  # each run has another id
+        return {**state, "buffer": [each.state for each in buffers], "rows": rows}
 
 
 def _interrupt_after(last: int) -> Callable[[int], None]:

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.learner.hooks import build_learner_hook_by_cfg as build_learner_hook_by_cfg
     from dingsdk.worker.learner.hooks import merge_hooks as merge_hooks
     from dingsdk.worker.learner.hooks import register_learner_hook as register_learner_hook
+    from dingsdk.worker.learner.trackers import Tracker as Tracker
     from dingsdk.worker.replay_buffer import AdvancedReplayBuffer as AdvancedReplayBuffer
     from dingsdk.worker.replay_buffer import ElasticReplayBuffer as ElasticReplayBuffer
     from dingsdk.worker.replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import logging.handlers
+import math
 import os
 import socket
 import sys
@@ -26,6 +27,10 @@ _OLD_FILES = 3
 """Number of older text logs that are kept."""
 _FLUSH_S = 30.0
 """Longest time that scalars wait to be written."""
+FREE_LOGS = 200
+"""How often a component may log its statistics before ``LOG_EVERY_S`` applies."""
+LOG_EVERY_S = 10.0
+"""Shortest time between two logs of the statistics of a component, after the first ones."""
 _LINE_FORMAT = "[%(asctime)s][%(levelname)s] %(message)s"
 _logger = logging.getLogger(__name__)
 
@@ -34,20 +39,21 @@ class RunLogger(logging.Logger):
     """The text log of one component; ``close()`` releases its file.
 
     It is not registered with :mod:`logging`, so two runs in one process never share handlers.
-    Records also reach the handlers that the user added to the ``dingsdk`` logger.
+    The file gets every record of ``level`` and above. Handlers of the process get those that the
+    level of the logger ``dingsdk`` (or of ``dingsdk.run``, or of the root) admits.
 
     Args:
-        name: Shown to handlers as the logger's name.
+        name: The component; handlers see the logger ``dingsdk.run.{name}``.
         file: Text file to append to, or None to write no file.
-        level: Lowest level that is logged.
+        level: Lowest level that is written to the file.
 
     Raises:
         RunFolderError: ``file`` cannot be opened for writing.
     """
 
     def __init__(self, name: str, file: Path | None, level: int = logging.INFO) -> None:
-        super().__init__(name, level)
-        self.parent = logging.getLogger("dingsdk.run")
+        super().__init__(f"dingsdk.run.{name}", level)
+        self.parent: logging.Logger = logging.getLogger("dingsdk.run")
         self._file_handler: _TextFile | None = None
         if file is not None:
             try:
@@ -55,6 +61,14 @@ class RunLogger(logging.Logger):
             except OSError as error:
                 raise folder_error("write", file, error) from error
             self.addHandler(self._file_handler)
+
+    def callHandlers(self, record: logging.LogRecord) -> None:  # noqa: N802 - name of the base
+        for handler in self.handlers:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+        # The base class would not ask for the level of the parent.
+        if self.propagate and self.parent.isEnabledFor(record.levelno):
+            self.parent.callHandlers(record)
 
     def get_tabulate_vars(self, variables: Mapping[str, Any]) -> str:
         """Return ``variables`` as a text table, one variable a line."""
@@ -287,6 +301,31 @@ def build_tb_logger(path: str | Path, name: str) -> TensorboardLogger:
         writer = _writers.setdefault(folder, TensorboardLogger(folder))
         writer._users += 1
     return writer
+
+
+class LogPace:
+    """When a component logs again what it logs regularly: by time, however fast it trains.
+
+    The first ``FREE_LOGS`` times are free, so that a short run has all points. Later ones are at
+    least ``LOG_EVERY_S`` apart, so that the logs of a run of days do not fill a disk.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._free = FREE_LOGS
+        self._due_s = -math.inf
+
+    def is_due(self) -> bool:
+        """Whether to log now; if so, the next pause begins."""
+        now = self._clock()
+        if not self._free and now < self._due_s:
+            return False
+        self._free = max(0, self._free - 1)
+        self._due_s = now + LOG_EVERY_S
+        return True
 
 
 def remove_logs(folder: Path) -> None:

@@ -14,7 +14,7 @@ from dingsdk.config import Configurable
 from dingsdk.data.capture import Savable
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import NotSetError, SchemaMismatchError, wrong_type
-from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.run_logger import LogPace, build_logger
 
 
 def expect_answer(part: Any, method: str, answer: Any, is_fit: bool, expected: str) -> None:
@@ -108,6 +108,7 @@ class SerialWorker(Configurable, Savable, ABC):
             str(Path(exp_name) / "log" / instance_name), instance_name, need_tb=tb_logger is None
         )
         self._tb_logger = self._own_tb if tb_logger is None else tb_logger
+        self._log_pace = LogPace()
         self._is_closed = False
         self.reset(policy, env)
 

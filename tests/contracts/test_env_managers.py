@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from dingsdk.envs import EnvManager, create_env_manager
+from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager
 from dingsdk.testing import EnvManagerContract, check_env_manager
 
 GUARDED = frozenset({"per_env_seed", "per_env_reset", "guarded", "saves"})
@@ -29,24 +30,37 @@ class TestInProcess(Made):
     capabilities: ClassVar = FULL
 
 
-class TestVectorSameStep(Made):
-    cfg: ClassVar = {"type": "vector", "vectorization_mode": "sync"}
+class Vectorized(BaseVectorEnvManager):
+    """The envs as one of gymnasium's vector envs."""
+
+    mode = AutoresetMode.SAME_STEP
+
+    def make_vector_env(self) -> Any:
+        return SyncVectorEnv(self._env_fns, autoreset_mode=self.mode)
 
 
-class TestVectorNextStep(Made):
-    cfg: ClassVar = {
-        "type": "vector",
-        "vectorization_mode": "sync",
-        "autoreset_mode": "next_step",
-    }
+class VectorizedNextStep(Vectorized):
+    mode = AutoresetMode.NEXT_STEP
 
 
-class TestVectorDisabled(Made):
-    cfg: ClassVar = {
-        "type": "vector",
-        "vectorization_mode": "sync",
-        "autoreset_mode": "disabled",
-    }
+class VectorizedDisabled(Vectorized):
+    mode = AutoresetMode.DISABLED
+
+
+class TestSameStep(Made):
+    capabilities: ClassVar = frozenset({"saves"})
+    manager_cls: ClassVar = Vectorized
+
+    def make_manager(self, cfg: Any, env_fns: Any) -> EnvManager:
+        return self.manager_cls(cfg, env_fns)
+
+
+class TestNextStep(TestSameStep):
+    manager_cls: ClassVar = VectorizedNextStep
+
+
+class TestDisabled(TestSameStep):
+    manager_cls: ClassVar = VectorizedDisabled
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dingsdk_in_memory.transport import InMemoryTransport
 
+from dingsdk.errors import UnknownPluginError
 from dingsdk.plugins import hookspecs
 from dingsdk.testing import (
     BUFFER_CAPABILITIES,
@@ -23,13 +24,16 @@ from dingsdk.testing import (
     Rule,
     RuleBroken,
     TransportContract,
+    check_extension,
+    check_part,
     check_rule,
     open_files,
 )
 from dingsdk.testing import check_transport as check
-from dingsdk.testing.bench import leaves_nothing
+from dingsdk.testing.expect import leaves_nothing
 from dingsdk.testing.extension_rules.observers import ObserverBench
 from dingsdk.worker.comm import SlaveEnd
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
 
 def make(run_dir: Path) -> InMemoryTransport:
@@ -119,6 +123,21 @@ def test_report_lists_every_rule_and_says_which_do_not_apply() -> None:
 def test_unknown_capability_is_refused() -> None:
     with pytest.raises(ValueError, match=r"flies.*survives_faults"):
         check(make, capabilities={"flies"})
+
+
+@pytest.mark.parametrize("kind", ["sampler", "samplers"])
+def test_parts_are_checked_by_the_name_of_their_kind(kind: str) -> None:
+    def make(capacity: int, seed: int, folder: Path) -> UniformSampler:
+        return UniformSampler({}, capacity, seed)
+
+    assert check_part(kind, make, capabilities={"rows", "distinct"}).broken == ()
+
+
+def test_unknown_kind_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownPluginError, match="Did you mean 'sampler'"):
+        check_part("smapler", lambda *_: None)
+    with pytest.raises(UnknownPluginError, match="Did you mean 'learner hook'"):
+        check_extension("learner hok", None)
 
 
 def test_contract_without_a_transport_says_what_is_missing(tmp_path: Path) -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from dingsdk.plugins import default_manager
-from dingsdk.testing import LimiterContract, RemoverContract, SamplerContract, StorageContract
+import numpy as np
+import pytest
+
+from dingsdk.plugins import PluginManager, default_manager, use_manager
+from dingsdk.testing import (
+    BufferContract,
+    ContractError,
+    LimiterContract,
+    RemoverContract,
+    SamplerContract,
+    StorageContract,
+    check_part,
+)
+from dingsdk.worker import IBuffer, create_buffer
+from dingsdk.worker.replay_buffer import RowSampler
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 
 from .random_remover import RandomRemover
@@ -84,6 +97,55 @@ class TestRank(Sampler):
 class TestSequence(Sampler):
     kind = "sequence"
     capabilities: ClassVar[Collection[str]] = {"sequences"}
+
+
+class RecentSampler(RowSampler):
+    """Prefers recent rows: the chance of a row falls with its age. It reads a column."""
+
+    config: ClassVar[dict[str, Any]] = {"type": "recent"}
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"rows", "own_law"})
+    needs_columns: ClassVar[tuple[str, ...]] = ("q_value",)
+    _newest = -1
+
+    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
+        assert all(float(row["q_value"]) >= 0 for row in rows)
+        self._newest = int(np.arange(self.capacity)[where][-1])
+
+    def draw(self, population: int, size: int, replace: bool = False) -> Any:
+        """Return the ranks of rows; with ``fifo`` they are positions."""
+        weights = np.arange(population, 0, -1.0)
+        ages = self._rng.choice(population, size, replace, weights / weights.sum())
+        return (self._newest - ages) % population
+
+    @classmethod
+    def made(cls, capacity: int, seed: int, folder: Path) -> Self:
+        return cls({}, capacity, seed)
+
+
+class TestRecent(SamplerContract):
+    capabilities = RecentSampler.contract_capabilities
+
+    def make_part(self, capacity: int, seed: int, folder: Path) -> RecentSampler:
+        return RecentSampler.made(capacity, seed, folder)
+
+
+class TestBufferOfRecent(BufferContract):
+    capabilities = frozenset({"ages", "columns", "fifo", "parts", "saves", "own_law"})
+
+    @pytest.fixture(autouse=True)
+    def _type(self) -> Iterator[None]:
+        with use_manager(PluginManager()) as manager:
+            manager.registry("samplers").register("recent", RecentSampler)
+            yield
+
+    def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
+        return create_buffer({"type": "naive", "sampler": {"type": "recent"}, **cfg})
+
+
+def test_sampler_with_a_law_of_its_own_breaks_only_the_rule_of_equal_chances() -> None:
+    with pytest.raises(ContractError) as caught:
+        check_part("sampler", RecentSampler.made, capabilities={"rows"})
+    assert caught.value.broken == (6,)
 
 
 class TestFifo(RemoverContract):

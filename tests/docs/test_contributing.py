@@ -26,9 +26,20 @@ def test_named_places_exist(row: str) -> None:
     files = [path for path in paths if path.suffix == ".py" and "<name>" not in path.name]
 
     assert paths
+    code = [path for path in paths if "tests" not in path.parts and path.suffix == ".py"]
+    assert len(code) <= (5 if "hook point" in row else 3)
     for path in paths:
         assert (path.parent if "<name>" in path.name else path).exists(), path
     source = "".join(path.read_text(encoding="utf-8") for path in files)
     for name in quoted:
         if name.isidentifier() and name not in ("Config", "flask_fs"):
             assert re.search(rf"\b{name}\b", source), name
+
+
+def test_architecture_begins_with_eight_files_that_exist() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    first = page.partition("\n## ")[2].partition("\n## ")[0]
+    files = re.findall(r"^\d\. `(\S+)`: ", first, re.MULTILINE)
+
+    assert len(files) == 8
+    assert [name for name in files if not (ROOT / name).is_file()] == []

@@ -118,7 +118,7 @@ class Reader:
             self.install(arguments[1:])
         elif command[:2] == ["python", "-m"]:
             few = ["--seeds", "4"]  # instead of the hundreds in the page
-            subprocess.run([sys.executable, *arguments, *few], check=True, timeout=150)
+            subprocess.run([sys.executable, *arguments, *few], cwd=ROOT, check=True, timeout=150)
         else:
             pytest.fail(f"the test does not know how to run {command}")
 
@@ -152,7 +152,8 @@ class Reader:
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def install(self, sources: list[str]) -> None:
-        sources = [each.removesuffix("[test]") for each in sources]  # they are installed already
+        # Editable installs need no other folder, and the extras are installed already.
+        sources = [each.removesuffix("[test]") for each in sources if each != "-e"]
         if not all((self.folder / source).is_dir() for source in sources):
             # A folder of this repository, which is installed already.
             missing = [each for each in sources if not (ROOT / each / "pyproject.toml").is_file()]

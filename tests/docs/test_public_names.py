@@ -17,8 +17,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PUBLIC: tuple[str, ...] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["MODULES"]
+PLUGINS = ("di-engine", "trackers")
+"""Plugins of this repository that are written like those of third parties."""
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
-FILES = [*ROOT.glob("dingsdk/templates/**/*.py"), *ROOT.glob("docs/examples/**/*.py")]
+FILES = [
+    *ROOT.glob("dingsdk/templates/**/*.py"),
+    *ROOT.glob("docs/examples/**/*.py"),
+    *(path for name in PLUGINS for path in ROOT.glob(f"plugins/dingsdk-{name}/dingsdk_*/*.py")),
+]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.M | re.S)
 
 
@@ -59,7 +65,7 @@ def test_text_of_a_page_refers_only_to_public_modules(page: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_template_or_example_imports_only_public_names(file: Path) -> None:
+def test_template_example_or_plugin_imports_only_public_names(file: Path) -> None:
     assert offences(file.read_text(encoding="utf-8")) == []
 
 

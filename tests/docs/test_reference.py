@@ -42,6 +42,21 @@ def test_how_to_pages_of_templates_are_up_to_date(generated: dict[str, Any]) -> 
     assert written(DOCS / "how-to", made) == made, "run `make docs`"
 
 
+def test_public_names_are_described_in_the_files(pages: dict[str, str]) -> None:
+    for page, text in pages.items():
+        for entry in text.split("\n## ")[1:] if page.startswith("api/") else ():
+            name, _, body = entry.partition("\n")
+            assert body.strip(), f"{page}: {name}"
+            assert " at 0x" not in body, f"{page}: {name}"
+    (entry,) = (
+        entry
+        for entry in pages["api/dingsdk.worker.md"].split("\n## ")
+        if entry.startswith('<a id="dingsdk.worker.NaiveReplayBuffer">')
+    )
+    assert "class NaiveReplayBuffer(" in entry
+    assert "**Args**" in entry
+
+
 def test_every_hook_kind_and_error_is_described(pages: dict[str, str]) -> None:
     for line in pages["errors.md"].splitlines():
         if line.startswith("| `"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -43,7 +46,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class FillDisk(LearnerHook):
-    """Fills the disk at one iteration and frees it at another."""
+    """Fills the disk at one iteration; frees it at another, or after some seconds."""
 
     def __init__(self, name, priority, *, ext_args, **kwargs):  # type: ignore[no-untyped-def]
         super().__init__(name, priority, **kwargs)
@@ -51,7 +54,9 @@ class FillDisk(LearnerHook):
 
     def __call__(self, engine) -> None:  # type: ignore[no-untyped-def]
         filler = Path(self._args.filler)
-        if engine.last_iter.val == self._args.full_at:
+        if engine.last_iter.val == self._args.full_at or self.position == "after_run":
+            if seconds := self._args.get("seconds"):
+                threading.Timer(seconds, filler.unlink).start()
             with filler.open("wb", buffering=0) as file:
                 for size in (1 << 16, 1):
                     try:
@@ -63,11 +68,14 @@ class FillDisk(LearnerHook):
             filler.unlink()
 
 
-def sets(disk: Path, full_at: int, room_at: int) -> list[str]:
+def sets(
+    disk: Path, full_at: int, room_at: int, seconds: float = 0.0, position: str = "before_iter"
+) -> list[str]:
+    times = {"full_at": full_at, "room_at": room_at, "seconds": seconds}
     entry = {
         "type": "fill_disk",
-        "position": "before_iter",
-        "ext_args": {"filler": str(disk / "filler"), "full_at": full_at, "room_at": room_at},
+        "position": position,
+        "ext_args": {"filler": str(disk / "filler"), **times},
     }
     return [*SMALL, f"policy.learn.learner.hook.fill={json.dumps(entry)}"]
 
@@ -96,13 +104,55 @@ def test_run_continues_when_logs_and_checkpoints_have_no_room(
 
 
 def test_last_checkpoint_without_room_raises_storage_full_error(tiny_disk: Path) -> None:
-    with pytest.raises(StorageFullError) as caught:
-        train("cartpole-dqn", sets=sets(tiny_disk, 15, 10**6), output=tiny_disk)
+    limit = "system.coordinator.storage_timeout_s=1.5"
+    began = time.monotonic()
+    with pytest.raises(StorageFullError, match=r"there was no room for 2 s \(system\.") as caught:
+        train("cartpole-dqn", sets=[*sets(tiny_disk, 15, 10**6), limit], output=tiny_disk)
 
+    assert 1.5 < time.monotonic() - began < 30.0
     assert caught.value.reason == "ENOSPC"
     assert str(tiny_disk) in caught.value.path
     assert caught.value.is_user_mistake
     assert not list(tiny_disk.rglob(".tmp-*"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "full_at", "position", "missing"),
+    [
+        # The evaluation at iteration 12 is the first of a trained policy, so it is the best.
+        ("serial", 11, "before_iter", "ckpt/ckpt_best.safetensors"),
+        ("parallel", 11, "before_iter", "ckpt/ckpt_best.safetensors"),
+        ("serial", 39, "before_iter", "ckpt/iteration_40.safetensors"),
+        ("parallel", 39, "before_iter", "ckpt/iteration_40.safetensors"),
+        ("serial", -1, "after_run", "result.json"),
+    ],
+)
+def test_write_that_the_run_needs_waits_for_room(
+    tiny_disk: Path,
+    mode: Literal["serial", "parallel"],
+    full_at: int,
+    position: str,
+    missing: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = (
+        "policy.learn.learner.train_iterations=40",
+        "policy.eval.evaluator.eval_freq=12",
+        "policy.learn.learner.hook.save_ckpt_after_iter=0",
+        "system.max_env_steps=null",
+        "system.transport.type=in_memory",
+    )
+    seconds = 3.0
+    filled = [*sets(tiny_disk, full_at, -1, seconds, position), *own]
+    result = train("cartpole-dqn", mode, sets=filled, output=tiny_disk)
+
+    assert result.reason == "limit"
+    assert result.train_iter == 40
+    assert (result.run_dir / missing).stat().st_size > 0
+    for text in ("the run waits for up to 600 s: cannot write", "there is room again"):
+        assert text in caplog.text
+    assert not (tiny_disk / "filler").exists()
+    assert not list(result.run_dir.rglob(".tmp-*"))
 
 
 def test_config_without_room_raises_storage_full_error(tiny_disk: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from dingsdk.errors import StorageFullError
 from dingsdk.policy.threads import torch_threads
-from dingsdk.testing import failing_calls
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import collector, learner
+from tools.os_calls import failing_calls
 
 from .job_cluster import JobCluster
 

@@ -17,11 +17,10 @@ from typing import Any
 
 import click
 import pytest
-from dingsdk_flask_fs.simulated import SimulatedFlaskFS
-from dingsdk_in_memory.simulated import SimulatedInMemory
 
 from dingsdk.errors import SamplesLostError
-from dingsdk.testing.simulation import (
+from dingsdk.worker.comm.requests.messages import Request, encode_request
+from tools.simulation import (
     SampleOracle,
     SeedSearch,
     Setting,
@@ -31,10 +30,11 @@ from dingsdk.testing.simulation import (
     shrink,
     simulate,
 )
-from dingsdk.testing.simulation.__main__ import main as command
-from dingsdk.testing.simulation.disk import SimulatedDisk
-from dingsdk.testing.simulation.world import SimulatedProcess, World
-from dingsdk.worker.comm.requests.messages import Request, encode_request
+from tools.simulation.__main__ import main as command
+from tools.simulation.disk import SimulatedDisk
+from tools.simulation.flask_fs import SimulatedFlaskFS
+from tools.simulation.in_memory import SimulatedInMemory
+from tools.simulation.world import SimulatedProcess, World
 
 from ..mutants.simulation_mutants import MUTANTS
 from ..mutants.simulation_search import PAGE, page, read, search, simulate_with
@@ -110,7 +110,7 @@ def test_search_ends_after_its_cpu_time() -> None:
 
 
 def test_command_searches_seeds_and_prints_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["dingsdk_in_memory.simulated:SimulatedInMemory", "--seeds", "2", "--processes=1"]
+    arguments = ["tools.simulation.in_memory:SimulatedInMemory", "--seeds", "2", "--processes=1"]
     level = logging.root.manager.disable
     try:
         command(arguments, standalone_mode=False)

@@ -166,8 +166,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "an incomplete record counts as damage",
             f"{_COORDINATOR}.journal:decode_facts",
-            "if end > size:\n            break",
-            "if end > size:\n            raise _damaged(path, at)",
+            "for at, content in records:",
+            "if torn_bytes:\n        raise damaged_at(path, 0, _ADVICE)\n    for at, content in records:",  # noqa: E501
         ),
     ],
     "A payload is missing": [

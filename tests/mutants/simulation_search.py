@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from dingsdk_flask_fs.simulated import SimulatedFlaskFS
 
-from dingsdk.testing.simulation import SeedSearch, simulate
 from tests.mutants.simulation_mutants import DEFECTS, MUTANTS, Mutant
+from tools.simulation import SeedSearch, simulate
+from tools.simulation.flask_fs import SimulatedFlaskFS
 
 MOST_SEEDS, MOST_S = 10_000, 120.0
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "simulated-defects.md"

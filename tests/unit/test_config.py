@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dingsdk.config import (
     to_easydict,
     to_plain,
 )
-from dingsdk.config.plain import find, flatten, put, take
+from dingsdk.config.plain import check_bounds, find, flatten, put
 from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError
 
 SCALARS = (
@@ -219,7 +220,7 @@ def test_file_that_is_no_text_is_a_config_error(tmp_path: Path) -> None:
         load_config(tmp_path / "c.yaml")
 
 
-def test_python_config_returns_its_raw_sections_and_does_not_run_its_main_block(
+def test_python_config_returns_its_raw_dicts_and_does_not_run_its_main_block(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "c.py"
@@ -227,6 +228,7 @@ def test_python_config_returns_its_raw_sections_and_does_not_run_its_main_block(
         "from easydict import EasyDict\n"
         "main_config = EasyDict(exp_name='x', policy=dict(nstep=(1, 2)))\n"
         "create_config = dict(policy=dict(type='dqn'))\n"
+        "options, other_config = {'a': 1}, 3\n"
         "if __name__ == '__main__':\n"
         "    raise RuntimeError('ran')\n"
     )
@@ -234,27 +236,10 @@ def test_python_config_returns_its_raw_sections_and_does_not_run_its_main_block(
     loaded = load_config(path)
 
     assert loaded == {
-        "main": {"exp_name": "x", "policy": {"nstep": (1, 2)}},
-        "create": {"policy": {"type": "dqn"}},
+        "main_config": {"exp_name": "x", "policy": {"nstep": (1, 2)}},
+        "create_config": {"policy": {"type": "dqn"}},
     }
-    assert type(loaded["main"]["policy"]) is dict
-
-    path.write_text(path.read_text() + "system_config = {'coordinator': {}}\n")
-    assert load_config(path)["system"] == {"coordinator": {}}
-
-
-def test_python_file_without_the_sections_says_which_are_missing(tmp_path: Path) -> None:
-    path = tmp_path / "c.py"
-    path.write_text("main_config = {}\n")
-    with pytest.raises(ConfigError) as caught:
-        load_config(path)
-    assert caught.value.missing == ["create_config"]
-
-    path.write_text("main_config = {}\ncreate_config = 3\n")
-    with pytest.raises(ConfigTypeError) as wrong:
-        load_config(path)
-    facts = (wrong.value.path, wrong.value.expected, wrong.value.found)
-    assert facts == ("create_config", "mapping", "int")
+    assert type(loaded["main_config"]["policy"]) is dict
 
 
 def test_absent_file_and_other_suffix_are_config_errors(tmp_path: Path) -> None:
@@ -422,26 +407,11 @@ def test_flatten_maps_paths_to_values_and_keeps_empty_sections() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "left"),
-    [
-        ("a", {"b": 1}, {"z": 2}),
-        ("a.b", 1, {"a": {}, "z": 2}),
-        ("a.c", None, {"a": {"b": 1}, "z": 2}),
-        ("a.b.c", None, {"a": {"b": 1}, "z": 2}),
-        ("x.y", None, {"a": {"b": 1}, "z": 2}),
-        ("x", None, {"a": {"b": 1}, "z": 2}),
-    ],
+    ("path", "value"),
+    [("a", {"b": 1}), ("a.b", 1), ("a.c", None), ("a.b.c", None), ("x.y", None), ("x", None)],
 )
-def test_find_returns_the_value_or_none_and_take_also_removes_it(
-    path: str, value: Any, left: dict[str, Any]
-) -> None:
-    cfg = {"a": {"b": 1}, "z": 2}
-
-    assert find(cfg, path) == value
-    assert cfg == {"a": {"b": 1}, "z": 2}
-
-    assert take(cfg, path) == value
-    assert cfg == left
+def test_find_returns_the_value_at_a_path_or_none(path: str, value: Any) -> None:
+    assert find({"a": {"b": 1}, "z": 2}, path) == value
 
 
 def test_put_creates_sections_and_does_not_replace_other_values() -> None:
@@ -451,3 +421,18 @@ def test_put_creates_sections_and_does_not_replace_other_values() -> None:
         put(cfg, path, 5)
 
     assert cfg == {"a": {"b": 1, "c": 5}, "n": {"m": 5}, "x": {"y": {"z": 5}}, "top": 5}
+
+
+@pytest.mark.parametrize(
+    "value", ["\ud800", ["\udcff"], {"\ud800": 1}, {"a": [{"b": "x\udfffy"}]}, {"é\ud800": {}}]
+)
+def test_text_that_no_file_can_hold_is_refused(value: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"env": value}))
+    for read in (
+        lambda: apply_set({}, f"env.x={json.dumps(value)}"),
+        lambda: load_config(file),
+        lambda: check_bounds({"env": value}),
+    ):
+        with pytest.raises(ConfigError, match=r"env.*half of a surrogate pair"):
+            read()

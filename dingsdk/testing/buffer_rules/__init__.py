@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
-from dingsdk.testing.buffer_bench import BufferBench
 from dingsdk.testing.buffer_rules import kinds, lives, rows, threads
-from dingsdk.testing.rule import RuleBook, collect
+from dingsdk.testing.buffer_rules.bench import BufferBench
+from dingsdk.testing.runner import Contract, RuleBook, collect
+from dingsdk.worker.replay_buffer import IBuffer
 
 BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
     "columns": "Rows are dicts of numbers and arrays, kept in columns, and sampled as SampleBatch.",
@@ -20,6 +21,7 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
         "`max_use` and `max_staleness` are settings."
     ),
     "proportional": "The priorities are proportional: a share is `priority ** alpha` of all.",
+    "own_law": "The draws of its sampler follow a law of their own: not uniform, not by priority.",
     "sequences": "`sample(size, sequence, ...)` gives stretches of rows that follow each other.",
     "windows": (
         "`sampler` takes `stride`, `burn_in`, `pad` and `trajectory`, as that of type `sequence`."
@@ -48,3 +50,14 @@ check_buffer = BUFFER_BOOK.check
 e.g. ``lambda cfg: MyBuffer({"storage": {"type": "mine"}, **cfg})``. They are
 ``replay_buffer_size`` and ``seed``, and the settings that the declared capabilities have.
 """
+
+
+class BufferContract(Contract):
+    """Contract tests of a replay buffer and its parts; see ``BUFFER_CAPABILITIES``."""
+
+    book = BUFFER_BOOK
+    maker = "make_buffer"
+
+    def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
+        """Return a fresh buffer with these settings. Rules may call it more than once."""
+        raise self._missing("make_buffer(cfg)")

@@ -12,8 +12,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointVersionError, InvalidPriorityError, SchemaMismatchError
-from dingsdk.testing.bench import SPREADS, expect_alike
-from dingsdk.testing.buffer_bench import (
+from dingsdk.testing.buffer_rules.bench import (
     CAPACITY,
     WIDTH,
     BufferBench,
@@ -21,13 +20,13 @@ from dingsdk.testing.buffer_bench import (
     expect,
     expect_equal,
     flat,
-    make_row,
     number_of,
     numbers_of,
     raises,
     update_of,
 )
-from dingsdk.testing.rule import RuleBroken, needs
+from dingsdk.testing.expect import SPREADS, expect_alike
+from dingsdk.testing.runner import RuleBroken, needs
 
 _ROWS = 20
 
@@ -56,7 +55,7 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
                     expect(not across, f"sequence {numbers} continues after the end at {across}")
     buffer = bench.buffer(replay_buffer_size=_ROWS)
     for first in range(0, 12, 3):
-        buffer.push([make_row(number, done=False) for number in range(first, first + 3)], 0)
+        buffer.push([bench.row(number, done=False) for number in range(first, first + 3)], 0)
         buffer.end_trajectory()
     for _ in range(25):
         for one, after in _sequences(bench, buffer, 2, 2):
@@ -64,7 +63,7 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
             expect(is_within, f"sequence {[one, after]} continues after end_trajectory()")
 
 
-@needs("sequences")
+@needs("sequences", unless="own_law")
 def rule_42_every_start_can_be_drawn(bench: BufferBench) -> None:
     """All rows from which a whole sequence can start are equally likely as the start."""
     ends = {4, 9, 17}
@@ -98,9 +97,9 @@ def rule_44_episodes_are_whole(bench: BufferBench) -> None:
     or a value that is not an episode, raises SchemaMismatchError, and nothing is pushed.
     """
     buffer = bench.buffer(1, 2)
-    buffer.push([[make_row(n)] * episode_length(n) for n in (3, 4)], 0)
+    buffer.push([[bench.row(n)] * episode_length(n) for n in (3, 4)], 0)
     bench.expect_contents(buffer, [1, 2, 3, 4], "after episodes as batches and as lists")
-    wrong: tuple[Any, ...] = (5, "text", [], make_row(1))
+    wrong: tuple[Any, ...] = (5, "text", [], bench.row(1))
     for row in wrong:
         with raises(f"push of an episode {row!r:.40}", SchemaMismatchError):
             buffer.push([*bench.rows(7), row], 0)
@@ -131,7 +130,7 @@ def rule_45_window_holds_the_newest(bench: BufferBench) -> None:
 
 def _filled(bench: BufferBench, numbers: Iterable[int], ends: Collection[int]) -> Any:
     buffer = bench.buffer(replay_buffer_size=_ROWS)
-    rows = [make_row(number, done=number in ends) for number in numbers]
+    rows = [bench.row(number, done=number in ends) for number in numbers]
     # Several pushes, so that trajectories continue from one push to the next.
     for start in range(0, len(rows), 3):
         buffer.push(rows[start : start + 3], 0)
@@ -228,7 +227,7 @@ def rule_48_new_rows_have_the_largest_priority(bench: BufferBench) -> None:
     _expect_priorities(buffer, {6: 2.5})
 
 
-@needs("priorities")
+@needs("priorities", unless="own_law")
 def rule_49_weights_are_above_0_and_at_most_1(bench: BufferBench) -> None:
     """``IS`` is in (0, 1]: 1 for the row least likely to be drawn, and lower for likelier rows."""
     buffer = bench.buffer(*range(CAPACITY))

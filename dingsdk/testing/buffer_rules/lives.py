@@ -15,8 +15,7 @@ from dingsdk.errors import (
     CheckpointMissingError,
     CheckpointVersionError,
 )
-from dingsdk.testing.bench import leaves_nothing
-from dingsdk.testing.buffer_bench import (
+from dingsdk.testing.buffer_rules.bench import (
     CAPACITY,
     BufferBench,
     Call,
@@ -26,8 +25,8 @@ from dingsdk.testing.buffer_bench import (
     spoil,
     update_of,
 )
-from dingsdk.testing.rule import needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect_same, leaves_nothing
+from dingsdk.testing.runner import needs
 
 
 def rule_21_same_seed_same_samples(bench: BufferBench) -> None:

@@ -10,19 +10,17 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
-from dingsdk.testing.bench import expect_alike
-from dingsdk.testing.buffer_bench import (
+from dingsdk.testing.buffer_rules.bench import (
     CAPACITY,
     BufferBench,
     expect,
     expect_equal,
-    make_row,
     numbers_of,
     raises,
     spoil,
 )
-from dingsdk.testing.rule import RuleBroken, needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect_alike, expect_same
+from dingsdk.testing.runner import RuleBroken, needs
 
 
 def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
@@ -132,7 +130,7 @@ def rule_08_rows_that_do_not_fit_are_refused(bench: BufferBench) -> None:
     A row does not fit if a key is missing or extra, or has another shape, kind or nesting. In a
     push of columns, another dtype does not fit either. No row of such a push is stored.
     """
-    good = make_row(7)
+    good = bench.row(7)
     lacking = {key: value for key, value in good.items() if key != "reward"}
     bad: dict[str, list[dict[str, Any]]] = {
         "reward": [lacking, {**good, "reward": None}, {**good, "reward": np.zeros(2, np.float32)}],
@@ -145,7 +143,7 @@ def rule_08_rows_that_do_not_fit_are_refused(bench: BufferBench) -> None:
         buffer = bench.buffer(*range(held))
         for key, rows in bad.items():
             for row in rows:
-                for data in (row, [row], [make_row(8), row]):
+                for data in (row, [row], [bench.row(8), row]):
                     _expect_refused(buffer, data, key)
         columns = bench.batch(7, 8).columns
         wider = columns["reward"].astype(np.float64)
@@ -324,6 +322,6 @@ def rule_20_clear_drops_all_rows(bench: BufferBench) -> None:
         bench.expect_contents(buffer, range(20, 21 + CAPACITY), "after clear() and a push")
         if not bench.has("episodes"):
             buffer.clear()
-            observed = {name: bench.rows(0)[0][name] for name in ("obs", "next_obs")}
+            observed = {name: bench.row(0)[name] for name in ("obs", "next_obs", *bench.columns)}
             buffer.push([{**observed, "other": 1.0}], 0)
             expect_equal(buffer.count(), 1, "count() after a push of other columns")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from dingsdk.errors import BufferClosedError, BufferFullError
-from dingsdk.testing.buffer_bench import (
+from dingsdk.testing.buffer_rules.bench import (
     CAPACITY,
     BufferBench,
     Call,
@@ -22,7 +22,7 @@ from dingsdk.testing.buffer_bench import (
     raises,
     update_of,
 )
-from dingsdk.testing.rule import RuleBroken, needs
+from dingsdk.testing.runner import RuleBroken, needs
 
 _WAIT_S = 0.05
 _EARLY_S = 0.02

@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dingsdk.testing.extension_rules import commands, learner_hooks, observers, wrappers
-from dingsdk.testing.rule import ContractReport, RuleBook, collect
+from dingsdk.testing.runner import ContractReport, RuleBook, book_of
 
 EXTENSION_RULES: Final[Mapping[str, RuleBook[Any]]] = {
-    "learner hook": RuleBook(
-        collect(learner_hooks),
-        {
-            "args": "It declares its `ext_args` as the section `Args`.",
-            "observes": "Training is the same as without the hook.",
-            "repeatable": "What it logs depends only on the training, not on the time.",
-        },
-        learner_hooks.HookBench,
-    ),
-    "wrapper": RuleBook(
-        collect(wrappers),
-        {"repeatable": "The same seed and the same actions give the same episode."},
-        wrappers.WrapperBench,
-    ),
-    "command": RuleBook(collect(commands), {}, commands.CommandBench),
-    "observer": RuleBook(collect(observers), {}, observers.ObserverBench),
+    kind: book_of(kind) for kind in ("learner hook", "wrapper", "command", "observer")
 }
 """The rules and the optional capabilities for each kind of extension."""
 
@@ -41,4 +25,4 @@ def check_extension(kind: str, made: Any, **options: Any) -> ContractReport:
         options: ``capabilities``, from ``EXTENSION_RULES[kind].known_capabilities``, and
             ``patience_s``.
     """
-    return EXTENSION_RULES[kind].check(made, **options)
+    return book_of(kind).check(made, **options)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, ClassVar, Final
 
 import click
 from click.testing import CliRunner, Result
 
-from dingsdk.testing.bench import RuleBench, expect, expect_equal
+from dingsdk.testing.expect import expect, expect_equal
+from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect
 
 SHORT_HELP_CHARS = 90
 
@@ -78,3 +80,18 @@ def rule_06_completion_never_fails(bench: CommandBench) -> None:
         for parameter in command.params:
             for text in ("", "no-such-text"):
                 parameter.shell_complete(context, text)
+
+
+COMMAND_BOOK: Final = RuleBook(collect(__name__), {}, CommandBench)
+
+
+class CommandContract(Contract):
+    """Base class of a command's contract tests.
+
+    Attributes:
+        command: The click command.
+    """
+
+    book = COMMAND_BOOK
+    maker = "command"
+    command: ClassVar[Any]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, HookError
 from dingsdk.policy import create_policy
-from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
+from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
 from dingsdk.worker import BaseLearner, LearnerHook
 
 MakeHook = Callable[..., LearnerHook]
@@ -65,6 +64,11 @@ class HookBench(RuleBench[MakeHook]):
     def hook(self, position: str, priority: float = 50, **ext_args: Any) -> LearnerHook:
         """Return a fresh hook."""
         return self._make("rule", priority, position=position, ext_args=ext_args)
+
+    def build(self) -> Sequence[LearnerHook]:
+        hooks = [self.hook(position) for position in self.positions()]
+        self.train("build", hooks)
+        return hooks
 
     def positions(self) -> Sequence[str]:
         """Return the positions that the hook accepts."""
@@ -149,3 +153,27 @@ def rule_08_close_may_be_repeated(bench: HookBench) -> None:
     hook = bench.hook(bench.positions()[0])
     hook.close()
     hook.close()
+
+
+HOOK_BOOK: Final = RuleBook(
+    collect(__name__),
+    {
+        "args": "It declares its `ext_args` as the section `Args`.",
+        "observes": "Training is the same as without the hook.",
+        "repeatable": "What it logs depends only on the training, not on the time.",
+    },
+    HookBench,
+)
+
+
+class LearnerHookContract(Contract):
+    """Contract tests of a learner hook; see ``EXTENSION_RULES``."""
+
+    book = HOOK_BOOK
+    maker = "make_hook"
+
+    def make_hook(
+        self, name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]
+    ) -> LearnerHook:
+        """Return a new hook. Add the arguments that it requires to ``ext_args``."""
+        raise self._missing("make_hook(...)")

@@ -8,16 +8,15 @@ from collections.abc import Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.hooks import DECISIONS
-from dingsdk.testing.bench import Call, RuleBench, expect
+from dingsdk.testing.expect import Call, expect, expect_same
 from dingsdk.testing.extension_rules.learner_hooks import small_learner
-from dingsdk.testing.rule import RuleBroken
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.runner import Contract, RuleBench, RuleBook, RuleBroken, collect
 from dingsdk.worker import SoloCommander
 from dingsdk.worker.comm.transport import TaskAnswer
 from dingsdk.worker.learner.checkpoint import SUFFIX, checkpoint_contents, save_checkpoint
@@ -85,6 +84,7 @@ class ObserverBench(RuleBench[Any]):
         plugin = {"plugin": self._make, "name": "observer", "manager": self.manager}
         return [
             ("dingsdk_plugin_registered", plugin),
+            ("dingsdk_convert_config", {"config": config}),
             ("dingsdk_configure", {"config": config}),
             ("dingsdk_run_started", {"config": config, "run_dir": run_dir}),
             *self.work(run_dir),
@@ -218,3 +218,18 @@ def _is_json(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+OBSERVER_BOOK: Final = RuleBook(collect(__name__), {}, ObserverBench)
+
+
+class ObserverContract(Contract):
+    """Base class of the contract tests of a plugin that only observes.
+
+    Attributes:
+        plugin: The module or object that has the hookimpls.
+    """
+
+    book = OBSERVER_BOOK
+    maker = "plugin"
+    plugin: ClassVar[Any]

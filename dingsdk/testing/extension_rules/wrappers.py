@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import gymnasium
 import numpy as np
 
 from dingsdk.data.pytree import flatten
+from dingsdk.envs.make import EnvFn
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import DingError
-from dingsdk.testing.bench import RuleBench, expect, expect_equal
-from dingsdk.testing.rule import RuleBroken, needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect, expect_equal, expect_same
+from dingsdk.testing.runner import Contract, RuleBench, RuleBook, RuleBroken, collect, needs
 
 Env = gymnasium.Env[Any, Any]
 MakeWrapped = Callable[[Callable[[Env], Env]], Env]
@@ -43,6 +43,9 @@ class WrapperBench(RuleBench[MakeWrapped]):
     """The bench of a wrapper: makes wrapped envs."""
 
     witness: Witness
+
+    def build(self) -> Env:
+        return self.env()
 
     def env(self) -> Env:
         """Return a wrapped env; ``self.witness`` is between it and the wrapper."""
@@ -159,3 +162,31 @@ def rule_09_unwrapped_is_the_innermost_env(bench: WrapperBench) -> None:
     """``unwrapped`` is the ``unwrapped`` of the wrapped env."""
     env = bench.env()
     expect(env.unwrapped is bench.witness.unwrapped, f"unwrapped is {env.unwrapped!r}")
+
+
+WRAPPER_BOOK: Final = RuleBook(
+    collect(__name__),
+    {"repeatable": "The same seed and the same actions give the same episode."},
+    WrapperBench,
+)
+
+
+class EnvWrapperContract(Contract):
+    """Base class of the contract tests of an env wrapper.
+
+    See ``EXTENSION_RULES["wrapper"].known_capabilities``.
+
+    Attributes:
+        env_id: gymnasium id of an env that the wrapper can wrap.
+    """
+
+    book = WRAPPER_BOOK
+    env_id: ClassVar[str] = "CartPole-v1"
+
+    def make_wrapper(self, env: Any) -> Any:
+        """Return the wrapper around an env. Rules may call it more than once."""
+        raise self._missing("make_wrapper(env)")
+
+    def _part(self) -> Any:
+        env_fn = EnvFn({"env_id": self.env_id})
+        return lambda wrap: self.make_wrapper(wrap(env_fn()))

@@ -5,51 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dingsdk.testing.part_rules import limiters, removers, samplers, storages
-from dingsdk.testing.part_rules.bench import MakePart, PartBench
-from dingsdk.testing.rule import ContractReport, RuleBook, collect
+from dingsdk.testing.part_rules.bench import MakePart
+from dingsdk.testing.runner import ContractReport, RuleBook, book_of
 
 PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
-    "storage": RuleBook(
-        collect(storages),
-        {
-            "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
-            "objects": "A row may be any object.",
-            "grids": "`take_grid` gives columns.",
-            "any_order": "Rows may leave in any order; without it the oldest leave first.",
-            "durable": "Rows stay in the folder when the storage is closed.",
-        },
-        PartBench,
-    ),
-    "sampler": RuleBook(
-        collect(samplers),
-        {
-            "rows": "A `RowSampler`: it draws single rows, all equally likely.",
-            "distinct": "All pairs of rows are equally likely to be in a batch.",
-            "priorities": "A `PrioritySampler`: it draws single rows by their priority.",
-            "proportional": "A row's share of the draws is `priority ** alpha`.",
-            "sequences": "A `SequenceSampler`: it draws runs of consecutive rows.",
-        },
-        PartBench,
-    ),
-    "remover": RuleBook(
-        collect(removers),
-        {
-            "fifo": "The oldest rows leave first, and their positions are used in that order.",
-            "ages": "`newer` returns how many rows were added after others.",
-            "random": "Which rows leave depends on the seed.",
-        },
-        PartBench,
-    ),
-    "limiter": RuleBook(
-        collect(limiters),
-        {
-            "min_size": "`min_size` rows have to be there before any is sampled.",
-            "bounded": "Pushes wait for samples.",
-            "timed": "Passing time may admit what was refused; `retry_after_s` says when.",
-        },
-        PartBench,
-    ),
+    kind: book_of(kind) for kind in ("storage", "sampler", "remover", "limiter")
 }
 """The rules and the optional capabilities for each kind of part."""
 
@@ -63,4 +23,4 @@ def check_part(kind: str, make: MakePart, **options: Any) -> ContractReport:
             durable storage opens the rows that are in it.
         options: ``capabilities``, from ``PART_RULES[kind].known_capabilities``, and ``patience_s``.
     """
-    return PART_RULES[kind].check(make, **options)
+    return book_of(kind).check(make, **options)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.testing.bench import RuleBench
+from dingsdk.testing.runner import Contract, RuleBench
 
 CAPACITY = 8
 MakePart = Callable[[int, int, Path], Any]
@@ -20,6 +20,9 @@ class PartBench(RuleBench[MakePart]):
     """The bench of a part: makes parts, and closes them at the end."""
 
     _numbers = 0
+
+    def build(self) -> Any:
+        return self.part()
 
     def part(self, capacity: int = CAPACITY, seed: int = 0, folder: str = "") -> Any:
         """Return a new part; without ``folder`` it gets a new folder."""
@@ -38,3 +41,19 @@ def as_list(where: slice | NDArray[np.int64]) -> list[int]:
     """Return positions as a list of ints."""
     found = np.arange(where.start, where.stop) if isinstance(where, slice) else np.asarray(where)
     return [int(position) for position in found]
+
+
+class PartContract(Contract):
+    """Base class of the contract tests of the parts of a buffer."""
+
+    maker = "make_part"
+
+    def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
+        """Return a fresh part. Rules may call it more than once.
+
+        Args:
+            capacity: Maximum number of rows of the buffer.
+            seed: Seed of its random numbers.
+            folder: Folder for its files; a durable storage opens the rows that are in it.
+        """
+        raise self._missing("make_part(...)")

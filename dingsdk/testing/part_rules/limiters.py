@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.testing.bench import expect, expect_equal, raises
-from dingsdk.testing.part_rules.bench import PartBench
-from dingsdk.testing.rule import needs
+from dingsdk.testing.expect import expect, expect_equal, raises
+from dingsdk.testing.part_rules.bench import PartBench, PartContract
+from dingsdk.testing.runner import RuleBook, collect, needs
 
 _PUSH, _BATCH = 4, 8
 _MOST_ROWS = 100_000
@@ -183,3 +183,20 @@ def rule_10_enough_rows_admit_a_sample(bench: PartBench) -> None:
             break
         limiter.on_insert(_PUSH)
         expect(limiter.inserts < _MOST_ROWS, f"no sample was admitted after {_MOST_ROWS} rows")
+
+
+LIMITER_BOOK: Final = RuleBook(
+    collect(__name__),
+    {
+        "min_size": "`min_size` rows have to be there before any is sampled.",
+        "bounded": "Pushes wait for samples.",
+        "timed": "Passing time may admit what was refused; `retry_after_s` says when.",
+    },
+    PartBench,
+)
+
+
+class LimiterContract(PartContract):
+    """Contract tests of a limiter; see ``PART_RULES["limiter"].known_capabilities``."""
+
+    book = LIMITER_BOOK

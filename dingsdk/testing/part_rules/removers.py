@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.testing.bench import expect, expect_equal, raises
-from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list
-from dingsdk.testing.rule import needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
+from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract, as_list
+from dingsdk.testing.runner import RuleBook, collect, needs
 
 _SIZES = (3, 4, 1, 2, CAPACITY, 5, 1, 7, 3)
 """Sizes of pushes: the third fills the buffer, and the fourth overwrites the first rows."""
@@ -166,3 +165,20 @@ def rule_10_seed_decides_which_rows_leave(bench: PartBench) -> None:
     expect_equal(two, one, "positions with one seed")
     expect(other != one, "another seed removed the same rows")
     expect(not type(removers[0].remover).is_fifo, "is_fifo is True")
+
+
+REMOVER_BOOK: Final = RuleBook(
+    collect(__name__),
+    {
+        "fifo": "The oldest rows leave first, and their positions are used in that order.",
+        "ages": "`newer` returns how many rows were added after others.",
+        "random": "Which rows leave depends on the seed.",
+    },
+    PartBench,
+)
+
+
+class RemoverContract(PartContract):
+    """Contract tests of a remover; see ``PART_RULES["remover"].known_capabilities``."""
+
+    book = REMOVER_BOOK

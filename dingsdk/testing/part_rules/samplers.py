@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
-from dingsdk.testing.bench import expect, expect_alike, expect_equal, raises
-from dingsdk.testing.buffer_bench import make_row
-from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list, positions
-from dingsdk.testing.rule import RuleBroken, needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.buffer_rules.bench import make_row
+from dingsdk.testing.expect import expect, expect_alike, expect_equal, expect_same, raises
+from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract, as_list, positions
+from dingsdk.testing.runner import RuleBook, RuleBroken, collect, needs
 
 _POPULATION = 12
 _TIMES = 400
@@ -32,10 +32,15 @@ def _filled(bench: PartBench, rows: int = CAPACITY + 3, seed: int = 0) -> Any:
 
 
 def _insert(sampler: Any, *numbers: int, priorities: list[float] | None = None) -> None:
-    rows = [make_row(number, number in _ENDS) for number in numbers]
+    rows = _rows(sampler, numbers)
     sampler.check(rows)
     known = None if priorities is None else np.array(priorities, np.float64)
     sampler.on_insert(positions(numbers[0] % CAPACITY, len(numbers)), rows, known)
+
+
+def _rows(sampler: Any, numbers: Iterable[int]) -> list[dict[str, Any]]:
+    """Return rows that have the columns that the sampler needs."""
+    return [make_row(number, number in _ENDS, sampler.needs_columns) for number in numbers]
 
 
 def _draws(bench: PartBench, sampler: Any, times: int = 5) -> list[Any]:
@@ -64,8 +69,7 @@ def rule_02_state_gives_the_same_future(bench: PartBench) -> None:
     before = copy.deepcopy(state)
     numbers = range(3, CAPACITY + 3)
     new.load_state_dict(state)
-    rows = [make_row(number, number in _ENDS) for number in numbers]
-    new.on_restore(np.array(numbers) % CAPACITY, rows)
+    new.on_restore(np.array(numbers) % CAPACITY, _rows(new, numbers))
     expect_equal(_draws(bench, new), _draws(bench, old), "draws after a state was loaded")
     for sampler in (old, new):
         _insert(sampler, CAPACITY + 3, CAPACITY + 4)
@@ -123,7 +127,7 @@ def rule_05_ranks_are_of_the_population(bench: PartBench) -> None:
         expect(set(drawn.tolist()) <= set(range(population)), f"ranks {drawn} of {population}")
 
 
-@needs("rows")
+@needs("rows", unless="own_law")
 def rule_06_ranks_are_equally_likely(bench: PartBench) -> None:
     """All ranks are equally likely.
 
@@ -198,7 +202,7 @@ def rule_09_only_rows_that_are_there_are_drawn(bench: PartBench) -> None:
     expect_equal((sampler.drawable, as_list(sampler.draw(2))), (0, []), "a draw of no rows")
 
 
-@needs("priorities")
+@needs("priorities", unless="own_law")
 def rule_10_larger_priorities_are_drawn_more(bench: PartBench) -> None:
     """Rows of larger priority are drawn more often, and rows of equal priority equally often."""
     sampler = bench.part()
@@ -212,7 +216,7 @@ def rule_10_larger_priorities_are_drawn_more(bench: PartBench) -> None:
         raise RuleBroken(f"rows of equal priority came {dict(counts)} times")
 
 
-@needs("priorities")
+@needs("priorities", unless="own_law")
 def rule_11_importance_is_relative_to_the_rarest_row(bench: PartBench) -> None:
     """Weights are float32 in (0, 1]: 1 for the row drawn least often, and lower for other rows.
 
@@ -273,7 +277,7 @@ def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
     _insert(sampler, 0, 1)
     sampler.end_trajectory()
     loaded.load_state_dict(sampler.state_dict())
-    loaded.on_restore(positions(0, 2), [make_row(number) for number in range(2)])
+    loaded.on_restore(positions(0, 2), _rows(loaded, range(2)))
     for each in (sampler, loaded):
         _insert(each, 2, 3, 4)  # row 2 is an end, too
         drawn = {tuple(where) for where in each.draw(40, 2).where.tolist()}
@@ -281,7 +285,7 @@ def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
         expect(drawn <= allowed, f"sequences {sorted(drawn - allowed)} cross end_trajectory()")
 
 
-@needs("sequences")
+@needs("sequences", unless="own_law")
 def rule_14_starts_are_equally_likely(bench: PartBench) -> None:
     """All rows from which a whole sequence can start are equally likely as the start.
 
@@ -297,3 +301,23 @@ def rule_14_starts_are_equally_likely(bench: PartBench) -> None:
         expect_alike(counts, len(expected), f"starts of sequences of {length}")
         expect_equal(sampler.count_starts(length), len(expected), f"count_starts({length})")
     expect_equal(sampler.draw(2, CAPACITY), None, "sequences longer than any trajectory")
+
+
+SAMPLER_BOOK: Final = RuleBook(
+    collect(__name__),
+    {
+        "rows": "A `RowSampler`: it draws single rows, all equally likely.",
+        "distinct": "All pairs of rows are equally likely to be in a batch.",
+        "priorities": "A `PrioritySampler`: it draws single rows by their priority.",
+        "proportional": "A row's share of the draws is `priority ** alpha`.",
+        "own_law": "Its draws follow a law of their own, which its author tests.",
+        "sequences": "A `SequenceSampler`: it draws runs of consecutive rows.",
+    },
+    PartBench,
+)
+
+
+class SamplerContract(PartContract):
+    """Contract tests of a sampler; see ``PART_RULES["sampler"].known_capabilities``."""
+
+    book = SAMPLER_BOOK

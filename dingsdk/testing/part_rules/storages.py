@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.testing.bench import expect, expect_equal, raises
-from dingsdk.testing.buffer_bench import WIDTH, make_row, numbers_of, spoil
-from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list, positions
-from dingsdk.testing.rule import needs
+from dingsdk.testing.buffer_rules.bench import WIDTH, make_row, numbers_of, spoil
+from dingsdk.testing.expect import expect, expect_equal, raises
+from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract, as_list, positions
+from dingsdk.testing.runner import RuleBook, collect, needs
 
 
 class _Ring:
@@ -217,3 +217,22 @@ def rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
     expect_equal(None if marks is None else marks.tolist(), [0, 4, 6, 0], "marks found again")
     ring.push(50)
     ring.expect("found again, and a push")
+
+
+STORAGE_BOOK: Final = RuleBook(
+    collect(__name__),
+    {
+        "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
+        "objects": "A row may be any object.",
+        "grids": "`take_grid` gives columns.",
+        "any_order": "Rows may leave in any order; without it the oldest leave first.",
+        "durable": "Rows stay in the folder when the storage is closed.",
+    },
+    PartBench,
+)
+
+
+class StorageContract(PartContract):
+    """Contract tests of a storage; see ``PART_RULES["storage"].known_capabilities``."""
+
+    book = STORAGE_BOOK

@@ -100,7 +100,12 @@ class ISerialCollector(SerialWorker):
 
     def state_dict(self) -> dict[str, Any]:
         """As ``Savable``; the envs are not included, their manager saves them."""
-        finished = [(*each[:3], dict(each.info)) for each in self._finished]
+        # Logs use no other info, and infos may hold objects of the env that cannot be saved.
+        kept = ("players", "names")
+        finished = [
+            (*each[:3], {key: each.info[key] for key in kept if key in each.info})
+            for each in self._finished
+        ]
         return {**super().state_dict(), "finished": capture(finished, "finished")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,7 +155,7 @@ class ISerialCollector(SerialWorker):
             self._total_duration_s += seconds
             tell_observers(self._instance_name, episodes)
             self._newest = (train_iter, policy_kwargs or {})
-            if self._is_log_due(train_iter):
+            if self._is_log_due(train_iter) and self._finished and self._log_pace.is_due():
                 self._log()
         observe().after_collect(
             source=self._instance_name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -76,6 +77,7 @@ class BattleRollout(DictRollout):
     ) -> None:
         super().__init__(env, players, None, quota, has_tensor_obs, deepcopy_obs)  # type: ignore[arg-type]
         self._players = players.modes
+        self._player_num = len(players.modes)
         self._writers = writers
         self._writers_of: dict[int, Sequence[RowsWriter | None]] = {}
         """By env id, the writers of the games that have begun."""
@@ -244,6 +246,34 @@ def modes_of(policy: Any, name: str, path: str) -> list[Any]:
     return list(policy)
 
 
+def check_players(
+    modes: Sequence[Any], env: Any, name: str, path: str, most: float = math.inf
+) -> None:
+    """Check that there are two policies or more, at most ``most``, and one for each player.
+
+    Args:
+        env: The env manager, launched; None if it is not known yet.
+        name: Name of the collector or evaluator, for messages.
+        path: Path of its section.
+
+    Raises:
+        ConfigError: their number is another one.
+    """
+    if not 2 <= len(modes) <= most:
+        wanted = "two" if most == 2 else "two or more"
+    else:
+        # Managers that are not dingsdk's may not have this attribute.
+        players = getattr(env, "player_num", len(modes))
+        if players == len(modes):
+            return
+        wanted = f"{players}, one for each player of the env"
+    raise ConfigError(
+        f"{name} plays {len(modes)} policies; give it {wanted}",
+        path=f"{path}.type",
+        found=len(modes),
+    )
+
+
 def outcome_of(own: float, other: float) -> str:
     """Return how a game ended for the player with the return ``own``."""
     return "draws" if own == other else "wins" if own > other else "losses"
@@ -280,13 +310,8 @@ class BattleCollector(ISerialCollector):
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
             modes = modes_of(policy, type(self).__name__, self._config_path)
-            if not 2 <= len(modes) <= self.max_players:
-                raise ConfigError(
-                    f"{type(self).__name__} plays {len(modes)} policies; give it "
-                    f"{'two' if self.max_players == 2 else 'two or more'}",
-                    path=f"{self._config_path}.type",
-                    found=len(modes),
-                )
+            name, most = type(self).__name__, self.max_players
+            check_players(modes, self._env, name, self._config_path, most)
             self._policy = modes
             self._players = Players(modes)
             self._read(modes[0].get_attribute)
@@ -391,7 +416,7 @@ class BattleSampleSerialCollector(SampleCollector, BattleCollector):
         type: str = "sample_1v1"
 
     _cfg: Config
-    max_players = float("inf")
+    max_players = math.inf
 
     def collect(
         self,

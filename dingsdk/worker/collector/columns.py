@@ -83,6 +83,9 @@ class BatchedRollout(Rollout):
         return self._env.step_batch(output["action"], self._subset)
 
     def record(self, obs: Obs, output: Any, step: StepColumns, train_iter: int) -> None:
+        if step.reward.ndim > 1:
+            # Of a manager that is not dingsdk's.
+            step = step._replace(reward=step.reward.reshape(len(step.reward)))
         self._obs = step.obs
         self._time += 1
         writer = self._writer

@@ -15,6 +15,7 @@ from dingsdk.data.capture import capture, revive
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
+from dingsdk.envs.guard import plain_reward
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_dicts, check_samples
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
@@ -34,6 +35,7 @@ class DictRollout(Rollout):
     saved = (*Rollout.saved, "_lengths")
 
     _writer: RowsWriter | None
+    _player_num = 1
 
     def __init__(
         self,
@@ -138,6 +140,10 @@ class DictRollout(Rollout):
             self._abandon([env_id])
             self._lengths[env_id] = 0
             return
+        if type(timestep.reward) is not float:
+            # Managers that are not dingsdk's may give arrays of shape [1], or tensors.
+            reward = plain_reward(torch_to_numpy(timestep.reward), self._player_num)
+            timestep = timestep._replace(reward=reward)
         self.env_steps += 1
         self._lengths[env_id] += 1
         if is_recorded:

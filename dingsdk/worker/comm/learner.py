@@ -26,6 +26,7 @@ from dingsdk.errors import (
     WorkerLostError,
 )
 from dingsdk.policy import create_policy
+from dingsdk.runtime.files import Patience
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
@@ -169,6 +170,8 @@ class BaseCommLearner(CommWorker):
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
         self._saved_iter = 0
+        self._is_saving = False
+        """Whether a checkpoint at an interval is being saved."""
         """Iteration of the last checkpoint of ``save_every_s``."""
         self._save_at = self._clock() + (self._cfg.save_every_s or math.inf)
         self._info: dict[str, Any] | None = None
@@ -418,7 +421,8 @@ class BaseCommLearner(CommWorker):
         checkpoints = folder / "ckpt"
         left = int(cfg["train_iterations"])
         if task_info.get("resume") and can_resume(checkpoints):
-            cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
+            loading = {"load_path": str(checkpoints), "restores_settings": True}
+            cfg["hook"]["load_ckpt_before_run"] = {"priority": 20, "ext_args": loading}
             left -= load_checkpoint(checkpoints).iteration
             cfg["train_iterations"] = max(1, left)
         elif task_info.get("resume"):
@@ -426,6 +430,9 @@ class BaseCommLearner(CommWorker):
             _log.warning(text, self.info.worker_id, checkpoints)
         self._iterations_left = left
         learner: Any = create_learner(cfg, exp_name=str(folder))
+        patience = Patience(self.storage_timeout_s, self._stops_after, self._clock)
+        # A checkpoint at an interval is left out if there is no room.
+        learner.patience = lambda write: write() if self._is_saving else patience(write)
         try:
             self._connect(learner, task_info, left)
         except BaseException:
@@ -601,14 +608,21 @@ class BaseCommLearner(CommWorker):
         """Save a checkpoint if there is something new, and set the time of the next one."""
         began, train_iter = self._clock(), self._learner.train_iter
         if train_iter != self._saved_iter:
-            self._saved_iter = train_iter
+            self._saved_iter, self._is_saving = train_iter, True
             try:
                 self._learner.save_checkpoint()
             except StorageFullError as error:
                 text = "no checkpoint of iteration %d, training continues: %s"
                 _log.warning(text, train_iter, error)
+            finally:
+                self._is_saving = False
         now = self._clock()
         self._save_at = now + save_pause(self._cfg.save_every_s, now - began)
+
+    def _stops_after(self, seconds: float) -> bool:
+        """Wait; return whether the job has to stop."""
+        self.pause(seconds)
+        return self.is_stopping
 
     @property
     def _ask_again_at(self) -> int:

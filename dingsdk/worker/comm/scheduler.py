@@ -129,8 +129,8 @@ class ThreadScheduler(Scheduler):
         job = ThreadJob(function, name)
         with self._lock:
             self._jobs = [other for other in self._jobs if not other.done]
+            job.thread.start()  # a job that cannot be started must not be waited for
             self._jobs.append(job)
-        job.thread.start()
         return job
 
     def condition(self) -> Condition:

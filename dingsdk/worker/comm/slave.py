@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from dingsdk.errors import ClosedError, DingError, ProtocolError, TaskFail, WorkerLostError
 from dingsdk.plugins import observe
-from dingsdk.plugins.blame import error_text
+from dingsdk.plugins.blame import error_text, traceback_text
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, Transport, WorkerInfo
 
@@ -178,7 +177,7 @@ class Slave:
             end.answer(answer)
         except ProtocolError as error:
             # A result that cannot be sent only fails its task.
-            end.answer(TaskAnswer(answer.task_id, False, {}, str(error), _formatted(error)))
+            end.answer(TaskAnswer(answer.task_id, False, {}, str(error), traceback_text(error)))
 
     def _join_again(self, lost: WorkerLostError) -> bool:
         task = None
@@ -221,12 +220,8 @@ class Slave:
             # An exit would only end this loop, and the master would wait for an answer.
             _log.debug("task %s raised on %s", task.data.get("name"), worker_id, exc_info=True)
             result = {"is_user_mistake": getattr(error, "is_user_mistake", False)}
-            message, text = error_text(error), _formatted(error)
+            message, text = error_text(error), traceback_text(error)
             answer = TaskAnswer(task.task_id, False, result, message, text)
         self.tasks_done += 1
         observers.after_task(worker_id=worker_id, task=task.data, outcome=answer)
         return answer
-
-
-def _formatted(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

@@ -79,7 +79,7 @@ class MasterListener(Protocol):
     """The reports of a master end, called from any thread. No method may block.
 
     The reports about one worker id come in order: an incarnation leaves before the next one joins.
-    The ``reason`` of ``worker_left`` is text for people. Only the reason ``LEFT`` does not count as a
+    The ``reason`` of ``worker_left`` is text for people. Every reason but ``LEFT`` counts as a
     failure of the worker's task.
     """
 

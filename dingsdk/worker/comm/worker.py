@@ -80,6 +80,8 @@ class CommWorker(Configurable, Slave, ABC):
         self.condition = self.scheduler.condition()
         """Guards the state that the job and the tasks share."""
         self.is_stopping = False
+        self.storage_timeout_s = 0.0
+        """How long a checkpoint waits for room; set by the run."""
         self._task_info: Mapping[str, Any] = {}
         self._job: Job | None = None
         self._stop: Callable[[], None] = _nothing

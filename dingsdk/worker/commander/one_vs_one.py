@@ -21,7 +21,7 @@ from dingsdk.worker.commander.serial import BaseSerialCommander
 from dingsdk.worker.commander.solo import SoloCommander
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 from dingsdk.worker.player_folder import player_folder
-from dingsdk.worker.run_logger import write_statistics
+from dingsdk.worker.run_logger import LogPace, write_statistics
 
 _log = logging.getLogger(__name__)
 
@@ -452,6 +452,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self._is_first = True
         self._job: dict[str, Any] | None = None
         self._games = 0
+        self._log_pace = LogPace()
         self._counted: Sequence[EpisodeRecord] = ()
         """Episodes of the newest collect whose games are counted."""
         self._restored: list[list[str]] = []
@@ -482,9 +483,10 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         if self._job is None or self._games >= self._own.games_per_opponent:
             self._games = 0
             self._job = self.league.get_job_info(player_id)
-            statistics = league_statistics(self.league, player_id)
-            envstep = self._collector.envstep
-            write_statistics(self._learner.tb_logger, "commander", statistics, train_iter, envstep)
+            if self._log_pace.is_due():
+                statistics = league_statistics(self.league, player_id)
+                writer, envstep = self._learner.tb_logger, self._collector.envstep
+                write_statistics(writer, "commander", statistics, train_iter, envstep)
         away, path = self._job["player_id"][1], self._job["checkpoint_path"][1]
         active = self._policies.get(away)
         state = self._snapshots[path] if active is None else active.state_dict()

@@ -4,9 +4,7 @@ A journal is a folder of numbered files. ``000003.facts`` holds facts in the ord
 became true; ``000003.state`` holds the coordinator's whole state before the first of them. A reader
 loads the newest state and applies all later facts. ``owner.json`` names the current writer.
 
-A fact is a record: ``length, uint32 | crc32 of the content, uint32 | crc32 of the first 8 bytes,
-uint32 | content``, with the content in MessagePack. A process that is killed may leave an
-incomplete record at the end of a file, which is dropped. Damage anywhere else is an error.
+A fact is a record of :mod:`dingsdk.runtime.records`, with its content in MessagePack.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import logging
 import os
 import re
 import socket
-import struct
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +23,7 @@ import numpy as np
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
 from dingsdk.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointVersionError,
     DataCorruptError,
     DataMissingError,
@@ -36,6 +33,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime.files import Buffer, Folder
+from dingsdk.runtime.records import damaged_at, record_of, records_in
 
 VERSION = 4
 """Version of a journal's format."""
@@ -50,7 +48,7 @@ _MAX_BYTES = 1 << 40
 _MAX_TEXT_BYTES = (1 << 32) - 1
 """Largest JSON in a saved state: the limit of frames."""
 _NAME = re.compile(r"([0-9]{6,12})\.(facts|state)")
-_HEADER, _CHECKED = struct.Struct("<III"), struct.Struct("<II")
+_ADVICE = "restore the file, or begin a new run from the checkpoint of this one"
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +57,7 @@ class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Begun(Fact, frozen=True):
-    """The first fact of each file: the writer's epoch, and the valid size of the previous file.
+    """The first fact of each file: the writer's epoch and run, the valid size of the previous file.
 
     Bytes that another writer appends to the previous file later are ignored.
     """
@@ -67,6 +65,7 @@ class Begun(Fact, frozen=True):
     epoch: int
     after_bytes: int = 0
     version: int = VERSION
+    run: str = ""
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -235,9 +234,7 @@ _decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(_FACTS, dec_ho
 
 def encode_fact(fact: Fact) -> bytes:
     """Return the record of a fact."""
-    content = _encoder.encode(fact)
-    head = _CHECKED.pack(len(content), zlib.crc32(content))
-    return head + zlib.crc32(head).to_bytes(4, "little") + content
+    return b"".join(record_of(_encoder.encode(fact)))
 
 
 def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
@@ -247,37 +244,18 @@ def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
         CheckpointCorruptError: it is damaged before its end; facts ``path`` and ``offset``.
     """
     facts: list[Fact] = []
-    at, size = 0, len(data)
-    while at + _HEADER.size <= size:
-        length, crc, head_crc = _HEADER.unpack_from(data, at)
-        start, end = at + _HEADER.size, at + _HEADER.size + length
-        if zlib.crc32(bytes(data[at : at + _CHECKED.size])) != head_crc:
-            if any(data[at:]):
-                raise _damaged(path, at)
-            break  # a power cut can leave zeros at the end of a file
-        if end > size:
-            break
-        content = bytes(data[start:end])
-        if zlib.crc32(content) != crc:
-            if end < size:
-                raise _damaged(path, at)
-            break
+    records, torn_bytes = records_in(data, path, _ADVICE)
+    for at, content in records:
         try:
             facts.append(_decoder.decode(content))
         except (msgspec.DecodeError, TypeError, ValueError) as error:
-            raise _damaged(path, at) from error
-        at = end
-    return facts, size - at
-
-
-def _damaged(path: str, offset: int) -> CheckpointCorruptError:
-    return _unusable(path, f" at byte {offset}, before its end", offset=offset)
+            raise damaged_at(path, at, _ADVICE) from error
+    return facts, torn_bytes
 
 
 def _unusable(path: object, how: str, **facts: Any) -> CheckpointCorruptError:
     return CheckpointCorruptError(
-        f"the journal {path} is damaged{how}; restore the file, or begin a new run from the "
-        "checkpoint of this one",
+        f"the journal {path} is damaged{how}; {_ADVICE}",
         path=str(path),
         **facts,
     )
@@ -320,6 +298,7 @@ class Journal:
     appends after that are refused.
 
     Args:
+        run: Id of the run. A journal of another run is refused.
         fsync: Whether to sync each fact to disk, so that it survives a power cut. Otherwise it
             survives only the end of the process.
         owner: Name of the writer, for messages; None for this process and host.
@@ -336,12 +315,14 @@ class Journal:
         self,
         disk: Folder,
         *,
+        run: str = "",
         fsync: bool = False,
         owner: str | None = None,
         snapshot_bytes: int = 4 << 20,
         snapshot_facts: int = 20_000,
     ) -> None:
         self._disk = disk
+        self._run = run
         self._fsync = fsync
         self._owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
         self._least_bytes = self._due_bytes = snapshot_bytes
@@ -356,6 +337,7 @@ class Journal:
 
         Raises:
             CheckpointCorruptError: a file is damaged or missing.
+            CheckpointError: it is the journal of another run.
             CheckpointVersionError: another version wrote it.
             StorageFullError, RunFolderError: it cannot be written.
         """
@@ -364,8 +346,6 @@ class Journal:
         # Written before the journal is read: a previous owner that appends later sees the change.
         self._disk.write_atomic(OWNER_NAME, [content], durable=True)
         found, self.number, self._size = self._read_all()
-        if found.torn_bytes:
-            _log.warning("%s: dropped %d bytes of a record", self._disk.path, found.torn_bytes)
         self.rotate()
         return found
 
@@ -383,9 +363,9 @@ class Journal:
             RunFolderError: it cannot be written.
         """
         record = encode_fact(fact)
-        self._append(self.number, record, self._size)
-        self._size += len(record)
-        self._bytes += len(record)
+        size = self._append(self.number, record, self._size)
+        self._size += size
+        self._bytes += size
         self._facts += 1
         # Checked after the write: an owner that takes over after this check reads the record.
         self.check_owner()
@@ -424,10 +404,9 @@ class Journal:
         Raises:
             as ``append``; facts then still go to the previous file.
         """
-        record = encode_fact(Begun(self.epoch, self._size))
+        record = encode_fact(Begun(self.epoch, self._size, run=self._run))
         number = self.number + 1
-        self._append(number, record, 0)
-        self.number, self._size = number, len(record)
+        self.number, self._size = number, self._append(number, record, 0)
         self.check_owner()
         return number
 
@@ -441,7 +420,9 @@ class Journal:
             RunDirLockedError: as ``append``.
         """
         buffers, info = encode_frame(
-            _STATE_KIND, {"version": VERSION, "state": state}, max_manifest_bytes=_MAX_TEXT_BYTES
+            _STATE_KIND,
+            {"version": VERSION, "run": self._run, "state": state},
+            max_manifest_bytes=_MAX_TEXT_BYTES,
         )
         self.check_owner()
         try:
@@ -456,9 +437,10 @@ class Journal:
         self._bytes = self._facts = 0
         self._delay = 1
 
-    def _append(self, number: int, record: bytes, at: int) -> None:
+    def _append(self, number: int, record: bytes, at: int) -> int:
+        """Append a record to a file of ``at`` bytes; return its size."""
         try:
-            self._disk.append(_name(number, "facts"), record, at, self._fsync)
+            return self._disk.append(_name(number, "facts"), [record], at, self._fsync)
         except RunFolderError:
             self.check_owner()  # the file may be gone because another owner removed it
             raise
@@ -482,6 +464,7 @@ class Journal:
             facts, torn = decode_facts(content, str(self._disk.path / name))
             if facts:
                 _check_version(self._disk.path / name, getattr(facts[0], "version", None))
+                self._check_run(name, getattr(facts[0], "run", None))
             found.facts[:0] = facts[1:]
             found.torn_bytes += torn
             if number == last:
@@ -498,13 +481,25 @@ class Journal:
             found = decode_frame(
                 _STATE_KIND, content, len(content), max_manifest_bytes=_MAX_TEXT_BYTES
             )
-            version, state = found["version"], found["state"]
+            version, run, state = found["version"], found.get("run"), found["state"]
         except DataVersionError as error:
             raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
         except (DataCorruptError, KeyError, TypeError) as error:
             raise _unusable(path, f": {error}") from error
         _check_version(path, version)
+        self._check_run(name, run)
         return dict(state)
+
+    def _check_run(self, name: str, run: object) -> None:
+        if run != self._run:
+            path = str(self._disk.path / name)
+            raise CheckpointError(
+                f"{path} is of another run: its id is {run!r:.80}, and that of this run is "
+                f"{self._run!r}; put the journal of this run there",
+                path=path,
+                found=run,
+                expected=self._run,
+            )
 
     def _read_owner(self) -> _Owner:
         path = str(self._disk.path / OWNER_NAME)

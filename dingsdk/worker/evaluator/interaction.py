@@ -150,9 +150,10 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         statistics = evaluation_statistics(monitor.get_episode_return(), rollout.env_steps, seconds)
         mean = statistics["reward_mean"]
         statistics |= numbers_of(info)
-        self._report(statistics, train_iter, envstep)
-        returns = monitor.get_episode_return()
-        write_returns(self._tb_logger, self._instance_name, returns, train_iter)
+        if self._log_pace.is_due():
+            self._report(statistics, train_iter, envstep)
+            returns = monitor.get_episode_return()
+            write_returns(self._tb_logger, self._instance_name, returns, train_iter)
         if is_rendering:
             self._show_video(monitor, train_iter, envstep)
         self._note_result(mean, train_iter, operator.gt, save_ckpt_fn)
@@ -192,12 +193,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         for each in episodes:
             monitor.update_info(each.env_id, info_of(each))
             monitor.update_reward(each.env_id, each.episode_return)
-            self._logger.info(
-                "env %d finished an episode: return %.4f, length %d",
-                each.env_id,
-                each.episode_return,
-                each.length,
-            )
             if self._cfg.figure_path is not None:
                 try:
                     self.env.enable_save_figure(each.env_id, self._cfg.figure_path)

@@ -74,20 +74,24 @@ class MetricSerialEvaluator(ISerialEvaluator):
 
     @classmethod
     def check_config(cls, cfg: Mapping[str, Any], path: str) -> None:
-        """Raise ConfigError if a run could not find the data, or would wait for other ranks."""
+        """Raise ConfigError if a run would have no data, or would wait for other ranks."""
         if cfg["data"] is None:
             raise ConfigError(
                 f"{path}.data is missing: an evaluator of type {cfg['type']!r} measures on data, "
                 "which module:function gives",
                 path=f"{path}.data",
             )
-        _find_data(cfg["data"])
         if cfg["multi_gpu"]:
             raise ConfigError(
                 f"{path}.multi_gpu is true, but one process makes the evaluations of a run; leave "
                 "it out, or use the evaluator from Python",
                 path=f"{path}.multi_gpu",
             )
+
+    @classmethod
+    def check_imports(cls, cfg: Mapping[str, Any]) -> None:
+        """Import what the section names; raise ConfigError if a run could not use it."""
+        _find_data(cfg["data"])
 
     def reset_env(self, _env: Any = None) -> None:
         """Use another ``(dataloader, IMetric)`` if given; the current one needs no reset."""
@@ -137,7 +141,8 @@ class MetricSerialEvaluator(ISerialEvaluator):
             mean = self._mean_of_ranks(mean)
         named = mean if isinstance(mean, Mapping) else {"metric": mean}
         numbers = {k: float(v) for k, v in named.items() if isinstance(v, int | float)}
-        self._report(numbers, train_iter, envstep, f": {mean}")
+        if self._log_pace.is_due():
+            self._report(numbers, train_iter, envstep, f": {mean}")
         if isinstance(mean, int | float):
             self._tell_observers(float(mean), train_iter, envstep)
         self._note_result(mean, train_iter, metric.gt, save_ckpt_fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from numbers import Number
 from pathlib import Path
@@ -38,8 +39,16 @@ def evaluation_statistics(
 
 def info_of(episode: EpisodeRecord) -> dict[str, Any]:
     """Return an episode's info; its return replaces the env's own ``eval_episode_return``."""
-    info = {**episode.info, "eval_episode_return": episode.episode_return}
-    return tensor_to_list(info)  # type: ignore[no-any-return]
+    return _as_lists({**episode.info, "eval_episode_return": episode.episode_return})
+
+
+def _as_lists(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an info with arrays and tensors as lists; other objects of the env are kept."""
+    plain = dict(info)
+    for key, value in info.items():
+        with contextlib.suppress(TypeError):
+            plain[key] = tensor_to_list(value)
+    return plain
 
 
 def merge_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -121,7 +130,7 @@ class VectorEvalMonitor:
     def update_info(self, env_id: int, info: Mapping[str, Any]) -> None:
         """Append the statistics of a finished episode; tensors become lists."""
         if len(self._infos[env_id]) < self.quota[env_id]:
-            self._infos[env_id].append(tensor_to_list(dict(info)))
+            self._infos[env_id].append(_as_lists(info))
 
     def update_video(self, imgs: Mapping[int, NDArray[Any]]) -> None:
         """Append a frame ``[H, W, C]`` to the episode in progress of each env in ``imgs``."""

@@ -20,13 +20,11 @@ from dingsdk.data.pytree import flatten
 from dingsdk.errors import ProtocolError
 from dingsdk.plugins.blame import error_text
 from dingsdk.policy import create_policy
-from dingsdk.policy.threads import in_one_thread
+from dingsdk.policy.threads import isolated
 from dingsdk.runtime import Connections, PrivateDir, create_secret, format_address
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference.client import FOLDER, KIND, MAX_BYTES, SUFFIX, Act, Acted, NotActed
 
-GREETING_S = 5.0
-"""How long a collector may take to prove that it knows the secret."""
 POLL_S = 0.2
 """Longest wait for observations between two checks whether the server is to end."""
 MESSAGE_S = 5.0
@@ -101,6 +99,7 @@ class InferenceServer:
         self._connections = Connections(
             listener,
             lambda sock: Channel(sock, MAX_BYTES),
+            lambda channel: channel.welcome(self._secret),
             self._read,
             most=MOST_COLLECTORS,
             name="inference",
@@ -129,15 +128,13 @@ class InferenceServer:
         self._folder.unlink(self._file)
         self._folder.close()
 
-    def _read(self, channel: Channel) -> None:
-        with channel.served():
-            channel.welcome(self._secret, GREETING_S)
-            while not self._stop.is_set():
-                head, frame = channel.receive(Act, MESSAGE_S, IDLE_S)
-                asked = decode_value(KIND, frame)
-                obs, setting = asked["obs"], asked["setting"]
-                rows = len(flatten(obs)[0][1])
-                self._requests.put(_Request(channel, head, obs, setting, rows))
+    def _read(self, channel: Channel, client: str) -> None:
+        while not self._stop.is_set():
+            head, frame = channel.receive(Act, MESSAGE_S, IDLE_S)
+            asked = decode_value(KIND, frame)
+            obs, setting = asked["obs"], asked["setting"]
+            rows = len(flatten(obs)[0][1])
+            self._requests.put(_Request(channel, head, obs, setting, rows))
 
     def _take(self) -> list[_Request]:
         """Return all waiting requests; wait up to ``POLL_S`` for the first one."""
@@ -155,7 +152,7 @@ class InferenceServer:
             joined = _joined(group)
             obs, setting = joined.pop("obs"), {**group[0].setting, **joined}
             count = sum(each.rows for each in group)
-            output = in_one_thread(policy.act)(obs, range(count), explore=True, **setting)
+            output = isolated(policy.act)(obs, range(count), explore=True, **setting)
             ends = np.cumsum([each.rows for each in group])[:-1]
             parts: list[dict[str, Any]] = [{} for _ in group]
             for name, column in output.items():

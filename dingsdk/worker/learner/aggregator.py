@@ -9,8 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -25,7 +24,7 @@ from dingsdk.data import SampleBatch, decode_frame, encode_frame
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
-from dingsdk.plugins.blame import error_text
+from dingsdk.plugins.blame import error_text, traceback_text
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
 from dingsdk.runtime.deadline import Closing, set_patience
@@ -54,10 +53,12 @@ _FORWARD, _BEGIN, _END = "forward", "begin", "end"
 _DONE, _FAILED, _LOST = "done", "failed", "lost"
 _LOOPBACK = "127.0.0.1"
 _ACTING_STATE = "acting_state"
+_OF_FIRST_RANK = frozenset({"learner_step", "buffer_id", "task_id", "learner_done"})
 _NOT_LEARNED = {"collect", "eval", "other"}
 """Parts of section ``policy`` that only other workers use."""
 _NOTICE_STOP_S = 0.5
 """How often a rank without work checks whether it has to stop."""
+_CLOSED = WorkerCrashedError("they were closed", worker_id="")
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class LearnerAggregator(Closing):
     that one learner would have with the whole batch. Rank 0 alone saves, publishes and logs. Each
     rank has its own random numbers; the attribute ``acting_state`` is a list with those of all.
 
-    Use as a context manager, or close it. Not safe for use from several threads.
+    Use as a context manager, or close it. Not safe for use from several threads. After an error in
+    any rank, rank 0 included, it refuses batches until ``start`` is called.
 
     Args:
         learn_mode: Learn mode of a policy whose class ``is_data_parallel``: rank 0's.
@@ -113,11 +115,12 @@ class LearnerAggregator(Closing):
         remote: RemoteRanks | None = None,
         seed: int | None = None,
     ) -> None:
-        self._policy = learn_mode
-        self._rank_s = rank_s
-        self._remote = remote
-        self._is_broken = False
+        self._policy, self._policy_cfg = learn_mode, policy_cfg
+        self._world_size, self._rank_s = world_size, rank_s
+        self._remote, self._seed = remote, seed
         self._ranks: list[_Rank] = []
+        self._failure: BaseException | None = None
+        """Why the ranks may not be at the same update; None while they are."""
         self.learn_mode = learn_mode._replace(
             forward=self._train,
             reset=lambda ids=None: self._call("reset", ids),
@@ -125,67 +128,127 @@ class LearnerAggregator(Closing):
             set_attribute=self._set_attribute,
             load_state_dict=lambda state: self._call("load_state_dict", state),
         )
+        self._start()
+
+    def start(self) -> None:
+        """Start the other ranks again, with rank 0's weights; does nothing unless one has failed.
+
+        Raises:
+            WorkerCrashedError: a rank cannot start.
+        """
+        if self._failure is not None:
+            self.close()
+            self._start()
+
+    def _start(self) -> None:
+        self._failure = None
         with tempfile.TemporaryDirectory(prefix="dingsdk-ranks-") as folder:
             try:
-                if remote is None:
-                    path = Path(folder) / "store"
-                    store, address = _file_store(path, world_size), _LOOPBACK
-                    threads, snapshot = policy_threads(), default_manager().snapshot()
-                    for rank in range(1, world_size):
-                        spec = _RankSpec(
-                            rank,
-                            world_size,
-                            path,
-                            policy_cfg,
-                            threads,
-                            rank_s,
-                            snapshot,
-                            _rank_seed(seed, rank),
-                        )
-                        self._ranks.append(_ChildRank(spec))
-                else:
-                    store, address = remote.new_group(), remote.place.own_address()
-                    links = remote.links()
-                    self._ranks += [_Rank(rank, link, rank_s) for rank, link in links.items()]
-                    begin = [remote.groups, rank_s, to_plain(policy_cfg)]
-                    for each in self._ranks:
-                        each.send(_BEGIN, [*begin, _rank_seed(seed, each.number)])
-                deadline = time.monotonic() + START_S
-                for each in self._ranks:
-                    each.answer(deadline)
-                try:
-                    join_ranks(learn_mode, store, 0, world_size, rank_s, address)
-                except ConnectionError as error:
-                    raise self._find_lost(error) from error
-                self._call("load_state_dict", learn_mode.state_dict())
+                with self._exchange():
+                    self._connect(Path(folder) / "store")
+                self._call("load_state_dict", self._policy.state_dict())
             except BaseException:
-                self._is_broken = True
                 self.close()
                 raise
 
+    def _connect(self, path: Path) -> None:
+        remote, rank_s, world_size = self._remote, self._rank_s, self._world_size
+        if remote is None:
+            store, address = _file_store(path, world_size), _LOOPBACK
+            threads, snapshot = policy_threads(), default_manager().snapshot()
+            for rank in range(1, world_size):
+                spec = _RankSpec(
+                    rank,
+                    world_size,
+                    path,
+                    self._policy_cfg,
+                    threads,
+                    rank_s,
+                    snapshot,
+                    _rank_seed(self._seed, rank),
+                )
+                self._ranks.append(_ChildRank(spec))
+        else:
+            store, address = remote.new_group(), remote.place.own_address()
+            self._ranks += [_Rank(rank, link, rank_s) for rank, link in remote.links().items()]
+            begin = [remote.groups, rank_s, to_plain(self._policy_cfg)]
+            for each in self._ranks:
+                each.send(_BEGIN, [*begin, _rank_seed(self._seed, each.number)])
+        deadline = time.monotonic() + START_S
+        for each in self._ranks:
+            each.answer(deadline)
+        try:
+            join_ranks(self._policy, store, 0, world_size, rank_s, address)
+        except ConnectionError as error:
+            raise self._find_lost(error) from error
+
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Refuse further batches after an error in the block: a late answer would be taken for
+        that of the next batch.
+
+        Raises:
+            WorkerCrashedError: there was such an error, or the ranks were ended.
+        """
+        self._check_running()
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _check_running(self) -> None:
+        if self._failure is not None:
+            text = f"the ranks of the learner have stopped ({self._failure})"
+            raise rank_lost(0, f"{text}; call start() to train on") from self._failure
+
     def close(self) -> None:
         """End the other ranks; remote ones only leave the group. Idempotent, from any thread."""
-        if self._remote is not None and self._is_broken:
+        if self._remote is not None and self._failure not in (None, _CLOSED):
             self._remote.hang_up()
+        self._failure = self._failure or _CLOSED
         deadline = time.monotonic() + CLOSE_S
         for rank in self._ranks:
             rank.end()
         while self._ranks:
             self._ranks.pop().join(deadline)
 
+    @staticmethod
+    def merge_info(infos: list[Any]) -> Any:
+        """Merge one value of each rank: numbers and texts into a list, lists into one list.
+
+        Dicts are merged by key; ``learner_step``, ``buffer_id``, ``task_id`` and ``learner_done``
+        are those of the first rank. The name and the rules are DI-engine's.
+
+        Raises:
+            TypeError: the values are of another type.
+        """
+        first = infos[0]
+        if first is None or isinstance(first, int | float | str):
+            return infos
+        if isinstance(first, list | tuple):
+            return [item for info in infos for item in info]
+        if not isinstance(first, Mapping):
+            raise TypeError(f"infos of type {type(first).__name__} cannot be merged")
+        return {
+            key: value
+            if key in _OF_FIRST_RANK
+            else LearnerAggregator.merge_info([info[key] for info in infos])
+            for key, value in first.items()
+        }
+
     def _train(self, data: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)
         parts = split_batch(batch, len(self._ranks) + 1)
-        self._is_broken = True  # until all ranks have made this update
-        for rank, part in zip(self._ranks, parts[1:], strict=True):
-            rank.send(_FORWARD, part)
-        try:
-            found = [self._policy.forward(parts[0], **kwargs)]
-        except ConnectionError as error:
-            raise self._find_lost(error) from error
-        deadline = time.monotonic() + self._rank_s
-        found += [rank.answer(deadline) for rank in self._ranks]
-        self._is_broken = False
+        with self._exchange():
+            for rank, part in zip(self._ranks, parts[1:], strict=True):
+                rank.send(_FORWARD, part)
+            try:
+                found = [self._policy.forward(parts[0], **kwargs)]
+            except ConnectionError as error:
+                raise self._find_lost(error) from error
+            deadline = time.monotonic() + self._rank_s
+            found += [rank.answer(deadline) for rank in self._ranks]
         return cast(dict[str, Any] | list[dict[str, Any]], merge_logs(found))
 
     def _find_lost(self, cause: Exception) -> WorkerCrashedError:
@@ -233,13 +296,13 @@ class LearnerAggregator(Closing):
 
         This rank is the first, and raises if the call is invalid.
         """
+        self._check_running()  # before this rank differs from the others
         answers = [getattr(self._policy, name)(*args[0])]
-        self._is_broken = True
-        for rank, own in zip(self._ranks, args[1:], strict=True):
-            rank.send(name, own)
-        deadline = time.monotonic() + self._rank_s
-        answers += [rank.answer(deadline) for rank in self._ranks]
-        self._is_broken = False
+        with self._exchange():
+            for rank, own in zip(self._ranks, args[1:], strict=True):
+                rank.send(name, own)
+            deadline = time.monotonic() + self._rank_s
+            answers += [rank.answer(deadline) for rank in self._ranks]
         return answers
 
 
@@ -552,7 +615,7 @@ def merge_logs(logs: Sequence[Any]) -> Any:
 
 def _send_failure(link: Connection, error: BaseException) -> None:
     text = f"failed: {error_text(error)}"
-    _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
+    _send(link, _FAILED, [text, traceback_text(error)])
 
 
 def _send(link: Connection, name: str, value: Any) -> None:

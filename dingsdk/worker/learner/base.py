@@ -167,6 +167,8 @@ class BaseLearner(Configurable):
         self.clear_log_buffer()
         self.monitor = LearnerMonitor()
 
+        self.patience: Callable[[Callable[[], object]], object] = lambda write: write()
+        """Called with a function that writes a checkpoint that the run cannot do without."""
         self._policy: LearnMode | None = None
         self._data_time: float | None = None
         self._draw: Callable[[], Any] | None = None

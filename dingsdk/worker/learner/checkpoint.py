@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -300,7 +301,7 @@ def _load(path: Path, folder: Folder | None = None) -> Checkpoint:
             found = msgspec.convert(dict(contents), Checkpoint, strict=True)
             found.path, found.skipped = path, ()
             return found
-        if folder is None and not path.parent.is_dir():
+        if folder is None and not os.path.lexists(path.parent):
             raise DataMissingError("no folder")
         with nullcontext(folder) if folder else Folder(path.parent, create=False) as opened:
             content = opened.view(path.name, MAX_BYTES)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dingsdk.config import Count, Section, read_section, to_easydict
+from dingsdk.config import Count, Section, join_unknown, read_section, to_easydict
 from dingsdk.errors import (
     CheckpointError,
     ConfigError,
@@ -27,12 +27,14 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.interfaces import check_interface
 from dingsdk.worker.learner.checkpoint import (
+    EXCEPTION,
     Checkpoint,
     load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
 from dingsdk.worker.learner.monitor import as_number
+from dingsdk.worker.run_logger import LogPace
 
 if TYPE_CHECKING:
     from dingsdk.worker.learner.base import BaseLearner
@@ -79,8 +81,8 @@ class LearnerHook(Hook):
 
     Args:
         position: When it runs; one of ``positions``.
-        ext_args: Options from the config. If the class declares a section ``Args``, they are
-            read as that section into ``self.args``.
+        ext_args: Options from the config, which are read into ``self.args`` as the section
+            ``Args`` of the class. A class without one has no options.
 
     Raises:
         HookError: ``position`` is unknown.
@@ -97,7 +99,7 @@ class LearnerHook(Hook):
     """
 
     positions: ClassVar[tuple[str, ...]] = ("before_run", "after_run", "before_iter", "after_iter")
-    Args: ClassVar[type[Section] | None] = None
+    Args: ClassVar[type[Section]] = Section
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class LearnerHook(Hook):
                 nearest=nearest_name(str(position), self.positions),
             )
         self.position = position
-        self.args: Any = self.Args and read_section(self.Args, ext_args or {}, "ext_args")
+        self.args: Any = read_section(self.Args, ext_args or {}, "ext_args")
 
     @abstractmethod
     def __call__(self, engine: BaseLearner) -> None:
@@ -209,24 +211,36 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
     if len(cfg) == 1 and isinstance(inner, Mapping) and "type" not in inner:
         cfg = inner
     hooks: HookTable = {position: [] for position in LearnerHook.positions}
+    unknown: list[UnknownKeyError] = []
     for key, value in cfg.items():
-        path = f"{config_path}.{key}"
-        full = {"name": key}
-        if key in SHORT_HOOKS:
-            full = dict(zip(("type", "position", "name"), SHORT_HOOKS[key][:3], strict=True))
-        elif not isinstance(value, Mapping):
-            raise _unknown(key, path)
-        if not isinstance(value, Mapping):
-            if not value:
-                continue
-            value = _simplified_args(key, value, path)
-        entry = read_section(HookEntry, {**full, **value}, path)
-        # Checked after the rest, so that a misspelt key is named as such.
-        for required in ("type", "position"):
-            if not getattr(entry, required):
-                raise wrong_type(f"{path}.{required}", "str", value.get(required))
-        add_learner_hook(hooks, _create(entry, path))
+        try:
+            hook = _build_entry(key, value, f"{config_path}.{key}")
+        except UnknownKeyError as error:
+            unknown.append(error)
+        else:
+            if hook is not None:
+                add_learner_hook(hooks, hook)
+    if unknown:
+        raise join_unknown(unknown)
     return hooks
+
+
+def _build_entry(key: str, value: Any, path: str) -> LearnerHook | None:
+    full = {"name": key}
+    if key in SHORT_HOOKS:
+        full = dict(zip(("type", "position", "name"), SHORT_HOOKS[key][:3], strict=True))
+    elif not isinstance(value, Mapping):
+        raise _unknown(key, path)
+    if not isinstance(value, Mapping):
+        if not value:
+            return None
+        value = _simplified_args(key, value, path)
+    entry = read_section(HookEntry, {**full, **value}, path)
+    # Checked after the rest, so that a misspelt key is named as such.
+    for required in ("type", "position"):
+        if not getattr(entry, required):
+            raise wrong_type(f"{path}.{required}", "str", value.get(required))
+    return _create(entry, path)
 
 
 def add_learner_hook(hooks: HookTable, hook: LearnerHook) -> None:
@@ -295,14 +309,18 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
 
 def _unknown(key: str, path: str) -> UnknownKeyError:
     nearest = nearest_name(key, SHORT_HOOKS)
-    hint = f" Did you mean {nearest!r}?" if nearest else ""
+    hint = f"Did you mean {nearest!r}?" if nearest else ""
+    known = (
+        f"Known: {', '.join(sorted(SHORT_HOOKS))}; any other name takes a dict with 'type' and "
+        "'position'."
+    )
     return UnknownKeyError(
-        f"unknown learner hook {path}.{hint} Known: {', '.join(sorted(SHORT_HOOKS))}; any other "
-        "name takes a dict with 'type' and 'position'.",
+        f"unknown learner hook {path}. {hint}{hint and ' '}{known}",
         path=path,
         key=key,
         known=sorted(SHORT_HOOKS),
         nearest=nearest,
+        unknown=[(path, hint or known)],
     )
 
 
@@ -311,9 +329,12 @@ class _LoadArgs(Section, frozen=True, kw_only=True):
 
     Attributes:
         load_path: Path of a checkpoint; see ``load_checkpoint``; empty loads nothing.
+        restores_settings: Whether learning rates, weight decay and other settings of optimizers are
+            those in the checkpoint, as in a resumed run; else they are those of the config.
     """
 
     load_path: str
+    restores_settings: bool = False
 
 
 class PeriodArgs(Section, frozen=True, kw_only=True):
@@ -330,7 +351,8 @@ class LoadCkptHook(LearnerHook):
     """Loads the checkpoint ``load_path``, and continues its iteration and env step counts.
 
     A run begins at these counts: exploration, limits such as ``system.max_env_steps``, records and
-    curves continue from the checkpoint's.
+    curves continue from the checkpoint's. The moments of optimizers are loaded too; their settings,
+    such as the learning rate, are those of the run's config.
     """
 
     Args = _LoadArgs
@@ -341,7 +363,10 @@ class LoadCkptHook(LearnerHook):
             return
         checkpoint = load_checkpoint(self.args.load_path)
         try:
-            engine.policy.load_state_dict(checkpoint.state)
+            state: Any = checkpoint.state
+            if not self.args.restores_settings:
+                state = _with_settings_of(engine.policy.state_dict(), state)
+            engine.policy.load_state_dict(state)
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint {checkpoint.path} does not fit this policy: {error}. Use the "
@@ -351,6 +376,30 @@ class LoadCkptHook(LearnerHook):
         engine.last_iter.update(checkpoint.iteration)
         engine.collector_envstep = checkpoint.envstep
         engine.info(f"loaded checkpoint {checkpoint.path} of iteration {checkpoint.iteration}")
+
+
+def _with_settings_of(own: Any, saved: Any) -> Any:
+    """Return a saved policy state with the optimizer settings of another state.
+
+    These are all entries of the ``param_groups`` of optimizers, such as learning rate, weight decay
+    and betas, and the ``base_lrs`` of torch's schedulers. Moments and counts stay.
+
+    Args:
+        own: The state of a new policy, whose settings are those of its config.
+        saved: A state of the same form; not changed.
+    """
+    if not (isinstance(own, Mapping) and isinstance(saved, Mapping)):
+        return saved
+    made = {key: _with_settings_of(own.get(key), value) for key, value in saved.items()}
+    groups: list[Any] = [own.get("param_groups"), saved.get("param_groups")]
+    if all(isinstance(each, list) for each in groups) and len(groups[0]) == len(groups[1]):
+        made["param_groups"] = [
+            {**ours, **{key: theirs[key] for key in ("params",) if key in theirs}}
+            for ours, theirs in zip(*groups, strict=True)
+        ]
+    if "base_lrs" in own and "base_lrs" in saved:
+        made["base_lrs"] = own["base_lrs"]
+    return made
 
 
 def first_checkpoint(cfg: Mapping[str, Any]) -> Checkpoint | None:
@@ -382,7 +431,9 @@ class SaveCkptHook(LearnerHook):
     DI-engine, ``n`` counts iterations from 0 during the run: the policy of ``iteration_0`` was
     trained for one. The iteration in the checkpoint is ``engine.updates``, the number of them. Only
     the last ``engine.keep_last_ckpt`` of the ``iteration_<n>`` checkpoints are kept. If the disk is
-    full after an iteration, the checkpoint is skipped with a warning; after the run it is an error.
+    full after an iteration, the checkpoint is skipped with a warning. The last checkpoint and that
+    of a new best policy wait for room, and an error ends the run after
+    ``system.coordinator.storage_timeout_s``.
     """
 
     Args = PeriodArgs
@@ -391,15 +442,24 @@ class SaveCkptHook(LearnerHook):
         iteration = engine.last_iter.val
         if engine.rank != 0 or iteration % self.args.freq:
             return
-        try:
+        name = engine.ckpt_name or f"iteration_{iteration}"
+
+        def save() -> None:
             path = save_checkpoint(
                 engine.checkpoint_dir,
-                engine.ckpt_name or f"iteration_{iteration}",
+                name,
                 engine.policy.state_dict(),
                 iteration=engine.updates,
                 envstep=engine.collector_envstep,
                 meta={"instance_name": engine.instance_name},
             )
+            engine.info(f"saved checkpoint {path}")
+
+        try:
+            if self.position == "after_iter" or name == EXCEPTION:
+                save()
+            else:
+                engine.patience(save)
         except StorageFullError as error:
             if self.position != "after_iter":
                 raise
@@ -407,7 +467,6 @@ class SaveCkptHook(LearnerHook):
                 "no checkpoint of iteration %d, training continues: %s", iteration, error
             )
             return
-        engine.info(f"saved checkpoint {path}")
         if engine.keep_last_ckpt:
             prune_checkpoints(engine.checkpoint_dir, engine.keep_last_ckpt)
 
@@ -415,7 +474,8 @@ class SaveCkptHook(LearnerHook):
 class LogShowHook(LearnerHook):
     """Records the logged variables, and shows their moving averages every ``freq`` iterations.
 
-    Iterations 1, 2, 4, 8, ... below ``freq`` are shown too, so that a short run has curves.
+    Iterations 1, 2, 4, 8, ... below ``freq`` are shown too, so that a short run has curves. In a
+    long run, ``LogPace`` leaves out what would fill the disk.
     Shown are the variables that the policy's ``monitor_vars()`` names, as a text table and as
     tensorboard curves ``{instance}_iter/{var}_avg`` over iterations and (where env steps are
     known) ``{instance}_step/{var}_avg`` over env steps; ``[scalars]name`` as
@@ -425,13 +485,17 @@ class LogShowHook(LearnerHook):
 
     Args = PeriodArgs
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._pace = LogPace()
+
     def __call__(self, engine: BaseLearner) -> None:
         if engine.is_logging:
             engine.monitor.record(engine.log_buffer["scalar"])
             engine.monitor.tick()
             iteration, freq = engine.last_iter.val, self.args.freq
             is_early = iteration < freq and iteration & (iteration - 1) == 0
-            if is_early or iteration % freq == 0:
+            if (is_early or iteration % freq == 0) and self._pace.is_due():
                 self._show(engine)
         engine.clear_log_buffer()
 
@@ -465,8 +529,6 @@ class LogReduceHook(LearnerHook):
     are not changed. At world size 1 nothing happens. Works with any torch.distributed backend
     (DI-engine needs CUDA).
     """
-
-    Args = Section
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.world_size == 1:

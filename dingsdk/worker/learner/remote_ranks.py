@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import logging
+import os
 import secrets
 import socket
 import threading
@@ -17,8 +17,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from dingsdk.errors import ConfigError, WorkerCrashedError
-from dingsdk.runtime.connections import format_address, ip_of, listen
+from dingsdk.errors import AuthError, ConfigError, WorkerCrashedError
+from dingsdk.runtime.connections import Connections, format_address, ip_of, listen
 from dingsdk.runtime.deadline import set_patience
 
 JOIN_S = 120.0
@@ -32,8 +32,6 @@ _KEEPALIVE_S = 5
 _FRONT = "front"
 OVER = "over"
 """The last message of rank 0."""
-
-_log = logging.getLogger(__name__)
 
 
 def torch_distributed() -> Any:
@@ -155,8 +153,14 @@ class RemoteRanks:
         host, port = self._server.getsockname()[:2]
         front = {"host": host, "port": port, "key": self._key.hex()}
         self.store.set(_FRONT, json.dumps(front))
-        self._thread = threading.Thread(target=self._accept, name="learner-ranks", daemon=True)
-        self._thread.start()
+        self._connections = Connections(
+            self._server,
+            _Visitor,
+            self._greet,
+            self._take,
+            most=place.world_size,
+            name="learner-ranks",
+        )
 
     def new_group(self) -> Any:
         """Begin another group and return its store."""
@@ -186,40 +190,49 @@ class RemoteRanks:
 
     def close(self) -> None:
         """End the other ranks; idempotent."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join(_HANDSHAKE_S + 1)
+        self._connections.close(_HANDSHAKE_S + 1)
         with self._changed:
             for link in self._links.values():
                 with contextlib.suppress(OSError):
                     link.send_bytes(OVER.encode())
         self.hang_up()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._server.accept()
-            except OSError:
-                return  # closed
-            link = _link(peer)
-            try:
-                deliver_challenge(link, self._key)
-                answer_challenge(link, self._key)
-                rank = int(link.recv_bytes(16))
-                set_patience(link, 0)
-            except (OSError, EOFError, ValueError, AuthenticationError) as error:
-                _log.warning("a connection to the ranks of the learner was refused: %s", error)
-                link.close()
-                continue
-            with self._changed:
-                if not 0 < rank < self.place.world_size:
-                    link.close()
-                    continue
+    def _greet(self, visitor: _Visitor) -> int:
+        """Return the rank of a process that knows the key."""
+        link = visitor.link
+        try:
+            deliver_challenge(link, self._key)
+            answer_challenge(link, self._key)
+            rank = int(link.recv_bytes(16))
+        except (EOFError, ValueError, AuthenticationError) as error:
+            raise AuthError(f"a connection to the ranks of the learner: {error}") from error
+        set_patience(link, 0)
+        return rank
+
+    def _take(self, visitor: _Visitor, rank: int) -> None:
+        with self._changed:
+            if 0 < rank < self.place.world_size:
                 if (old := self._links.pop(rank, None)) is not None:
                     old.close()
-                self._links[rank] = link
+                self._links[rank] = visitor.link
+                visitor.is_taken = True
                 self._changed.notify_all()
+
+
+class _Visitor:
+    """A connection of a process that may be a rank; ``_take`` makes it one of the links."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.link = _link(sock)
+        self.is_taken = False
+
+    def shut_down(self) -> None:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.link.fileno())) as view:
+            view.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if not self.is_taken:
+            self.link.close()
 
 
 def rank_lost(

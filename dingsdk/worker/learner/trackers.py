@@ -1,9 +1,8 @@
-"""Learner hooks that write ``engine.log_vars`` elsewhere: CSV, JSONL, Weights & Biases, MLflow."""
+"""Learner hooks that write ``engine.log_vars`` to files; the base of those that log elsewhere."""
 
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import logging
@@ -11,11 +10,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from dingsdk.config import Count, Section
-from dingsdk.errors import HookError
-from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.runtime.files import Folder, keep_lines, open_private
 from dingsdk.worker.learner.hooks import LearnerHook, PeriodArgs
 from dingsdk.worker.learner.monitor import as_number
@@ -30,34 +27,6 @@ class _Args(PeriodArgs, frozen=True, kw_only=True):
     freq: Count = 10
 
 
-class _WandbArgs(_Args, frozen=True, kw_only=True):
-    """Options of ``wandb``.
-
-    Attributes:
-        project: Name of the project.
-        name: Name of the run; if empty, that of the run folder.
-        mode: ``offline`` writes to the log folder, for ``wandb sync``; ``online`` to the server.
-    """
-
-    project: str = "dingsdk"
-    name: str = ""
-    mode: Literal["offline", "online"] = "offline"
-
-
-class _MlflowArgs(_Args, frozen=True, kw_only=True):
-    """Options of ``mlflow``.
-
-    Attributes:
-        experiment: Name of the experiment; it is created if absent.
-        name: Name of the run; if empty, that of the run folder.
-        tracking_uri: MLflow's tracking URI; if empty, the file ``mlflow.db`` in the log folder.
-    """
-
-    experiment: str = "dingsdk"
-    name: str = ""
-    tracking_uri: str = ""
-
-
 class Tracker(LearnerHook):
     """Passes the log variables of every ``freq``-th iteration to ``write``; on rank 0 only.
 
@@ -65,7 +34,7 @@ class Tracker(LearnerHook):
     """
 
     positions = ("after_iter",)
-    Args: ClassVar[type[Section] | None] = _Args
+    Args: ClassVar[type[Section]] = _Args
     _has_failed = False
 
     def __call__(self, engine: BaseLearner) -> None:
@@ -83,9 +52,10 @@ class Tracker(LearnerHook):
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         """Write the values of iteration ``engine.train_iter``, or raise."""
 
-
-def _log_folder(engine: BaseLearner) -> Path:
-    return Path(engine.exp_name).absolute() / "log" / engine.instance_name
+    @staticmethod
+    def log_folder(engine: BaseLearner) -> Path:
+        """Return the folder for the learner's logs in the run folder."""
+        return Path(engine.exp_name).absolute() / "log" / engine.instance_name
 
 
 class _FileTracker(Tracker):
@@ -101,7 +71,7 @@ class _FileTracker(Tracker):
 
     def _begin(self, engine: BaseLearner) -> Path:
         """Return the path of the file, after the first call without the lines to replace."""
-        path, iteration = _log_folder(engine) / self._name, engine.train_iter
+        path, iteration = self.log_folder(engine) / self._name, engine.train_iter
         # A killed run has lines of iterations after its last save, which are trained again. Lines
         # before a learner that begins at 0 are of another run.
         if not self._has_begun and iteration:
@@ -158,7 +128,7 @@ class CsvHook(_FileTracker):
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         path, row = self._begin(engine), self._row(engine, values)
         if self._file is None and path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
+            with _opened(path) as file:
                 self._columns = next(csv.reader(file), [])
         new = [name for name in row if name not in self._columns]
         if new:
@@ -174,10 +144,14 @@ class CsvHook(_FileTracker):
         self._columns = [*self._columns, *names]
         rows: list[dict[str, Any]] = []
         if path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
+            with _opened(path) as file:
                 rows = list(csv.DictReader(file))
         with Folder(path.parent) as folder:
             folder.write_atomic(path.name, [_csv(rows, self._columns, header=True).encode()])
+
+
+def _opened(path: Path) -> IO[str]:
+    return open(path, encoding="utf-8", newline="", opener=open_private)
 
 
 def _csv(rows: list[dict[str, Any]], columns: Sequence[str], *, header: bool) -> str:
@@ -187,81 +161,3 @@ def _csv(rows: list[dict[str, Any]], columns: Sequence[str], *, header: bool) ->
         writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-class WandbHook(Tracker):
-    """Logs to Weights & Biases (extra ``wandb``), offline unless ``mode`` says otherwise."""
-
-    Args = _WandbArgs
-    _run: Any = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._wandb = _import("wandb", self.name)
-
-    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
-        if self._run is None:
-            run_dir = Path(engine.exp_name)
-            self._run = self._wandb.init(
-                project=self.args.project,
-                name=self.args.name or run_dir.name,
-                mode=self.args.mode,
-                dir=str(_log_folder(engine)),
-                config={"run_dir": str(run_dir)},
-                settings=self._wandb.Settings(console="off", silent=True),
-            )
-        self._run.log({"env_steps": engine.collector_envstep, **values}, step=engine.train_iter)
-
-    def close(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.finish()
-
-
-class MlflowHook(Tracker):
-    """Logs to MLflow (extra ``mlflow``): to an SQLite file, or to ``tracking_uri``."""
-
-    Args = _MlflowArgs
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._mlflow = _import("mlflow", self.name)
-        self._client: Any = None
-        self._run_id = ""
-
-    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
-        iteration = engine.train_iter
-        if self._client is None:
-            self._start(engine)
-        steps = {"env_steps": float(engine.collector_envstep), **values}
-        now = self._mlflow.utils.time.get_current_time_millis()
-        metric = self._mlflow.entities.Metric
-        rows = [metric(name, value, now, iteration) for name, value in steps.items()]
-        self._client.log_batch(self._run_id, metrics=rows)
-
-    def _start(self, engine: BaseLearner) -> None:
-        folder = _log_folder(engine)
-        uri = self.args.tracking_uri or f"sqlite:///{folder}/mlflow.db"
-        client = self._mlflow.MlflowClient(tracking_uri=uri)
-        found = client.get_experiment_by_name(self.args.experiment)
-        own = found.experiment_id if found else client.create_experiment(self.args.experiment)
-        name = self.args.name or Path(engine.exp_name).name
-        self._run_id = client.create_run(own, run_name=name).info.run_id
-        self._client = client
-
-    def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.set_terminated(self._run_id)
-
-
-def _import(package: str, hook: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise HookError(
-            f"the learner hook {hook!r} needs the package {package}; to get it: "
-            f"{install_extra_command(package)}",
-            name=hook,
-            found=package,
-        ) from error

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.worker.replay_buffer.interface import BufferStats
+from dingsdk.worker.run_logger import LogPace
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class SampleMonitor:
         self._instance_name = instance_name
         self._tb_logger = tb_logger
         self._clock = clock
+        self._pace = LogPace(clock)
         self._stride = max(print_freq // average_range, 1)
         self._records_a_report = max(print_freq // self._stride, 1)
         self.skip = 1
@@ -133,7 +135,7 @@ class SampleMonitor:
         spreads = {name: _spread(name, values) for name, values in facts.items()}
         self._facts.append({name: each for name, each in spreads.items() if each is not None})
         self._marks.append((self._clock(), pushed, sampled))
-        if self._records % self._records_a_report == 0:
+        if self._records % self._records_a_report == 0 and self._pace.is_due():
             self.report_due = True
 
     def stats(self, pushed: int, sampled: int) -> SampledStats:

@@ -1,27 +1,25 @@
 """A replay buffer that writes each insert to a log before the insert is acknowledged.
 
-A file of the log holds records ``checksum, client, number, first, rows, env step, frame length |
-frame``, one after another. ``first`` is how many rows were pushed before. If the table refused the
-rows of a record after it was written, the next record has the same ``first``: then the rows do not
-count. The rows of the last record always count.
+A file of the log holds records (:mod:`dingsdk.runtime.records`) of ``client, number, first, rows,
+env step | frame``. ``first`` is how many rows were pushed before. If the table refused the rows of
+a record after it was written, the next record has the same ``first``: then the rows do not count.
+The rows of the last record always count.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import xxhash
 
 from dingsdk.data import SampleBatch, decode_json, encode_json
 from dingsdk.data.channel import decode_value
@@ -33,11 +31,11 @@ from dingsdk.errors import (
     DataMissingError,
     ProtocolError,
     SchemaMismatchError,
-    StorageFullError,
 )
 from dingsdk.runtime import Folder
 from dingsdk.runtime.deadline import Closing
-from dingsdk.runtime.files import locked_folder, write_chunks
+from dingsdk.runtime.files import locked_folder
+from dingsdk.runtime.records import record_of, records_in
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import RowListener, Table, persistence
 from dingsdk.worker.replay_server.messages import ROWS_KIND
@@ -56,8 +54,8 @@ LOG_BYTES = 512 << 20
 """Size of the log at which a checkpoint is due."""
 CLIENTS_KEPT = 16_384
 """Clients whose last insert number is stored, so that no insert is added twice."""
-_FIXED = struct.Struct("<Q16sQQQQQ")
-_CHECKSUM = struct.Struct("<Q")
+_FIXED = struct.Struct("<16sQQQQ")
+_ADVICE = "restore it, or begin with an empty folder"
 _LOG_NAME = re.compile(r"inserts-([0-9]{6,18})\.log")
 _LOG_MAX_BYTES = 1 << 50
 """Largest log file of a replay server; more than any disk holds."""
@@ -89,43 +87,26 @@ class InsertLog:
         self._folder = folder
         self.number = max(self._numbers(), default=0) + 1
         self.size_bytes = 0
-        self._descriptor = self._open(self.number)
+        self._create(self.number)
 
     def append(self, record: Record) -> None:
-        """Write a record, which then outlives the process; on StorageFullError write nothing."""
-        client, size = bytes.fromhex(record.client), len(record.frame)
-        fixed = bytearray(_FIXED.pack(0, client, *record[1:-1], size))
-        _CHECKSUM.pack_into(fixed, 0, xxhash.xxh3_64_intdigest(fixed))
-        try:
-            write_chunks(self._descriptor, [fixed, record.frame])
-        except OSError as error:
-            os.ftruncate(self._descriptor, self.size_bytes)
-            os.lseek(self._descriptor, self.size_bytes, os.SEEK_SET)
-            raise StorageFullError(
-                f"the replay server cannot write to {self._folder.path}: {error.strerror}",
-                path=str(self._folder.path),
-            ) from error
-        self.size_bytes += len(fixed) + size
+        """Write a record, which then survives the process; if it raises, nothing is written.
 
-    @contextmanager
-    def next_file(self) -> Iterator[Callable[[], int]]:
-        """Create the next file, and yield a function that switches to it and returns its number.
-
-        Creating and closing a file may take long, so the caller holds the lock only while it calls
-        the function.
+        Raises:
+            StorageFullError, RunFolderError: it cannot be written.
         """
-        spare = self._open(self.number + 1)
+        fixed = _FIXED.pack(bytes.fromhex(record.client), *record[1:-1])
+        name, content = _log_name(self.number), record_of(fixed, record.frame)
+        self.size_bytes += self._folder.append(name, content, self.size_bytes)
 
-        def rotate() -> int:
-            nonlocal spare
-            self.number += 1
-            spare, self._descriptor, self.size_bytes = self._descriptor, spare, 0
-            return self.number
+    def create_next(self) -> None:
+        """Create the file that ``rotate`` begins to write, which may take long."""
+        self._create(self.number + 1)
 
-        try:
-            yield rotate
-        finally:
-            os.close(spare)
+    def rotate(self) -> int:
+        """Write to the next file from now on; return its number."""
+        self.number, self.size_bytes = self.number + 1, 0
+        return self.number
 
     def remove_before(self, number: int) -> None:
         """Delete the files with a lower number."""
@@ -134,42 +115,34 @@ class InsertLog:
                 self._folder.unlink(_log_name(old))
 
     def records(self, first_number: int) -> Iterator[Record]:
-        """Yield the records of the files from ``first_number`` on; skip a torn end of a file."""
+        """Yield the records of the files from ``first_number`` on.
+
+        Raises:
+            CheckpointCorruptError: a file is missing, or damaged before its end.
+        """
         numbers = sorted(each for each in self._numbers() if first_number <= each < self.number)
-        if numbers != list(range(first_number, self.number)):
+        is_gone = self.number <= first_number > 1  # a checkpoint has a file after it
+        if is_gone or numbers != list(range(first_number, self.number)):
             path = str(self._folder.path)
             raise CheckpointCorruptError(
                 f"the files {numbers} of the log in {path} do not follow each other from "
                 f"{first_number} on; restore them, or begin with an empty folder",
                 path=path,
             )
-        for number in numbers:
-            yield from _records(self._folder.view(_log_name(number), _LOG_MAX_BYTES))
+        for file in numbers:
+            name = _log_name(file)
+            content = self._folder.view(name, _LOG_MAX_BYTES)
+            for _, each in records_in(content, self._folder.path / name, _ADVICE)[0]:
+                client, number, first, rows, env_step = _FIXED.unpack_from(each)
+                frame = each[_FIXED.size :]
+                yield Record(client.hex(), number, first, rows, env_step, frame)
 
-    def close(self) -> None:
-        """Close the file; call it only once."""
-        os.close(self._descriptor)
-
-    def _open(self, number: int) -> int:
-        self._folder.append(_log_name(number), b"", 0)
-        return os.open(Path(self._folder.path, _log_name(number)), os.O_WRONLY | os.O_NOFOLLOW)
+    def _create(self, number: int) -> None:
+        self._folder.append(_log_name(number), [], 0)
 
     def _numbers(self) -> list[int]:
         matches = [_LOG_NAME.fullmatch(name) for name in self._folder.names()]
         return [int(match[1]) for match in matches if match]
-
-
-def _records(content: memoryview) -> Iterator[Record]:
-    at = 0
-    while at + _FIXED.size <= len(content):
-        fixed = bytearray(content[at : at + _FIXED.size])
-        checksum, client, number, first, rows, env_step, size = _FIXED.unpack(fixed)
-        _CHECKSUM.pack_into(fixed, 0, 0)
-        at += _FIXED.size
-        if checksum != xxhash.xxh3_64_intdigest(fixed) or at + size > len(content):
-            return
-        yield Record(client.hex(), number, first, rows, env_step, content[at : at + size])
-        at += size
 
 
 def _log_name(number: int) -> str:
@@ -232,7 +205,6 @@ class ServedBuffer(RowListener, Closing):
                 taken = f"another replay server uses {path}; give this one a folder of its own"
                 stack.enter_context(locked_folder(self._folder.path, taken))
                 self._log = InsertLog(self._folder)
-                stack.callback(self._log.close)
                 self._recover(self._folder, self._log)
             buffer.add_listener(self)
             self._until_close = stack.pop_all()
@@ -304,8 +276,9 @@ class ServedBuffer(RowListener, Closing):
         if folder is None or log is None:
             return
         with self._saving:
-            with log.next_file() as rotate, self.table.snapshot():
-                number, numbers = rotate(), dict(self._numbers)
+            log.create_next()
+            with self.table.snapshot():
+                number, numbers = log.rotate(), dict(self._numbers)
             if self.table.push_count:
                 rows = folder.path / ROWS_FOLDER
                 persistence.save(rows, self.table, SEGMENT_ROWS, SEGMENT_BYTES)

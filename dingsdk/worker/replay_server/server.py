@@ -43,8 +43,6 @@ from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
 _log = logging.getLogger(__name__)
 
-GREETING_S = 5.0
-"""How long a client may take to prove that it knows the secret."""
 IDLE_S = 3600.0
 """A connection without a request for this long is closed; the client then connects again."""
 CLOSE_S = 5.0
@@ -57,7 +55,7 @@ class ReplayServerSection(Section, frozen=True, kw_only=True):
     Attributes:
         host: Address to listen on.
         port: TCP port to listen on; 0 for any free port.
-        max_connections: Largest number of open connections.
+        max_connections: Largest number of clients that are connected.
         max_message_bytes: Largest message (an inserted batch) that is read, in bytes.
         request_timeout_s: Seconds to receive the rest of a request, or to send an answer.
         save_every_s: Seconds between two checkpoints, while rows are inserted.
@@ -66,7 +64,7 @@ class ReplayServerSection(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     max_connections: Annotated[int, Meta(ge=1, le=4096)] = 256
-    max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 40)] = 256 << 20
+    max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=2 << 30)] = 256 << 20
     request_timeout_s: Positive = 30.0
     save_every_s: Positive = 60.0
 
@@ -108,32 +106,34 @@ class ReplayServer(Configurable, Closing):
         self.cfg: ReplayServerSection = self.read(cfg)
         secret = secret_in(None if path is None else Path(path))
         check_reach(self.cfg.host, secret, "host")
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
         with ExitStack() as undo:
+            undo.callback(self._stop.set)
             self._listener = undo.enter_context(_listen(self.cfg.host, self.cfg.port))
             self.buffer = undo.enter_context(closing(ServedBuffer(buffer_cfg, path)))
             # Written last: a server that is refused leaves no secret.
             self.secret = secret or _create_secret(path)
+            host = socket.gethostname() if self.cfg.host in {"", "0.0.0.0", "::"} else self.cfg.host
+            self.address = format_address(host, self._listener.getsockname()[1])
+            if path is not None:
+                with PrivateDir(path) as folder:
+                    folder.write_atomic(ADDRESS_NAME, [self.address.encode()])
+            # Counted before the thread starts, so that rows inserted in between are saved too.
+            counted = (self.buffer.table.push_count,)
+            self._saver = threading.Thread(
+                target=self._save, args=counted, name="replay-save", daemon=True
+            )
+            self._saver.start()
+            self._connections = Connections(
+                self._listener,
+                lambda sock: Channel(sock, self.cfg.max_message_bytes),
+                lambda channel: channel.welcome(self.secret),
+                self._serve,
+                most=self.cfg.max_connections,
+                name="replay",
+            )
             undo.pop_all()
-        host = socket.gethostname() if self.cfg.host in {"", "0.0.0.0", "::"} else self.cfg.host
-        self.address = format_address(host, self._listener.getsockname()[1])
-        if path is not None:
-            with PrivateDir(path) as folder:
-                folder.write_atomic(ADDRESS_NAME, [self.address.encode()])
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        # Counted before the thread starts, so that rows inserted in between are saved too.
-        counted = (self.buffer.table.push_count,)
-        self._saver = threading.Thread(
-            target=self._save, args=counted, name="replay-save", daemon=True
-        )
-        self._saver.start()
-        self._connections = Connections(
-            self._listener,
-            lambda sock: Channel(sock, self.cfg.max_message_bytes),
-            self._serve,
-            most=self.cfg.max_connections,
-            name="replay",
-        )
 
     def close(self, *, has_checkpoint: bool = True) -> None:
         """End all connections, write a checkpoint and close the buffer. Idempotent.
@@ -172,13 +172,11 @@ class ReplayServer(Configurable, Closing):
                 except DingError as error:
                     _log.warning("no checkpoint: %s", error)
 
-    def _serve(self, channel: Channel) -> None:
-        with channel.served():
-            client = channel.welcome(self.secret, GREETING_S)
-            while not self._stop.is_set():
-                request, frame = channel.receive(Request, self.cfg.request_timeout_s, IDLE_S)
-                head, parts = self._answer(client, request, frame)
-                channel.send(head, parts, timeout_s=self.cfg.request_timeout_s)
+    def _serve(self, channel: Channel, client: str) -> None:
+        while not self._stop.is_set():
+            request, frame = channel.receive(Request, self.cfg.request_timeout_s, IDLE_S)
+            head, parts = self._answer(client, request, frame)
+            channel.send(head, parts, timeout_s=self.cfg.request_timeout_s)
 
     def _answer(self, client: str, request: Request, frame: memoryview) -> tuple[Any, list[Any]]:
         """Return head and frame of the answer to a request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from dingsdk.config import Configurable, Count, Share, deep_merge_dicts, to_easydict
-from dingsdk.errors import ConfigError, nearest_name
+from dingsdk.errors import ConfigError
 from dingsdk.policy import CollectMode, CommandMode, EvalMode, LearnMode, PolicySection
 
 
@@ -56,7 +57,7 @@ class DIEnginePolicy(Configurable):
         seed: int | None = None,
     ) -> None:
         section = self.read(cfg, "policy")
-        policy_class = _find(section.name)
+        policy_class = find_policy(section.name)
         defaults = policy_class.default_config()
         if bool(defaults.on_policy) is not section.on_policy:
             raise ConfigError(
@@ -177,7 +178,7 @@ def _shared(section: Any) -> dict[str, Any]:
     return {**shared, **{key: value for key, value in optional.items() if value is not None}}
 
 
-def _find(name: str) -> Any:
+def find_policy(name: str) -> Any:
     """Return DI-engine's class of a policy; the variant with schedules if there is one."""
     try:
         import ding.policy  # noqa: F401 - it registers the policies
@@ -189,10 +190,10 @@ def _find(name: str) -> Any:
             path="policy.type",
         ) from error
     if name not in POLICY_REGISTRY:
-        near = nearest_name(name, POLICY_REGISTRY)
+        near = difflib.get_close_matches(name, list(POLICY_REGISTRY), n=1)
         raise ConfigError(
             f"policy.name: DI-engine has no policy {name!r}"
-            + (f"; did you mean {near!r}?" if near else ""),
+            + (f"; did you mean {near[0]!r}?" if near else ""),
             path="policy.name",
             known=sorted(POLICY_REGISTRY),
         )

@@ -6,6 +6,7 @@ tests of `test_policy.py` train with the real DI-engine.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from dingsdk_di_engine.policy import DIEnginePolicy
 from dingsdk import SampleBatch
 from dingsdk.envs import Timestep
 from dingsdk.errors import ConfigError
+from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager
 
 POLICIES = """
@@ -96,11 +98,50 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def made(*args: Any, **section: Any) -> Any:
     """Return the fake DI-engine policy that the bridge has created."""
-    return DIEnginePolicy({"name": "plain", **section}, *args)._policy
+    return DIEnginePolicy(section.pop("cfg", {"name": "plain", **section}), *args)._policy
 
 
 def test_policy_is_installed_under_its_type() -> None:
     assert PluginManager().get("policies", "di_engine") is DIEnginePolicy
+
+
+def test_plugin_itself_imports_neither_torch_nor_gymnasium() -> None:
+    program = "import sys, dingsdk_di_engine.plugin; print({'torch', 'gymnasium'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_config_of_a_policy_that_dingsdk_lacks_becomes_one_of_the_bridge(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    main = {
+        "env": {"env_id": "CartPole-v1"},
+        "policy": {
+            "model": {"obs_shape": 4, "depth": 3},
+            "random_collect_size": 100,
+            "learn": {"batch_size": 32, "target": 9, "value_norm": True, "learner": {}},
+            "collect": {"n_sample": 8, "noise": 0.5, "env_num": 8},
+            "other": {"eps": {"end": 0.1}},
+        },
+    }
+    shape = {"main_config": main, "create_config": {"policy": {"type": "eps_command"}}}
+
+    policy = compile_config(shape).policy
+    own = made(cfg=policy).cfg
+
+    assert (policy.type, policy.name, policy.on_policy) == ("di_engine", "eps", False)
+    assert (own.learn.batch_size, own.learn.target, own.learn.value_norm) == (32, 9, True)
+    assert (own.collect.n_sample, own.collect.noise, own.collect.env_num) == (8, 0.5, 8)
+    assert own.model == {"depth": 3, "obs_shape": 4, "action_shape": 2}
+    assert own.other.eps.end == 0.1
+    assert "random_collect_size 100 is not used" in caplog.text
+    shape["create_config"]["policy"]["type"] = "on_policy"
+    assert compile_config(shape).policy.on_policy is True
+    shape["create_config"]["policy"]["type"] = "plian"
+    with pytest.raises(ConfigError, match="no policy 'plian'; did you mean 'plain'"):
+        compile_config(shape)
 
 
 def test_dingsdk_keys_override_config_keys_which_override_defaults() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,109 @@ def run(tmp_path: Path, policy: dict[str, Any], *args: str, env: str = "CartPole
     }
     path = tmp_path / "bridge.yaml"
     path.write_text(yaml.safe_dump(cfg))
+    return train(tmp_path, path, *args)
+
+
+def train(folder: Path, path: Path, *args: str) -> Any:
     command = [sys.executable, "-m", "dingsdk", "train", str(path), "--seed", "0", *args]
     return subprocess.run(
         command,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=150,
     )
+
+
+ZOO = """
+import json, runpy, sys, warnings
+from pathlib import Path
+
+warnings.simplefilter("ignore")
+from dingsdk.config import load_config
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.train import compile_run
+from dingsdk_di_engine.keys import NO_SECTION, ONLY
+
+KINDS = {"dqn", "ppo", "sac", "r2d2", "td3"}
+REASONS = {reason for _, reason in ONLY.values()} | set(NO_SECTION.values())
+
+
+def compiled(cfg):
+    try:
+        compile_run(cfg, sets=["policy.cuda=false"])
+    except ConfigError as error:
+        return error
+
+
+found = {}
+for path in sorted(Path(sys.argv[1], "dizoo").glob("**/config/**/*.py")):
+    try:
+        cfg = load_config(path)
+    except ConfigError:
+        continue  # it needs other packages, or is none
+    kind = str(cfg.get("create_config", {}).get("policy", {}).get("type"))
+    if kind.removesuffix("_command") not in KINDS:
+        continue
+    error, outcome = compiled(cfg), "runs"
+    if error is not None and "refused" in error.facts:
+        assert set(error.refused.values()) <= REASONS, (path, error)
+        outcome = "refused"
+        for place in error.refused:
+            *parents, last = place.split(".")
+            section = cfg if parents[0].endswith("_config") else cfg["main_config"]
+            if parents[0] == "system":
+                section = {"system": cfg["system_config"]}
+            for key in parents:
+                section = section[key]
+            del section[last]
+        error = compiled(cfg)
+    found[str(path)] = outcome if error is None else f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+"""
+
+NOT_HERE = {
+    "cartpole_dqn_config_k8s": "policy.other.commander.collector_task_space",
+    "cartpole_drex_dqn_config": "policy.collect.n_episode",
+    "pendulum_dqn_config": "env.kwargs",
+    "pong_dqn_render_config": "policy.eval.evaluator.render.render_freq",
+}
+"""Configs of the zoo with a value that no run here can have: other options of the env in gymnasium,
+videos of envs in processes, no place for collectors, no number of episodes; with the path."""
+
+
+@pytest.mark.slow
+def test_each_key_of_the_zoo_is_mapped_or_refused_with_its_reason(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ZOO, str(PACKAGES)],
+        cwd=tmp_path,  # MuJoCo writes a log there
+        env={**os.environ, "PYTHONPATH": str(PACKAGES)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    for name, outcome in found.items():
+        if outcome.startswith("UnknownEnvError"):
+            assert "is no env of gymnasium" in outcome, name
+        elif outcome not in ("runs", "refused"):
+            assert NOT_HERE[Path(name).stem] in outcome, (name, outcome)
+    outcomes = Counter(found.values())
+    assert outcomes["runs"] >= 45
+    assert outcomes["refused"] >= 44
+
+
+@pytest.mark.slow
+def test_config_module_of_the_zoo_trains_unchanged_in_both_modes(tmp_path: Path) -> None:
+    for name, mode in (("pendulum_td3_config", "serial"), ("pendulum_sac_config", "parallel")):
+        path = PACKAGES / "dizoo/classic_control/pendulum/config" / f"{name}.py"
+        folder = tmp_path / mode
+        folder.mkdir()
+        ended = train(folder, path, "--mode", mode, "--set", "system.max_env_steps=1500")
+        assert result_of(ended, folder)["env_steps"] >= 1500
 
 
 def result_of(ended: Any, tmp_path: Path) -> dict[str, Any]:

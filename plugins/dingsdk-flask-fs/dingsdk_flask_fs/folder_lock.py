@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dingsdk.errors import RunDirLockedError, RunFolderError
+from dingsdk.runtime.files import open_private
 
 LOCK_NAME = "lock"
 
@@ -26,8 +27,12 @@ def folder_lock(folder: Path) -> Iterator[None]:
     path, text = folder / LOCK_NAME, str(folder)
     lock = FileLock(path, timeout=0, mode=0o600, thread_local=False)
     owner = ""
-    with contextlib.suppress(OSError):  # before acquiring the lock, which empties the file
-        owner = path.read_text(encoding="utf-8", errors="replace")[:200]
+    # Before acquiring the lock, which empties the file.
+    with (
+        contextlib.suppress(FileNotFoundError, PermissionError),
+        open(path, encoding="utf-8", errors="replace", opener=open_private) as file,
+    ):
+        owner = file.read(200)
     try:
         lock.acquire()
     except Timeout:
@@ -40,8 +45,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
         why = f"{error.strerror}; choose a folder that you may write to"
         raise RunFolderError(f"cannot lock {folder}: {why}", path=text) from error
     try:
-        with contextlib.suppress(OSError):  # the name is for people; a full disk may refuse it
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        with (
+            contextlib.suppress(OSError),  # the name is for people; a full disk may refuse it
+            open(path, "w", encoding="utf-8", opener=open_private) as file,
+        ):
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         lock.release()

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
-import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from dingsdk.errors import AuthError
+from dingsdk.runtime import HttpGuard, Refusal, ip_address_of, target_of
 from dingsdk_flask_fs.auth import Verifier
 
-_log = logging.getLogger(__name__)
-
 HEALTH = "/healthz"
-LOG_EVERY_S = 1.0
-"""Shortest time between two log lines about refused requests."""
 BURST = 32
 """Number of failures that an address may have at once."""
 PER_S = 1.0
@@ -29,16 +23,6 @@ MAX_ENTRIES = 4096
 SMALL_BYTES = 16 << 10
 """Largest request of a new worker whose signature is checked even after many failures: the check
 costs less than refusing the request. A join is smaller."""
-
-
-class Refusal(Exception):  # noqa: N818 - an outcome, not an error
-    """A refused request: an HTTP status, a constant body, and when to try again."""
-
-    def __init__(self, status: int, code: str, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after_s = math.ceil(retry_after_s)
-        self.body = f'{{"code":"{code}","message":"{message}"}}'.encode()
 
 
 class Throttle:
@@ -96,14 +80,6 @@ class Throttle:
         return min(float(self._burst), left + (self._clock() - since) * self._per_s)
 
 
-def ip_address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return a literal IP address; None for any other text."""
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
-
-
 def network_of(address: str) -> str:
     """Return the part that one sender cannot vary: an IPv4 address, or the /64 of an IPv6 one."""
     found = ip_address_of(address.partition("%")[0])
@@ -114,11 +90,8 @@ def network_of(address: str) -> str:
     return address if found is None else str(found)
 
 
-class Guard:
-    """Checks a request before its body is read.
-
-    It checks in this order: the server's name (Host), that no browser sent the request, its
-    length, its type, and whether the sender knows the secret.
+class Guard(HttpGuard):
+    """Also checks a request's method, length and type, and whether the sender knows the secret.
 
     A sender that fails the last check too often gets 429 without a check of the signature. All
     workers of a host share an address, on loopback with all other programs of the host, so an
@@ -132,11 +105,8 @@ class Guard:
     Args:
         verifier: Checks the signature.
         throttle: Counts the failures.
-        hosts: Names of this server, in any case, without the port.
-        any_address: Whether any literal IP address is also accepted as its name. A web page that
-            rebinds its own domain to this host sends that domain as Host, never an address.
+        hosts: As in ``HttpGuard``, like ``any_address`` and ``clock``.
         max_bytes: Size of the largest body.
-        clock: Monotonic seconds, to limit the log.
     """
 
     def __init__(
@@ -149,33 +119,17 @@ class Guard:
         max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(hosts, any_address=any_address, clock=clock)
         self._verifier = verifier
         self._throttle = throttle
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._any_address = any_address
         self._max_bytes = max_bytes
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._refused = 0
-        self._log_at = 0.0
 
-    def check(self, environ: Mapping[str, Any]) -> str | None:
+    def admit(self, environ: Mapping[str, Any]) -> str | None:
         """Return the nonce of a genuine request; None for the health check.
 
         Raises:
             Refusal: for any other request.
         """
-        try:
-            return self._check(environ)
-        except Refusal as refusal:
-            self._note(environ, refusal)
-            raise
-
-    def _check(self, environ: Mapping[str, Any]) -> str | None:
-        if not self._is_ours(environ.get("HTTP_HOST", "")):
-            raise Refusal(403, "HostError", "this server has another name")
-        if "HTTP_ORIGIN" in environ or "HTTP_SEC_FETCH_SITE" in environ:
-            raise Refusal(403, "OriginError", "browsers are not served")
         method, target = environ["REQUEST_METHOD"], target_of(environ)
         if method == "GET" and target == HEALTH:
             return None
@@ -211,33 +165,3 @@ class Guard:
             if standing != "known":
                 self._throttle.note_failure(address, standing)
             raise Refusal(401, "AuthError", "not authorized") from error
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        return name in self._hosts or (self._any_address and ip_address_of(name) is not None)
-
-    def _note(self, environ: Mapping[str, Any], refusal: Refusal) -> None:
-        """Log refusals, at most one line per ``LOG_EVERY_S``."""
-        with self._lock:
-            self._refused += 1
-            now = self._clock()
-            if now < self._log_at:
-                return
-            count, self._refused = self._refused, 0
-            self._log_at = now + LOG_EVERY_S
-        _log.warning(
-            "refused %d request(s); the last: %s %.80r from %s: %s",
-            count,
-            environ["REQUEST_METHOD"],
-            target_of(environ),
-            environ.get("REMOTE_ADDR"),
-            refusal.__cause__ or refusal,
-        )
-
-
-def target_of(environ: Mapping[str, Any]) -> str:
-    """Return the request's target as it was sent, which the signature covers."""
-    return str(environ.get("REQUEST_URI") or environ.get("PATH_INFO", ""))

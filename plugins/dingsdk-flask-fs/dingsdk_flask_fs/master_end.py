@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import flask
 from werkzeug.exceptions import HTTPException
 
-from dingsdk.runtime import PrivateDir, check_reach, format_address, is_loopback
+from dingsdk.runtime import (
+    PrivateDir,
+    Refusal,
+    check_reach,
+    format_address,
+    ip_address_of,
+    is_loopback,
+)
 from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
     BODIES,
@@ -24,8 +31,8 @@ from dingsdk.worker.comm.requests import (
 )
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
-from dingsdk_flask_fs.guard import HEALTH, Guard, Refusal, Throttle, ip_address_of
-from dingsdk_flask_fs.server import HttpServer
+from dingsdk_flask_fs.guard import HEALTH, Guard, Throttle
+from dingsdk_flask_fs.server import KNOWN, HttpServer
 
 if TYPE_CHECKING:
     from dingsdk_flask_fs.transport import FlaskFSTransport
@@ -125,6 +132,8 @@ def create_app(
     def admit() -> None:
         environ = flask.request.environ
         environ[_NONCE] = guard.check(environ)
+        if environ[_NONCE] is not None:
+            environ[KNOWN]()
 
     def serve() -> flask.Response:
         # The kind is the route's name, so that a request cannot name another kind.

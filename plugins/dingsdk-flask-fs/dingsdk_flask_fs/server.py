@@ -13,7 +13,7 @@ from waitress import wasyncore  # type: ignore[import-untyped]
 from waitress.adjustments import Adjustments  # type: ignore[import-untyped]
 from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
-from waitress.task import ThreadedTaskDispatcher  # type: ignore[import-untyped]
+from waitress.task import ThreadedTaskDispatcher, WSGITask  # type: ignore[import-untyped]
 
 from dingsdk.errors import ConfigError, PortInUseError
 from dingsdk.runtime import format_address, why_not_bound
@@ -28,10 +28,12 @@ FLUSH_S = 0.5
 """How long sending the last answers may take, once the requests are served."""
 SWEEP_S = 0.25
 """How often to check for connections whose request does not arrive."""
-CROWDED = 0.75
-"""The server is crowded when this share of the connections is in use."""
-CROWDED_READ_S = 1.0
-"""How long a request may take to arrive while the server is crowded."""
+STRANGERS = 64
+"""Most connections that have not sent a genuine request yet."""
+SPARE = 8
+"""Room for the server's own descriptors, and for connections that are being closed."""
+KNOWN = "dingsdk.known"
+"""Key of a request's environment: the function to call once the request is known to be genuine."""
 
 
 class HttpServer:
@@ -41,11 +43,11 @@ class HttpServer:
         host: Address to bind.
         port: Port to bind; 0 for any free port.
         threads: Requests served at the same time.
-        connections: Connections held at the same time; further ones wait to be accepted.
+        connections: Connections of workers at the same time; further ones wait to be accepted.
+            Others have a room of their own, from which the oldest one has to go if another comes.
         max_bytes: Size of the largest body; a larger one is refused before it is read.
         read_s: Seconds for a request to arrive completely; for the first request of a connection,
-            counted from the start of the connection. Shorter while the server is crowded, as
-            otherwise a client could lock out all others by opening many connections.
+            counted from the start of the connection.
 
     Raises:
         PortInUseError: the address is in use, or this host may not use it.
@@ -71,7 +73,7 @@ class HttpServer:
         self._adjustments = Adjustments(
             sockets=[],
             threads=threads,
-            connection_limit=connections,
+            connection_limit=connections + STRANGERS + SPARE,
             max_request_body_size=max_bytes + 1,
             max_request_header_size=HEADER_BYTES,
             inbuf_overflow=max_bytes + 1,
@@ -146,10 +148,8 @@ class HttpServer:
         if now < self._sweep_at:
             return
         self._sweep_at = now + SWEEP_S
-        is_crowded = len(self._map) >= CROWDED * self._adjustments.connection_limit
-        read_s = min(self._read_s, CROWDED_READ_S) if is_crowded else self._read_s
         for channel in self._channels():
-            if channel.begun_at is not None and now - channel.begun_at > read_s:
+            if channel.begun_at is not None and now - channel.begun_at > self._read_s:
                 channel.will_close = True
 
     def _channels(self) -> list[_Channel]:
@@ -161,8 +161,24 @@ class HttpServer:
         return is_waiting and time.monotonic() < self._flush_until
 
 
+class _Task(WSGITask):  # type: ignore[misc]
+    """A request whose environment contains ``KNOWN``."""
+
+    def get_environment(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environment()
+        environ[KNOWN] = self.channel.note_known
+        return environ
+
+
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection that stores when its current request began to arrive."""
+    """A connection that stores when its current request began to arrive, and if it is known."""
+
+    task_class = _Task
+    is_known = False
+
+    def note_known(self) -> None:
+        """Note that a genuine request came over this connection."""
+        self.is_known = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.begun_at: float | None = time.monotonic()
@@ -185,6 +201,15 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]
     channel_class = _Channel
+
+    def handle_accept(self) -> None:
+        super().handle_accept()
+        # In the order in which they connected.
+        channels = self.active_channels.values()
+        strangers = [each for each in channels if not (each.is_known or each.will_close)]
+        if len(strangers) > STRANGERS:
+            # A connection whose request is being served may turn out to be genuine.
+            min(strangers, key=lambda each: bool(each.requests)).will_close = True
 
 
 class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]

@@ -55,7 +55,7 @@ class FlaskFSTransport(RequestTransport):
             keep_data: Whether the files in ``data_dir`` stay after the run.
             allowed_hosts: Further host names that workers may use for the coordinator.
             threads: Requests served at once; up to three quarters of them may wait for tasks.
-            max_connections: Connections that may be open at once.
+            max_connections: Connections of workers that may be open at once.
             min_free_bytes: Collectors wait while the disk of ``data_dir`` has fewer free bytes.
             durability: With ``process``, payloads and policies survive the end of a process; with
                 ``power``, also a power cut, at a third of the speed.

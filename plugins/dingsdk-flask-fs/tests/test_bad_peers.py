@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import struct
@@ -195,15 +196,38 @@ def hung_up(links: list[socket.socket]) -> int:
     return count
 
 
-@pytest.mark.parametrize("cfg", [{"request_timeout_s": 0.5}, {"max_connections": 64}])
+def test_idle_strangers_keep_no_worker_out_and_nobody_ends_a_connection_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    transport = FlaskFSTransport({"threads": THREADS, "max_connections": 8}, tmp_path / "run")
+    served = Served(transport)
+    end = served.slave()
+    end.renew(1)
+    link = end._reports._channel
+    assert link is not None
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            place = ("127.0.0.1", served.port)
+            stack.enter_context(socket.create_connection(place, 5.0))
+        started = time.monotonic()
+        newcomer = served.slave("w1")
+        assert time.monotonic() - started < 1.0
+        end.renew(2)
+        assert end._reports._channel is link
+    newcomer.close()
+    end.close()
+    transport.close()
+    assert caplog.messages == []
+
+
 def test_connections_with_incomplete_requests_are_closed(
-    cfg: dict[str, object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     harass: Callable[[int], BadPeers],
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
-    transport = FlaskFSTransport({"threads": THREADS, **cfg}, tmp_path / "run")
+    transport = FlaskFSTransport({"threads": THREADS, "request_timeout_s": 0.5}, tmp_path / "run")
     served = Served(transport)
     end = served.slave()
     peers = harass(served.port)  # 96 connections

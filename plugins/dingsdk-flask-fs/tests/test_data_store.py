@@ -27,8 +27,8 @@ from dingsdk.errors import (
     RunFolderError,
 )
 from dingsdk.runtime import PrivateDir
-from dingsdk.testing import recorded_writes
 from dingsdk.worker.comm.files.data_store import FileDataStore
+from tools.os_calls import recorded_writes
 
 from .payloads import file_of, large, mapped, piece, tree
 

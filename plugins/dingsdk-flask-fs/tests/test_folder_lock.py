@@ -79,9 +79,12 @@ def test_lock_fails_without_waiting_and_any_thread_can_release_it(
 
 def test_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(RunFolderError, match="cannot lock") as caught, folder_lock(tmp_path):
+    with (
+        pytest.raises(RunFolderError, match="refused: it is a folder") as caught,
+        folder_lock(tmp_path),
+    ):
         raise AssertionError("it is locked")
-    assert caught.value.path == str(tmp_path)
+    assert caught.value.path == str(tmp_path / "lock")
 
 
 def test_failed_start_releases_the_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.data import SampleBatch, encode_json
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
-from dingsdk.testing import recorded_writes
+from tools.os_calls import recorded_writes
 
 from .conftest import NOBODY, Listener, as_nobody
 

@@ -22,8 +22,9 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime import Folder
-from dingsdk.testing import open_files, recorded_writes
+from dingsdk.testing import open_files
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore, Returned, encode_policy
+from tools.os_calls import recorded_writes
 
 from .policies import damage, folder_of, is_whole, publish_damaged, weights
 

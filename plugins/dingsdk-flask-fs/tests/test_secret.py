@@ -14,8 +14,9 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.errors import AuthError, InsecureBindError, WorkerLostError
 from dingsdk.runtime import PrivateDir, check_reach, create_secret, find_secret, named_secret
-from dingsdk.testing import open_files, recorded_writes
+from dingsdk.testing import open_files
 from dingsdk.worker.comm import WorkerInfo
+from tools.os_calls import recorded_writes
 
 from .conftest import Listener, Served
 

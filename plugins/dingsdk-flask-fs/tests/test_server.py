@@ -41,18 +41,6 @@ def slow_peer(age_s: float | None) -> Any:
     return peer
 
 
-@pytest.mark.parametrize(("count", "closed"), [(11, [60.0]), (12, [5.0, 60.0])])
-def test_requests_have_less_time_when_connections_are_scarce(
-    count: int, closed: list[float]
-) -> None:
-    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20, read_s=30.0)
-    peers = {age_s: slow_peer(age_s) for age_s in (None, 0.0, 5.0, 60.0)}
-    server._map = dict(enumerate([*peers.values(), *[None] * (count - 4)]))
-    server._sweep()
-    assert [age_s for age_s, peer in peers.items() if peer.will_close] == closed
-    assert server.close()
-
-
 def test_request_must_arrive_within_ten_seconds_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,9 +15,10 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DingError, RunFolderError, StorageFullError
-from dingsdk.testing import failing_calls, open_files
+from dingsdk.testing import open_files
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
+from tools.os_calls import failing_calls
 
 CALLS = ("open", "writev", "write", "read", "close", "rename", "fstat", "stat", "mkdir")
 CALLS += ("unlink", "fstatvfs", "listdir", "fsync", "ftruncate")

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from dingsdk.errors import ConfigError, DingError
+from dingsdk.runtime.files import open_private
 from dingsdk_ray import cluster
 
 ANSWER_S = 60.0
@@ -34,7 +35,7 @@ class DetachedRun:
     """
 
     def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
-        with log.open("ab") as output:
+        with open(log, "ab", opener=open_private) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dingsdk", *command],
                 cwd=folder,

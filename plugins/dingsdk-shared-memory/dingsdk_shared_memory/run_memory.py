@@ -6,7 +6,8 @@ lock on ``lock``. If no process holds that lock and no run holds the run folder,
 *stale*: the next master on this host removes it.
 
 Payloads of a run that can be resumed are moved to ``transport/`` in its run folder, on the disk,
-when it ends or is found stale. The master of the resumed run moves them back.
+when it ends or is found stale. The master of the resumed run moves them back. There each payload is
+a column of bytes in another payload, whose digest covers it: in memory it may have none.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from dingsdk.data import decode_json, encode_json
+from dingsdk.data import SampleBatch, decode_batch, decode_json, encode_batch, encode_json
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -46,6 +48,8 @@ UNCLAIMED_S = 60.0
 """Age at which a folder without an owner is stale: the process that makes it writes the owner."""
 SWEPT_S = 5.0
 """How long the removal of a dead run's files in the same folder may take."""
+_FRAME = "frame"
+"""Column of a file on the disk that holds a payload."""
 _KIND, _OWNER_BYTES = "shared-memory-run", 64 << 10
 """The kind of the file that names the owner of a folder, and its largest size."""
 _LONGEST_SOCKET = 107
@@ -186,12 +190,13 @@ def keep(path: Path, run_dir: Path) -> None:
                     with contextlib.suppress(DataCorruptError):
                         frame = segments.read(data_id)
                         if frame is not None:
-                            disk.write_atomic(f"{data_id}.ding", [frame])
+                            whole = SampleBatch({_FRAME: np.frombuffer(frame, np.uint8)})
+                            disk.write_atomic(f"{data_id}.ding", encode_batch(whole)[0])
     remove(path)
 
 
 def bring_back(segments: Segments, run_dir: Path) -> None:
-    """Move the payloads that ``keep`` moved to the disk back to memory.
+    """Move the payloads that ``keep`` moved to the disk back to memory, except damaged ones.
 
     Raises:
         StorageFullError, RunFolderError: it failed; the payloads stay on the disk.
@@ -202,7 +207,12 @@ def bring_back(segments: Segments, run_dir: Path) -> None:
         for name in disk.names():
             data_id = name.removesuffix(".ding")
             if data_id != name and not segments.has(data_id):
-                frame = disk.view(name, _NO_LIMIT)
+                try:
+                    kept = decode_batch(disk.view(name, _NO_LIMIT), _NO_LIMIT)
+                    frame = memoryview(kept.columns[_FRAME])
+                except (DataCorruptError, KeyError) as error:
+                    _log.warning("%s is damaged, its samples are lost: %s", disk.path / name, error)
+                    continue
                 segments.add(data_id, [frame], len(frame))
     forget_kept(run_dir)
 

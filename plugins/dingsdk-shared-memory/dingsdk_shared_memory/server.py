@@ -9,14 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dingsdk.errors import PortInUseError
-from dingsdk.runtime import Connections
+from dingsdk.runtime import BACKLOG, Connections
 from dingsdk.worker.comm.requests import Answer, Channel, Secret
 from dingsdk_shared_memory.connection import Ask, Reply
-
-HANDSHAKE_S = 2.0
-"""How long a worker may take to prove that it knows the secret."""
-BACKLOG = 256
-"""Connections that wait to be accepted."""
 
 
 class SocketServer:
@@ -26,7 +21,7 @@ class SocketServer:
         path: Path of the socket; the socket of a dead master is replaced.
         serve: (kind of request, body) -> answer; called from many threads.
         secret: Secret that peers must know.
-        connections: Connections that may be open at once; others are closed.
+        connections: Workers' connections that may be open at once; others are closed.
         max_bytes: Largest request.
         timeout_s: How long a request may take to come in, and an answer to leave.
 
@@ -46,11 +41,11 @@ class SocketServer:
     ) -> None:
         self._path = path
         self._serve = serve
-        self._secret = secret
         self._timeout_s = timeout_s
         self._connections = Connections(
             _bind(path),
             lambda sock: Channel(sock, max_bytes),
+            lambda channel: channel.welcome(secret),
             self._talk,
             most=connections,
             name="socket",
@@ -63,15 +58,13 @@ class SocketServer:
             Path(self._path).unlink()
         return has_ended
 
-    def _talk(self, channel: Channel) -> None:
+    def _talk(self, channel: Channel, client: str) -> None:
         """Answer requests until either end closes."""
-        with channel.served():
-            channel.welcome(self._secret, HANDSHAKE_S)
-            while True:
-                asked, body = channel.receive(Ask, self._timeout_s, math.inf)
-                answer = self._serve(asked.target.removeprefix("/v1/"), bytes(body))
-                reply = Reply(answer.status)
-                channel.send(reply, (answer.body,), timeout_s=self._timeout_s)
+        while True:
+            asked, body = channel.receive(Ask, self._timeout_s, math.inf)
+            answer = self._serve(asked.target.removeprefix("/v1/"), bytes(body))
+            reply = Reply(answer.status)
+            channel.send(reply, (answer.body,), timeout_s=self._timeout_s)
 
 
 def _bind(path: str) -> socket.socket:

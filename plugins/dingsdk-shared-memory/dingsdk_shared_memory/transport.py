@@ -20,6 +20,7 @@ from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import (
     DATA,
+    ROOT,
     RunMemory,
     bring_back,
     folder_of,
@@ -47,7 +48,8 @@ class SharedMemoryTransport(RequestTransport):
             max_connections: Connections that may be open at once; a worker has two.
             min_free_bytes: Free bytes of shared memory below which collectors wait.
             digest: Digest of payloads and policies. ``head`` covers only the head (kind, dtypes,
-                shapes); ``xxh3-128`` detects damage, ``sha256`` also forgeries.
+                shapes), for memory: on a disk, ``xxh3-128`` is used instead, which detects damage.
+                ``sha256`` also detects forgeries.
         """
 
         type: str = TYPE_KEY
@@ -87,7 +89,7 @@ class SharedMemoryTransport(RequestTransport):
         store = SharedDataStore(
             self._segments(DATA),
             max_payload_bytes=self.cfg.max_payload_bytes,
-            algorithm=self.cfg.digest,
+            algorithm=self._digest(),
         )
         return self.until_close.enter_context(closing(store))
 
@@ -96,7 +98,7 @@ class SharedMemoryTransport(RequestTransport):
             self._segments(POLICY_FOLDER),
             keep_versions=self.cfg.keep_policy_versions,
             max_policy_bytes=self.cfg.max_policy_bytes,
-            algorithm=self.cfg.digest,
+            algorithm=self._digest(),
         )
         return self.until_close.enter_context(closing(store))
 
@@ -116,6 +118,10 @@ class SharedMemoryTransport(RequestTransport):
             memory = RunMemory(self.data_dir, self.run_dir)
             self._memory = self.until_close.enter_context(closing(memory))
         return self._memory
+
+    def _digest(self) -> str:
+        is_memory = self._own_memory().path.stat().st_dev == ROOT.stat().st_dev
+        return self.cfg.digest if is_memory or self.cfg.digest != "head" else "xxh3-128"
 
     def _segments(self, name: str) -> Segments:
         return Segments(self._own_memory().folder.sub(name), self.cfg.min_free_bytes)

@@ -6,8 +6,10 @@ import errno
 import fcntl
 import itertools
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -44,7 +46,8 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime import PrivateDir
-from dingsdk.testing import failing_calls, open_files
+from dingsdk.testing import open_files
+from tools.os_calls import failing_calls
 
 from .conftest import a_batch
 
@@ -312,7 +315,9 @@ def test_removing_a_folder_keeps_foreign_files(run_dir: Path, tmp_path: Path) ->
     assert not path.exists()
 
 
-def test_kept_payloads_are_restored_once(run_dir: Path, tmp_path: Path) -> None:
+def test_kept_payloads_are_restored_once_and_damaged_ones_not(
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "shm"
     first = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
     for name, rows in (("a", 64), ("b", 20_000), ("c", 8)):
@@ -328,9 +333,11 @@ def test_kept_payloads_are_restored_once(run_dir: Path, tmp_path: Path) -> None:
     assert sorted(each.name for each in kept.iterdir()) == ["a.ding", "c.ding"]
     (kept / "note.txt").touch()
 
+    (kept / "d.ding").write_bytes((kept / "a.ding").read_bytes()[:-1] + b"x")
     second = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
     second.data_store().put("c", a_batch(9))  # this payload stays
     second.master_end()
+    assert f"{kept / 'd.ding'} is damaged, its samples are lost" in caplog.text
     assert not kept.exists()
     assert sorted(second.data_store().segments.ids()) == ["a", "c"]
     assert second.data_store().get("a") == a_batch(64)
@@ -434,6 +441,18 @@ def test_same_payload_again_changes_nothing_and_another_is_refused(
     with pytest.raises(ConflictError):
         store.put("a", a_batch(width=5))
     assert store.get("a") == a_batch()
+
+
+def test_payloads_on_a_disk_always_have_a_digest(tmp_path: Path) -> None:
+    disk = tempfile.mkdtemp(dir=Path(__file__).parent, prefix=".disk-")  # /tmp may be memory
+    try:
+        transport = SharedMemoryTransport({"data_dir": f"{disk}/data"}, tmp_path / "run")
+        info = transport.data_store().put("a", a_batch(20_000))
+        assert info.digest.startswith("xxh3-128:")
+        transport.close()
+        transport.remove_data()
+    finally:
+        shutil.rmtree(disk)
 
 
 @pytest.mark.parametrize("rows", [8, 20_000], ids=["small", "large"])

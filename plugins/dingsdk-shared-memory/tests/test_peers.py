@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import os
 import socket
 import struct
@@ -32,10 +33,12 @@ from dingsdk.worker.comm.requests import (
     Secret,
     find_secret,
 )
+from dingsdk.worker.comm.requests.messages import Request, encode_request
 
 from .conftest import Listener
 
 SECRET = Secret(b"0123456789abcdef", source="test", is_explicit=True)
+UNKNOWN = Request("a" * 32, 1, "w", 0, 1, "i", "nonsense")
 
 
 class Served:
@@ -120,6 +123,15 @@ def test_silent_peer_is_disconnected_in_time(served: Served) -> None:
     assert time.monotonic() - started < 5.0
 
 
+def test_idle_strangers_do_not_keep_a_worker_out(served: Served) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(served.dial())
+        started = time.monotonic()
+        assert served.is_serving()
+        assert time.monotonic() - started < 1.0
+
+
 def answered_by(tmp_path: Path, serve: Callable[[Channel], None]) -> LinkError:
     """Return the error of a request to a server that answers the handshake with ``serve``."""
     path = str(tmp_path / "s")
@@ -202,15 +214,19 @@ def test_message_over_the_limit_ends_the_connection(served: Served) -> None:
         ("/v1/nonsense", b"{}"),
         ("\xff", b"\0"),
         ("join", b"[]"),
+        ("/v1/nonsense", encode_request(UNKNOWN, b"{}")),
     ],
 )
-def test_invalid_request_gets_an_error_answer(served: Served, target: str, body: bytes) -> None:
+def test_invalid_request_gets_an_error_answer(
+    served: Served, target: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     channel = served.introduced()
     channel.send(Ask(target), (body,), timeout_s=5.0)
-    reply, _ = channel.receive(Reply, 5.0)
+    reply, content = channel.receive(Reply, 5.0)
     channel.close()
 
-    assert reply.status == 400
+    assert (reply.status, json.loads(bytes(content))["code"]) == (400, "ProtocolError")
+    assert caplog.messages == []  # it is no defect of the master
     assert served.is_serving()
 
 
@@ -218,8 +234,9 @@ def test_more_connections_than_configured_are_closed(run_dir: Path) -> None:
     transport = SharedMemoryTransport({"max_connections": 8}, run_dir)
     served = Served(transport)
     channels = [served.introduced() for _ in range(8)]
-    with served.dial() as peer:
-        assert ends(peer)
+    channels.append(served.introduced())
+    with pytest.raises(ConnectionError):
+        channels[-1].receive(Reply, 10.0)
     for channel in channels:
         channel.close()
     transport.close()

@@ -27,7 +27,7 @@ from dingsdk_shared_memory.segments import (
 
 from dingsdk.errors import ClosedError, DataCorruptError, StorageFullError
 from dingsdk.runtime import PrivateDir
-from dingsdk.testing.os_calls import failing_calls
+from tools.os_calls import failing_calls
 
 LARGE = 1 << 16
 

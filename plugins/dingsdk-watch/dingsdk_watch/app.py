@@ -11,7 +11,8 @@ from typing import Any
 import flask
 from werkzeug.exceptions import HTTPException
 
-from dingsdk_watch.guard import Guard, Refusal
+from dingsdk.runtime import Refusal
+from dingsdk_watch.guard import Guard
 from dingsdk_watch.metrics import CONTENT_TYPE, exposition
 from dingsdk_watch.runs import Run
 
@@ -48,7 +49,7 @@ def create_app(runs: Sequence[Run], guard: Guard, session: str) -> flask.Flask:
     app = flask.Flask(__name__, static_folder=None)
 
     def admit() -> flask.Response | None:
-        if not guard.check(flask.request):
+        if not guard.check(flask.request.environ):
             return None
         # The redirect removes the token from the address bar and from the history.
         response = flask.Response(status=303, headers={"Location": "/"})
@@ -62,7 +63,7 @@ def create_app(runs: Sequence[Run], guard: Guard, session: str) -> flask.Flask:
     def run_of_request() -> Run:
         index = flask.request.args.get("run", 0, type=int)
         if not 0 <= index < len(runs):
-            raise Refusal(404, f"run is {index}; there are {len(runs)}")
+            raise Refusal(404, "NotFound", f"run is {index}; there are {len(runs)}")
         return runs[index]
 
     def status() -> flask.Response:
@@ -77,7 +78,7 @@ def create_app(runs: Sequence[Run], guard: Guard, session: str) -> flask.Flask:
         name = flask.request.args.get("name") or (names[0] if names else "")
         text = run.tail(name) if name else ""
         if text is None:
-            raise Refusal(404, "there is no such log")
+            raise Refusal(404, "NotFound", "there is no such log")
         return _json({"format": 1, "logs": names, "name": name, "text": text})
 
     def metrics() -> flask.Response:
@@ -85,7 +86,7 @@ def create_app(runs: Sequence[Run], guard: Guard, session: str) -> flask.Flask:
 
     app.before_request(admit)
     app.after_request(harden)
-    app.register_error_handler(Refusal, lambda refusal: _text(refusal.status, refusal.text))
+    app.register_error_handler(Refusal, lambda refusal: _text(refusal.status, str(refusal)))
     app.register_error_handler(HTTPException, lambda error: _text(error.code or 500, error.name))
     app.register_error_handler(Exception, _broken)
     for path, (name, content_type) in FILES.items():

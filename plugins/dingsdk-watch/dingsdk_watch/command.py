@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from dingsdk.errors import ConfigError
+from dingsdk.runtime import read_secret
 
 
 @click.command("watch", short_help="Show runs on a live page, from the files in their folders.")
@@ -33,7 +34,8 @@ from dingsdk.errors import ConfigError
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File with the token, for Prometheus; default: a new random token each time.",
+    help="File with the token, for Prometheus, that only you can read (chmod 600); default: a new "
+    "random token each time.",
 )
 @click.option("--until-closed", is_flag=True, hidden=True, help="End with standard input.")
 def watch(
@@ -72,12 +74,7 @@ def _wait_for_end_of_input(ended: threading.Event) -> None:
 
 
 def _token(path: Path) -> str:
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the token file {path}: {error}", path="--token-file"
-        ) from error
+    token = read_secret(path, is_explicit=True).reveal().decode("latin-1")
     if not re.fullmatch(r"[A-Za-z0-9_-]{16,128}", token):
         raise ConfigError(
             f"{path} holds no token: write 16 to 128 letters, digits, '_' or '-' into it",

@@ -16,6 +16,7 @@ import msgspec
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
 from dingsdk.pipeline import ResultRecord, StatusRecord, read_record
 from dingsdk.runtime import Folder
+from dingsdk.runtime.files import guarded, open_private
 
 STATUS, PROGRESS, RESULT, CONFIG = "status.json", "progress.jsonl", "result.json", "config.yaml"
 MAX_BYTES = 64 << 20
@@ -108,6 +109,8 @@ class Run:
     def logs(self) -> list[str]:
         """Return the paths of the text logs, relative to the folder ``log``, newest first."""
         root = self.path / "log"
+        if root.is_symlink():
+            return []
         found: list[tuple[float, str]] = []
         for folder, below, names in os.walk(root):
             below[:] = [name for name in below if not name.endswith("tb_logger")]
@@ -122,9 +125,9 @@ class Run:
         """Return the end of a log, from the start of a line; None if it is not in ``logs``."""
         if name not in self.logs():
             return None
-        descriptor = os.open(self.path / "log" / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
+        path = self.path / "log" / name
+        with guarded(self.path), open(path, "rb", opener=open_private) as file:
+            size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - TAIL_BYTES))
             content = file.read(TAIL_BYTES)
         if size > TAIL_BYTES:

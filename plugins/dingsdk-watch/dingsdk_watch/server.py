@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+from waitress import wasyncore  # type: ignore[import-untyped]
 from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
-from waitress.server import create_server  # type: ignore[import-untyped]
+from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
 
 from dingsdk.errors import PortInUseError
 from dingsdk.runtime import format_address, listen, url_host
@@ -17,10 +19,12 @@ from dingsdk_watch.app import create_app
 from dingsdk_watch.guard import TOKEN_PARAMETER, Guard, allowed_hosts
 from dingsdk_watch.runs import Run
 
+_log = logging.getLogger(__name__)
+
 THREADS = 4
 """Most requests that are served at the same time."""
 CONNECTIONS = 64
-"""Most connections at the same time."""
+"""Most connections at the same time; if another comes, the one that is idle for longest ends."""
 HEADER_BYTES = 16 << 10
 """Largest headers of a request."""
 
@@ -59,19 +63,20 @@ class Server:
         # Bound before waitress starts threads, so that no threads remain after a failure.
         listener = _bind(host, port)
         self.port = int(listener.getsockname()[1])
-        self._server: Any = create_server(
+        self._server: Any = _Server(
             lambda environ, start: apps[0](environ, start),
             map=self._map,
-            sockets=[listener],
+            _sock=listener,
+            bind_socket=False,
+            sockinfo=(listener.family, listener.type, listener.proto, listener.getsockname()),
             threads=THREADS,
-            connection_limit=CONNECTIONS,
+            connection_limit=2 * CONNECTIONS,  # `_Server` keeps fewer
             max_request_body_size=1,
             max_request_header_size=HEADER_BYTES,
             channel_timeout=30,
             ident="dingsdk-watch",
             log_socket_errors=False,
         )
-        self._server.channel_class = _Channel
         session = secrets.token_urlsafe(24)
         guard = Guard(self.token, session, hosts, self.port)
         apps.append(create_app(runs, guard, session))
@@ -104,9 +109,11 @@ class Server:
         self.close()
 
     def _run(self) -> None:
-        loop = self._server.asyncore.loop
         while not self._is_closed.is_set():
-            loop(timeout=1.0, map=self._map, use_poll=True, count=1)
+            try:
+                wasyncore.loop(timeout=1.0, map=self._map, use_poll=True, count=1)
+            except Exception:
+                _log.exception("the server's loop continues after an error")
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
@@ -119,6 +126,19 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             self.will_close = True
             return False
         return taken
+
+
+class _Server(TcpWSGIServer):  # type: ignore[misc]
+    channel_class = _Channel
+
+    def handle_accept(self) -> None:
+        super().handle_accept()
+        channels = [each for each in self.active_channels.values() if not each.will_close]
+        if len(channels) > CONNECTIONS:
+            # A browser opens another connection by itself. One that is being served is the last
+            # choice; nobody can keep others out by connections on which nothing happens.
+            idle = min(channels, key=lambda each: (bool(each.requests), each.last_activity))
+            idle.will_close = True
 
 
 def _bind(host: str, port: int) -> socket.socket:

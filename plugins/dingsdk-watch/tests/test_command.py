@@ -143,13 +143,18 @@ def test_watch_that_another_program_started_ends_with_it(start: Start, run_folde
     assert process.wait(PATIENCE_S) == 0
 
 
+def write_token(path: Path, content: str, mode: int = 0o600) -> None:
+    path.write_text(content)
+    path.chmod(mode)
+
+
 def test_token_file_gives_the_token_of_the_address(
     run_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "token").write_text("a-token-of-16-ch\n")
+    write_token(tmp_path / "token", "a-token-of-16-ch\n")
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with Path(os.devnull).open() as ended:
@@ -165,7 +170,7 @@ def test_token_file_gives_the_token_of_the_address(
 
 @pytest.mark.slow
 def test_token_file_gives_the_token(start: Start, run_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("a-token-of-many-letters\n")
+    write_token(tmp_path / "token", "a-token-of-many-letters\n")
 
     process = start("watch", run_folder, "--token-file", tmp_path / "token")
 
@@ -178,10 +183,21 @@ def test_file_without_a_token_is_refused(
 ) -> None:
     path = tmp_path / "token"
     if content is not None:
-        path.write_text(content)
+        write_token(path, content)
 
     assert main(["watch", str(run_folder), "--token-file", str(path)]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o602])
+def test_token_file_that_others_may_read_is_refused(
+    run_folder: Path, tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "token"
+    write_token(path, "a-token-of-many-letters\n", mode)
+
+    assert main(["watch", str(run_folder), "--token-file", str(path)]) == 2
+    assert f"chmod 600 {path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

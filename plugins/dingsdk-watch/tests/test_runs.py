@@ -199,6 +199,7 @@ def test_nothing_outside_the_run_folder_is_read(run_folder: Path, tmp_path: Path
     secret = tmp_path / "secret.txt"
     secret.write_text('{"format": 1, "secret": 1}')
     (run_folder / "log" / "link.txt").symlink_to(secret)
+    os.mkfifo(run_folder / "log" / "fifo.txt")
     (run_folder / "result.json").symlink_to(secret)
     run = Run(run_folder)
 
@@ -206,6 +207,10 @@ def test_nothing_outside_the_run_folder_is_read(run_folder: Path, tmp_path: Path
     for name in ("link.txt", "../../secret.txt", "../config.yaml", str(secret), "absent.txt"):
         assert run.tail(name) is None
     assert "result.json" in run.status()["error"]
+    (run_folder / "log").rename(tmp_path / "log")
+    (run_folder / "log").symlink_to(tmp_path / "log")
+    assert run.logs() == []
+    assert run.tail("learner/learner_logger.txt") is None
 
 
 def test_huge_file_is_not_read(run_folder: Path) -> None:

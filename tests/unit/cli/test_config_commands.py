@@ -21,16 +21,29 @@ import torch
 import yaml
 
 import dingsdk.cli.doctor as doctor_module
+import dingsdk.cli.plugins as plugins_module
 from dingsdk.cli import main
 from dingsdk.config import load_config
 from dingsdk.errors import DingError
 from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.testing import check_plugin
 
 BROKEN = {
     "METADATA": "Metadata-Version: 2.1\nName: acme-broken\nVersion: 1.0\n",
     "entry_points.txt": "[dingsdk.buffers]\nbroken = no_such_module\n"
     "[dingsdk.plugins]\nwatch = acme_idle\n",
 }
+LIMITER = """
+from dingsdk import hookimpl
+from dingsdk.worker.replay_buffer import Limiter
+
+class OtherCall(Limiter):
+    def can_sample(self): ...
+
+@hookimpl
+def dingsdk_register_limiters(registry):
+    registry.register("other_call", OtherCall)
+"""
 
 
 @pytest.fixture
@@ -62,6 +75,39 @@ def test_plugins_command_imports_plugins_only_with_check(
     assert [checked[key]["state"] for key in ("broken", "watch")] == ["broken"] * 2
     assert "no_such_module" in checked["broken"]["detail"]
     assert "implements no hook" in checked["watch"]["detail"]
+
+
+def test_all_commands_refuse_a_part_that_check_refuses(broken: None, tmp_path: Path) -> None:
+    info = tmp_path / "acme_limits-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-limits\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dingsdk.limiters]\nother_call = acme_limiter\n")
+    (tmp_path / "acme_limiter.py").write_text(LIMITER)
+    steps = check_plugin("limiters:other_call").steps
+    (finding,) = [each for each in doctor_module._plugins() if "other_call" in each.what]
+    (row,) = [each for each in PluginManager().plugins() if each.type_key == "other_call"]
+    row = plugins_module._imported(row)
+    sys.modules.pop("acme_limiter")
+
+    assert (steps[-1].name, finding.state, row.state) == ("interface", "fail", "broken")
+    text = "OtherCall.can_sample(self) cannot be called as Limiter.can_sample"
+    assert all(text in detail for detail in (steps[-1].detail, finding.detail, row.detail))
+
+
+def test_each_of_two_observers_with_one_name_is_checked(broken: None, tmp_path: Path) -> None:
+    info = tmp_path / "acme_zeal-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-zeal\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dingsdk.plugins]\nwatch = acme_zeal\n")
+    hook = "import dingsdk\n@dingsdk.hookimpl\ndef dingsdk_run_started(): ...\n"
+    (tmp_path / "acme_zeal.py").write_text(hook)
+    rows = [row for row in PluginManager().plugins() if row.kind == "plugins"]
+    states = {row.distribution: plugins_module._imported(row).state for row in rows}
+    sys.modules.pop("acme_zeal")
+
+    assert (states["acme-broken"], states["acme-zeal"]) == ("broken", "loaded")
+    assert check_plugin("acme-zeal").is_passed
+    assert not check_plugin("acme-broken").is_passed
 
 
 def test_doctor_distinguishes_importable_and_broken_plugins(broken: None) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import resource
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dingsdk.cli import main
 from dingsdk.errors import ConfigError, RunFolderError
 from dingsdk.plugins import KINDS, TEMPLATES, new_plugin
-from dingsdk.plugins.templates import render, template_files
+from dingsdk.plugins.templates import render
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -29,24 +34,83 @@ def test_package_has_its_own_name_entry_point_and_files(kind: str) -> None:
 
     project = tomllib.loads(files["pyproject.toml"])["project"]
     assert project["name"] == "dingsdk-rl-own-part"
-    (group,) = project["entry-points"].values()
-    assert list(group.values()) == ["dingsdk_own_part"]
-    assert {
+    ((group, points),) = project["entry-points"].items()
+    assert list(points.values()) == ["dingsdk_own_part"]
+    assert group.removeprefix("dingsdk.") in {*KINDS, "plugins"}
+    assert files.keys() == {
         "README.md",
+        "LICENSE",
+        "pyproject.toml",
         ".gitignore",
         ".github/workflows/test.yml",
         "example.yaml",
         "dingsdk_own_part/__init__.py",
         "dingsdk_own_part/py.typed",
-        "tests/test_rules.py",
-        "tests/test_example.py",
-    } <= files.keys()
+        "tests/test_plugin.py",
+    }
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_template_has_a_known_entry_point_group(kind: str) -> None:
-    assert TEMPLATES[kind].group in {*KINDS, "plugins"}
-    assert "notes.md" in template_files(kind)
+@pytest.mark.parametrize("name", ["a", "own-part", "x" * 40])
+def test_packages_pass_their_own_linter(name: str, tmp_path: Path) -> None:
+    for kind in TEMPLATES:
+        new_plugin(kind, name, tmp_path / kind)
+
+    for command in (["check"], ["format", "--check"]):
+        lint = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
+        done = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "cls"),
+    [
+        ("buffer", "ring-buffer", "RingBuffer"),
+        ("buffer", "ring", "RingBuffer"),
+        ("buffer", "buffer-ring", "BufferRingBuffer"),
+        ("env-manager", "my-env-manager", "MyEnvManager"),
+        ("env-manager", "my_env", "MyEnvManager"),
+        ("policy", "my-policy", "MyPolicy"),
+    ],
+)
+def test_class_name_does_not_repeat_its_ending(kind: str, name: str, cls: str) -> None:
+    files = render(kind, name)
+
+    (module,) = (text for path, text in files.items() if path.endswith("__init__.py"))
+    assert f", {cls})" in module.splitlines()[-1]
+    assert f"class {cls}(" in module
+
+
+@pytest.mark.parametrize(
+    ("record", "remote", "address"),
+    [
+        ({"url": "https://host/d", "vcs_info": {"vcs": "git"}}, "", "git+https://host/d"),
+        ({"url": "FOLDER", "dir_info": {}}, "https://host/e.git", "git+https://host/e.git"),
+        ({"url": "FOLDER", "dir_info": {}}, "https://me:secret@host/e", "${{ vars.DINGSDK }}"),
+        ({"url": "FOLDER", "dir_info": {}}, "", "${{ vars.DINGSDK }}"),
+        (None, "", "${{ vars.DINGSDK }}"),
+    ],
+)
+def test_ci_installs_dingsdk_from_where_it_came(
+    record: dict[str, Any] | None,
+    remote: str,
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / ".git").mkdir()
+    text = f'[remote "origin"]\n\turl = {remote}\n\tfetch = x\n' if remote else "[core]\n"
+    (tmp_path / ".git" / "config").write_text(text)
+    info = tmp_path / "dingsdk_rl-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk-rl\nVersion: 9\n")
+    if record is not None:
+        written = json.dumps(record).replace("FOLDER", tmp_path.as_uri())
+        (info / "direct_url.json").write_text(written)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    workflow = yaml.safe_load(render("policy", "own")[".github/workflows/test.yml"])
+
+    assert workflow["env"] == {"DINGSDK": address}
 
 
 BAD_NAMES = [
@@ -157,17 +221,28 @@ def test_no_files_are_left_if_writing_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_command_prints_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["new", "plugin", "policy", "my_own", "--into", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("kind", "article", "use"),
+    [
+        ("policy", "a", "train {}/example.yaml"),
+        ("transport", "a", "train {}/example.yaml --mode parallel"),
+        ("commander", "a", "train {}/example.yaml --mode parallel"),
+        ("observer", "an", "train {}/example.yaml"),
+        ("command", "a", "my-own runs/my-own"),
+    ],
+)
+def test_next_steps_end_with_one_that_uses_the_plugin(
+    kind: str, article: str, use: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["new", "plugin", kind, "my_own", "--into", str(tmp_path)])
 
+    folder = tmp_path / "dingsdk-rl-my-own"
     out = capsys.readouterr().out
     assert code == 0
-    assert f"pip install -e '{tmp_path}/dingsdk-rl-my-own[test]'" in out
-    assert "dingsdk check dingsdk-rl-my-own" in out
-    assert (
-        'registry.register("my_own", MyOwnPolicy)'
-        in (tmp_path / "dingsdk-rl-my-own" / "dingsdk_my_own" / "__init__.py").read_text()
-    )
+    assert f"holds {article} {kind} that works" in out
+    assert f"pip install -e '{folder}[test]'\n" in out
+    assert "dingsdk check dingsdk-rl-my-own\n" in out
+    assert out.endswith(f"dingsdk {use.format(folder)}\n")
 
 
 def test_help_names_every_kind(capsys: pytest.CaptureFixture[str]) -> None:

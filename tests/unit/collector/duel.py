@@ -25,6 +25,7 @@ class DuelEnvs:
 
     Args:
         lengths: Episode lengths, in turn, by env.
+        reward_shape: Shape of the reward of a player.
         players: Number of players.
         fails: (env, episode, time) at which a step is abnormal.
         partial_step: Whether a step may leave out some envs.
@@ -35,9 +36,15 @@ class DuelEnvs:
     closed = True
 
     def __init__(
-        self, lengths: Any, players: int = 2, fails: Any = (), partial_step: bool = True
+        self,
+        lengths: Any,
+        players: int = 2,
+        fails: Any = (),
+        partial_step: bool = True,
+        reward_shape: tuple[int, ...] = (),
     ) -> None:
         self.lengths, self.players, self.fails = lengths, players, set(fails)
+        self.player_num, self._reward_shape = players, reward_shape
         self.env_num = len(lengths)
         self.capabilities = Capabilities(partial_step=partial_step)
         self.episode = [-1] * self.env_num
@@ -78,7 +85,7 @@ class DuelEnvs:
             self.reset([env_id])
             return Timestep(None, None, None, {"abnormal": True})
         done = np.bool_(time == self.lengths[env_id][episode % len(self.lengths[env_id])])
-        rewards = [np.float32(1 - p) for p in range(self.players)]
+        rewards = [np.full(self._reward_shape, 1 - p, np.float32) for p in range(self.players)]
         infos: list[dict[str, Any]] = [{} for _ in rewards]
         obs = self._obs(env_id)
         if done:

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dingsdk.data import SampleBatch
+from dingsdk.envs import BaseVectorEnvManager
+from dingsdk.envs.guard import GuardedEnvFn
 from dingsdk.policy.base import CollectMode
 
 
@@ -84,6 +87,14 @@ class ScriptedEnv(gym.Env[Any, Any]):
 def env_fns(script: Script, env_num: int) -> list[Any]:
     numbers = [-1] * env_num
     return [lambda i=i: ScriptedEnv(script, i, numbers) for i in range(env_num)]
+
+
+class NextStepEnvs(BaseVectorEnvManager):
+    """A vector env that spends a step on each reset."""
+
+    def make_vector_env(self) -> Any:
+        guarded = [GuardedEnvFn(fn, index, self.section) for index, fn in enumerate(self._env_fns)]
+        return SyncVectorEnv(guarded, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
 class CountingPolicy:

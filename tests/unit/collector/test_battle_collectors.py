@@ -300,6 +300,8 @@ def test_invalid_players_and_requests_are_refused(make_battle, tmp_path) -> None
     for kind in ("episode_1v1", "sample_1v1"):
         with pytest.raises(ConfigError, match="plays 1 policies"):
             make_battle(kind, DuelEnvs(((2,),)), three[:1])
+        with pytest.raises(ConfigError, match="plays 2 policies; give it 3, one for each player"):
+            make_battle(kind, DuelEnvs(((2,),), players=3), three[:2])
         collector = make_battle(kind, DuelEnvs(((2,), (2,))), three[:2])
         with pytest.raises(NotSetError, match="n_episode" if kind == "episode_1v1" else "n_sample"):
             collector.collect()
@@ -405,18 +407,21 @@ def test_cut_off_turn_is_recorded_only_with_the_mask_of_the_player(
 
 
 @pytest.mark.parametrize("kind", ["episode_1v1", "sample_1v1"])
-def test_samples_have_the_return_of_their_player(make_battle, kind) -> None:
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_samples_have_reward_and_return_of_their_player(make_battle, kind, shape) -> None:
     fighters = [Fighter(0, n_sample=1), Fighter(1)]
     for each in fighters:
         each.cfg["collect"]["added_columns"] = ["env_id", "episode_return"]
         each.cfg["traj_len_inf"] = True
-    collector = make_battle(kind, DuelEnvs(((2,), (3,))), fighters)
+    collector = make_battle(kind, DuelEnvs(((2,), (3,)), reward_shape=shape), fighters)
     wanted = 2 if kind == "episode_1v1" else 5
 
     data, _ = collector.collect(wanted)
 
     for player, samples in enumerate(data):
         rows = [row for each in samples for row in (each if kind == "episode_1v1" else [each])]
+        assert {np.shape(row["reward"]) for row in rows} == {()}
+        assert {float(row["reward"]) for row in rows} == {1.0 - player}
         found = {(row["env_id"], row["episode_return"]) for row in rows}
         assert found >= {(0, 2.0 * (1 - player)), (1, 3.0 * (1 - player))}
 

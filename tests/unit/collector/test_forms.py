@@ -254,3 +254,25 @@ def test_random_actions_continue_from_a_saved_state(space: Any) -> None:
     again = RandomActions(space, 4)
     again.load_state_dict(state)
     np.testing.assert_array_equal(again.draw(20), expected)
+
+
+def test_rewards_of_one_element_are_plain_numbers_in_both_forms(
+    make_policy, make_collector, form
+) -> None:
+    collector, _ = make_collector(make_policy(n_sample=8, form=form))
+    env = collector.env
+    step, step_batch = env.step, env.step_batch
+    # As the rewards of managers that are not dingsdk's.
+    env.step = lambda actions: {
+        env_id: each._replace(reward=np.array([each.reward], np.float32))
+        for env_id, each in step(actions).items()
+    }
+    env.step_batch = lambda *given: (made := step_batch(*given))._replace(
+        reward=made.reward[:, None]
+    )
+
+    samples = collector.collect()
+
+    assert [(np.shape(each["reward"]), float(each["reward"])) for each in samples] == [
+        ((), 1.0)
+    ] * 8

@@ -99,16 +99,6 @@ CASE = st.fixed_dictionaries(
     {
         "script": st.builds(Script, st.integers(0, 999), st.integers(1, 9), st.just(0.0)),
         "env_num": st.integers(1, 4),
-        "manager": st.sampled_from(
-            [
-                {"type": "in_process"},
-                {
-                    "type": "vector",
-                    "vectorization_mode": "sync",
-                    "autoreset_mode": "same_step",
-                },
-            ]
-        ),
         "form": st.sampled_from(["columns", "rows"]),
         "n_sample": st.integers(1, 20) | st.none(),
         "unroll_len": st.integers(1, 3),
@@ -160,7 +150,7 @@ def make(case: Mapping[str, Any], root: str, *, is_evaluating: bool) -> Zergling
                 "collector_episode_num": case["episodes_per_env"],
                 "n_evaluator_episode": case["env_num"] + case["episodes_per_env"],
             },
-            "env_manager": case["manager"],
+            "env_manager": {"type": "in_process"},
             "policy": {
                 "type": "scripted",
                 "form": case["form"],
@@ -322,7 +312,7 @@ def _check_info(
 
 def test_a_collector_that_cannot_be_built_leaves_no_env_open(tmp_path: Any) -> None:
     case = {
-        "script": Script(0, 3, 0.0), "env_num": 3, "manager": {"type": "in_process"},
+        "script": Script(0, 3, 0.0), "env_num": 3,
         "form": "rows", "n_sample": 4, "unroll_len": 1, "episodes_per_env": 1, "is_updating": False,
     }  # fmt: skip
     before = SeededEnv.open_envs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from .scripted import (
     CountingPolicy,
     EndedEpisode,
     Model,
+    NextStepEnvs,
     Script,
     differences,
     env_fns,
@@ -28,12 +30,9 @@ from .scripted import (
 
 # Resets between collects skip episodes that would succeed, so failures in a row can be many.
 IN_PROCESS = {"type": "in_process", "max_retry": 1000}
-VECTOR = {"type": "vector", "vectorization_mode": "sync", "max_retry": 1000}
-MANAGERS = {
-    "in_process": IN_PROCESS,
-    "same_step": {**VECTOR, "autoreset_mode": "same_step"},
-    "next_step": {**VECTOR, "autoreset_mode": "next_step"},
-    "disabled": {**VECTOR, "autoreset_mode": "disabled"},
+MANAGERS: dict[str, Any] = {
+    "in_process": partial(create_env_manager, IN_PROCESS),
+    "next_step": partial(NextStepEnvs, {"max_retry": 1000}),
 }
 
 
@@ -237,7 +236,7 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
         cfg = {"collect_print_freq": case["print_freq"], "deepcopy_obs": case["deepcopy_obs"]}
 
         def new_collector() -> SampleSerialCollector:
-            env = create_env_manager(MANAGERS[case["manager"]], env_fns(case["script"], env_num))
+            env = MANAGERS[case["manager"]](env_fns(case["script"], env_num))
             mode = policy.mode(case["form"])
             return SampleSerialCollector({**cfg, "seed": 1}, env, mode, recorder, root)
 

@@ -15,7 +15,6 @@ from dingsdk.errors import (
     CheckpointMissingError,
     StorageFullError,
 )
-from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker.collector.rollout import EpisodeRecord
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.one_vs_one import (
@@ -25,6 +24,7 @@ from dingsdk.worker.commander.one_vs_one import (
 )
 from dingsdk.worker.commander.solo import SoloCommander
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+from tools.os_calls import failing_calls
 
 LEAGUE = {"type": "one_vs_one", "one_phase_step": 100, "self_play": 0.0, "min_win_rate_games": 1}
 

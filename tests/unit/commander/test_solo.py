@@ -45,17 +45,6 @@ def train(commander, learner, train_iter):
     commander.update_learner_info(learner["task_id"], {"learner_step": train_iter})
 
 
-def test_collectors_wait_for_a_learner_task(commander):
-    assert commander.get_collector_task() is None
-
-    learner = commander.get_learner_task()
-    task = commander.get_collector_task()
-
-    assert task["buffer_id"] == learner["buffer_id"]
-    assert task["collector_cfg"]["policy_update_path"] == learner["policy_id"]
-    assert commander.get_learner_task() is None
-
-
 def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_time(commander, clock):
     learner = commander.get_learner_task()
     flags = []
@@ -85,17 +74,6 @@ def test_long_evaluations_alternate_with_collecting_in_a_single_place(main_confi
         commander.finish_collector_task(task["task_id"], result)
 
     assert flags == [True, False, True, False, True]
-
-
-def test_only_one_evaluation_runs_at_a_time(commander, clock):
-    commander.get_learner_task()
-    first = commander.get_collector_task()
-    clock.now += 1000
-
-    second = commander.get_collector_task()
-
-    assert first["collector_cfg"]["eval_flag"]
-    assert not second["collector_cfg"]["eval_flag"]
 
 
 def test_tasks_are_plain_data_with_valid_ids_and_do_not_share_the_config(main_config, clock):
@@ -259,16 +237,6 @@ def test_tasks_contain_the_settings_of_the_config(commander):
     assert evaluate["collector_cfg"]["seed"] != collect["collector_cfg"]["seed"]
 
 
-def test_seeds_are_the_same_for_the_same_run_seed(main_config, clock):
-    def seeds():
-        commander = SoloCommander(main_config(collector_task_space=3), clock)
-        learner = commander.get_learner_task()
-        collectors = [commander.get_collector_task() for _ in range(3)]
-        return [learner["seed"], *(task["collector_cfg"]["seed"] for task in collectors)]
-
-    assert seeds() == seeds()
-
-
 def test_only_a_buffer_without_a_seed_gets_one_from_the_run_seed(main_config, clock):
     def seed_of(given, run_seed=3):
         cfg = main_config()
@@ -391,25 +359,6 @@ def test_the_run_ends_when_a_trained_policy_reaches_the_stop_value(commander, cl
     assert commander.finish_collector_task(running["task_id"], collect_result(1)) is True
 
 
-def test_an_untrained_policy_cannot_end_the_run(commander):
-    commander.get_learner_task()
-    evaluation = commander.get_collector_task()
-
-    goal = commander.finish_collector_task(evaluation["task_id"], eval_result(500.0, train_iter=0))
-
-    assert goal is False
-    assert commander.get_collector_task() is not None
-
-
-def test_a_failed_evaluation_is_issued_again(commander):
-    commander.get_learner_task()
-    failed = commander.get_collector_task()
-
-    commander.notify_fail_collector_task(failed)
-
-    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
-
-
 @pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
 def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, key):
     cfg = main_config(collector_task_space=2)
@@ -487,19 +436,6 @@ def test_a_failed_learner_makes_collectors_wait_for_the_next_one(commander):
     assert commander.get_collector_task()["buffer_id"] == second["buffer_id"]
 
 
-def test_finishing_a_learner_returns_its_buffer(commander):
-    learner = start(commander)
-    commander.update_learner_info(learner["task_id"], {"learner_step": 7, "priority_info": {}})
-
-    buffer_id = commander.finish_learner_task(
-        learner["task_id"], {"task_id": learner["task_id"], "buffer_id": learner["buffer_id"]}
-    )
-
-    assert buffer_id == learner["buffer_id"]
-    assert commander.get_collector_task() is None
-    assert commander.get_learner_task() is not None
-
-
 def test_a_second_report_of_the_same_end_changes_nothing(commander):
     start(commander)
     first, second = commander.get_collector_task(), commander.get_collector_task()
@@ -511,14 +447,3 @@ def test_a_second_report_of_the_same_end_changes_nothing(commander):
     assert commander.get_collector_task() is not None
     assert commander.get_collector_task() is None  # the second task still holds its place
     assert second is not None
-
-
-def test_collector_places_can_be_added_and_removed(commander):
-    start(commander)
-    tasks = [commander.get_collector_task(), commander.get_collector_task()]
-    commander.increase_collector_task_space()
-    assert commander.get_collector_task() is not None
-    commander.decrease_collector_task_space()
-    commander.finish_collector_task(tasks[0]["task_id"], collect_result(1))
-
-    assert commander.get_collector_task() is None

@@ -23,13 +23,13 @@ from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.runtime.files import Folder
-from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.journal import Journal
+from tools.os_calls import failing_calls
 
 BUFFER = "policy.other.replay_buffer."
 KINDS: dict[str, tuple[str, ...]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -69,6 +70,14 @@ class WrongShape(Good):
 class NaNObs(Good):
     def observe(self) -> Any:
         return np.array([np.nan, 0], np.float32)
+
+
+class Waiting(Good):
+    """Waits for 20 ms in each step, as an env does that asks a simulator or a device."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)
 
 
 class OldStep(Good):

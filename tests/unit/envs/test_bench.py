@@ -145,6 +145,7 @@ class Bench:
             "step_for": self.step_for,
             "KINDS": ("in_process",),
             "_most_envs": lambda env_fn: max(self.first),
+            "_waits": lambda env_fn: False,
         }.items():
             monkeypatch.setattr(f"dingsdk.envs.bench.{name}", value)
         best, found = bench_env(importlib.import_module("checked_envs").Good, seconds=10)
@@ -200,6 +201,18 @@ def test_steps_without_a_transition_do_not_count() -> None:
             manager.step_batch(np.zeros(2, np.int64))
         assert manager.done
         assert step_for(manager, 0.01) == 0
+
+
+@pytest.mark.slow
+def test_processes_with_one_env_each_are_advised_for_an_env_that_waits() -> None:
+    best, found = bench_env("checked_envs:Waiting", seconds=8)
+    assert (best.manager, best.envs_per_process) == ("subprocess", 1)
+    assert best.env_num > 2
+    assert yaml.safe_load(best.config)["env_manager"] == {
+        "type": "subprocess",
+        "envs_per_process": 1,
+    }
+    assert {each.manager for each in found} == set(KINDS)
 
 
 @pytest.mark.slow

@@ -23,17 +23,18 @@ from dingsdk.envs.check import (
 )
 from dingsdk.errors import ConfigError, ConfigTypeError
 
-MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, POLICIES = (
+MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, ASYNC, POLICIES = (
     "can be made and closed",
     "spaces",
     "reset",
     "steps and episodes",
     "seeds",
-    "env manager in this process",
-    "child process",
+    "env manager vector",
+    "env manager subprocess",
+    "env manager async_subprocess",
     "policies that take it",
 )
-ALL = [MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, POLICIES]
+ALL = [MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, ASYNC, POLICIES]
 
 
 @pytest.fixture(autouse=True)
@@ -109,12 +110,12 @@ def test_env_that_cannot_be_used_ends_the_checks(env: str, broken: str, text: st
     [
         pytest.param(
             "OwnRandomness",
-            [SEEDS, MANAGER, CHILD],
+            [SEEDS, MANAGER, CHILD, ASYNC],
             "(in the first observation)",
             marks=pytest.mark.slow,
         ),
         ("SharedState", [MANAGER, CHILD], "keep all state and randomness in"),
-        pytest.param("DiesInAChild", [CHILD], "EnvError", marks=pytest.mark.slow),
+        pytest.param("DiesInAChild", [CHILD, ASYNC], "EnvError", marks=pytest.mark.slow),
     ],
 )
 def test_env_that_behaves_differently_in_workers_is_found(
@@ -128,7 +129,7 @@ def test_env_that_behaves_differently_in_workers_is_found(
 def test_env_of_a_local_function_cannot_be_sent_to_a_child_process() -> None:
     good = envs().Good
     found = by_name(check_env(lambda: good()))
-    assert [name for name in ALL if found[name].state == "problem"] == [CHILD]
+    assert [name for name in ALL if found[name].state == "problem"] == [CHILD, ASYNC]
 
 
 @pytest.mark.slow
@@ -161,6 +162,14 @@ def test_policies_of_a_game_are_checked_with_the_spaces_of_one_player() -> None:
     assert {"dqn", "ppo"} <= set(_check_policies(subject).split(", "))
 
 
+def test_env_with_a_vector_env_is_checked_in_that_and_in_the_others() -> None:
+    found = by_name(check_env("CartPole-v1"))
+    assert {each.state for each in found.values()} == {"ok"}
+    assert "share one random stream" in found[MANAGER].detail
+    for kind in ("in_process", "subprocess", "async_subprocess"):
+        assert found[f"env manager {kind}"].detail == "the same results as alone"
+
+
 def test_error_names_the_first_step_that_differs() -> None:
     random, shared = (
         _Subject(getattr(envs(), name), 0) for name in ("OwnRandomness", "SharedState")
@@ -171,7 +180,7 @@ def test_error_names_the_first_step_that_differs() -> None:
         _check_seeds(random)
     # The other env takes a step between the first and the second step of this env.
     with pytest.raises(_Problem) as caught:
-        _check_manager(shared)
+        _check_manager("vector", shared)
     assert str(caught.value) == (
         "an env has other results if another one runs beside it (in step 2): keep all state and "
         "randomness in the env's own attributes, not globals"
@@ -192,8 +201,8 @@ def test_observation_out_of_bounds_gives_one_warning() -> None:
 def test_env_that_fails_while_another_is_open_is_found() -> None:
     subject = _Subject(envs().FailsBesideAnother, 0)
     subject.observation_space, subject.action_space = envs().BOX, gym.spaces.Discrete(3)
-    with pytest.raises(_Problem, match="1 steps or resets failed"):
-        _check_manager(subject)
+    with pytest.raises(_Problem, match="failed 1 times"):
+        _check_manager("vector", subject)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +216,18 @@ def test_env_that_fails_while_another_is_open_is_found() -> None:
         ),
         pytest.param(
             "WideObs",
-            [RESET, STEPS, SEEDS, MANAGER, CHILD],
+            [RESET, STEPS, SEEDS, MANAGER, CHILD, ASYNC],
             "gives float64 where the observation",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "OutOfBounds",
-            [RESET, STEPS, SEEDS, MANAGER, CHILD],
+            [RESET, STEPS, SEEDS, MANAGER, CHILD, ASYNC],
             "outside of the bounds",
             marks=pytest.mark.slow,
         ),
-        ("Words", [SPACES, CHILD, POLICIES], "only policies in the dict form"),
-        ("Continuous", [SPACES, CHILD, POLICIES], "have no columns"),
+        ("Words", [SPACES, CHILD, ASYNC, POLICIES], "only policies in the dict form"),
+        ("Continuous", [SPACES, CHILD, ASYNC, POLICIES], "have no columns"),
     ],
 )
 def test_usable_env_with_a_weakness_gives_a_warning(env: str, warned: list[str], text: str) -> None:

@@ -15,13 +15,9 @@ from dingsdk.errors import EnvError
 
 RAISE = 1
 IN_PROCESS = {"type": "in_process"}
-SYNC = [
-    {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": mode}
-    for mode in ("next_step", "same_step", "disabled")
-]
 NATIVE = {"type": "vector", "vectorization_mode": "native"}
 MANAGERS = [
-    *((cfg, "Counter") for cfg in (IN_PROCESS, *SYNC)),
+    (IN_PROCESS, "Counter"),
     *((NATIVE, name) for name in ("Native", "NativeSameStep", "NativeDisabled")),
 ]
 every_manager = pytest.mark.parametrize(("cfg", "env"), MANAGERS)
@@ -67,9 +63,8 @@ def test_return_counts_from_the_last_reset_or_restart(
         assert found[0] == (6.0 if env == "Counter" else 3.0)
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
-def test_reset_of_one_env_keeps_the_return_of_another(cfg: dict[str, Any]) -> None:
-    with make(cfg, "Counter") as manager:
+def test_reset_of_one_env_keeps_the_return_of_another() -> None:
+    with make(IN_PROCESS, "Counter") as manager:
         manager.launch()
         play(manager)
         manager.reset({0: None})

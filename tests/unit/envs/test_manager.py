@@ -32,9 +32,8 @@ from dingsdk.errors import (
 )
 
 IN_PROCESS = {"type": "in_process"}
-SYNC = {"type": "vector", "vectorization_mode": "sync"}
 NATIVE = {"type": "vector", "vectorization_mode": "native"}
-ALL = [IN_PROCESS, SYNC, NATIVE]
+ALL = [IN_PROCESS, NATIVE]
 
 
 def make(cfg: dict[str, Any], n: int = 2, env_id: str = "CartPole-v1", **kw: Any) -> EnvManager:
@@ -95,12 +94,11 @@ def test_same_seed_gives_the_same_start_after_each_launch(cfg: dict[str, Any]) -
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
-def test_int_list_and_dict_seeds_agree(cfg: dict[str, Any]) -> None:
+def test_int_list_and_dict_seeds_agree() -> None:
     found = []
     seeds: list[Any] = [5, [5, 6], {1: 6, 0: 5}, np.int64(5)]
     for seed in seeds:
-        with make(cfg) as manager:
+        with make(IN_PROCESS) as manager:
             manager.seed(seed)
             manager.launch()
             found.append(starts(manager))
@@ -113,15 +111,14 @@ def test_int_list_and_dict_seeds_agree(cfg: dict[str, Any]) -> None:
 
 def test_wrong_number_of_seeds_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 envs need 2 seeds"):
-        make(SYNC).seed([1, 2, 3])
+        make(IN_PROCESS).seed([1, 2, 3])
     with pytest.raises(ConfigError, match="take one seed together") as caught:
         make(NATIVE).seed([1, 2])
     assert caught.value.path == "env_manager.vectorization_mode"
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
-def test_seed_is_applied_to_the_next_reset_only(cfg: dict[str, Any]) -> None:
-    with make(cfg) as manager:
+def test_seed_is_applied_to_the_next_reset_only() -> None:
+    with make(IN_PROCESS) as manager:
         manager.seed(5)
         manager.launch()
         first = starts(manager)
@@ -132,7 +129,7 @@ def test_seed_is_applied_to_the_next_reset_only(cfg: dict[str, Any]) -> None:
         assert starts(manager) == first
 
 
-@pytest.mark.parametrize("cfg", [*ALL, {**SYNC, "autoreset_mode": "disabled"}])
+@pytest.mark.parametrize("cfg", ALL)
 def test_static_seed_starts_every_episode_in_the_same_state(cfg: dict[str, Any]) -> None:
     with make(cfg) as manager:
         manager.seed(5, dynamic_seed=False)
@@ -146,9 +143,8 @@ def test_static_seed_starts_every_episode_in_the_same_state(cfg: dict[str, Any])
             assert step.obs[0].tolist() == first[0]
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC, {**SYNC, "autoreset_mode": "next_step"}])
-def test_reset_of_one_env_leaves_the_others_alone(cfg: dict[str, Any]) -> None:
-    with make(cfg, n=3) as manager:
+def test_reset_of_one_env_leaves_the_others_alone() -> None:
+    with make(IN_PROCESS, n=3) as manager:
         manager.launch()
         manager.step_batch(np.zeros(3, int))
         before = starts(manager)
@@ -161,9 +157,8 @@ def test_reset_of_one_env_leaves_the_others_alone(cfg: dict[str, Any]) -> None:
             manager.reset({3: None})
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
-def test_reset_arguments_are_remembered_for_later_episodes(cfg: dict[str, Any]) -> None:
-    with make(cfg, env_id="Tiny/Counter-v0") as manager:
+def test_reset_arguments_are_remembered_for_later_episodes() -> None:
+    with make(IN_PROCESS, env_id="Tiny/Counter-v0") as manager:
         manager.launch({1: {"options": {"start": 9.0}}})
         assert manager.current_obs()[1, 0] == 9.0
         for _ in range(3):
@@ -225,7 +220,7 @@ def test_in_process_manager_can_step_some_of_its_envs() -> None:
             manager.step_batch(np.zeros(2, int), np.array([1, 1]))
 
 
-@pytest.mark.parametrize("cfg", [*ALL, {**SYNC, "autoreset_mode": "next_step"}])
+@pytest.mark.parametrize("cfg", ALL)
 def test_env_is_done_after_its_episodes(cfg: dict[str, Any]) -> None:
     env_id = "Tiny/Native-v0" if cfg is NATIVE else "Tiny/Counter-v0"
     with make({**cfg, "episode_num": 2}, env_id=env_id) as manager:
@@ -243,9 +238,8 @@ def test_env_is_done_after_its_episodes(cfg: dict[str, Any]) -> None:
             assert not columns.reward.any()
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
-def test_without_auto_reset_an_env_waits_for_its_reset(cfg: dict[str, Any]) -> None:
-    with make({**cfg, "auto_reset": False}, env_id="Tiny/Counter-v0") as manager:
+def test_without_auto_reset_an_env_waits_for_its_reset() -> None:
+    with make({**IN_PROCESS, "auto_reset": False}, env_id="Tiny/Counter-v0") as manager:
         manager.launch()
         for _ in range(3):
             timesteps = manager.step({0: 0, 1: 0})
@@ -301,9 +295,8 @@ def test_bad_action_for_one_env_steps_no_env(cfg: dict[str, Any]) -> None:
         assert starts(manager) == before
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
-def test_continuous_actions_are_cast_and_checked(cfg: dict[str, Any]) -> None:
-    with make(cfg, env_id="Pendulum-v1") as manager:
+def test_continuous_actions_are_cast_and_checked() -> None:
+    with make(IN_PROCESS, env_id="Pendulum-v1") as manager:
         manager.launch()
         manager.step_batch(np.full((2, 1), 2.0))
         manager.step({0: np.array([-2.0]), 1: np.array([0])})
@@ -437,9 +430,8 @@ def test_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
         manager.seed(seed)
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
-def test_reset_of_no_env_changes_nothing(cfg: dict[str, Any]) -> None:
-    with make(cfg) as manager:
+def test_reset_of_no_env_changes_nothing() -> None:
+    with make(IN_PROCESS) as manager:
         manager.launch()
         before = starts(manager)
         manager.reset({})
@@ -451,8 +443,6 @@ def test_reset_of_no_env_changes_nothing(cfg: dict[str, Any]) -> None:
     ("cfg", "promises"),
     [
         (IN_PROCESS, Capabilities(True, True, True, False)),
-        (SYNC, Capabilities(True, True, False, False)),
-        ({**SYNC, "autoreset_mode": "next_step"}, Capabilities(True, True, False, True)),
         (NATIVE, Capabilities(False, False, False, True)),
     ],
 )
@@ -464,7 +454,7 @@ def test_each_manager_has_its_capabilities(cfg: dict[str, Any], promises: Capabi
 
 
 def test_envs_are_seeded_from_a_branch_of_the_seed_tree() -> None:
-    for cfg in (IN_PROCESS, SYNC, NATIVE):
+    for cfg in ALL:
         found = []
         for seed, role in ((1, "collector"), (1, "collector"), (1, "evaluator"), (2, "collector")):
             with make(cfg) as manager:

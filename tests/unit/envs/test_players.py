@@ -437,15 +437,6 @@ def test_failed_step_of_a_game_gives_no_reward(fault: str) -> None:
             manager.step({0: [2, 0]})
 
 
-def test_vector_manager_refuses_several_players() -> None:
-    manager = create_env_manager({"type": "vector"}, make_env_fns({"env_id": SUMS}, 2))
-
-    with pytest.raises(ConfigError, match="have 2 players; use base, subprocess") as caught:
-        manager.launch()
-
-    assert caught.value.path == "env_manager.type"
-
-
 class Plain(gym.Env[Any, Any]):
     """Two players act at once, without player infos. Player 0's reward encodes both actions.
 

@@ -247,7 +247,6 @@ def test_state_of_another_env_is_refused() -> None:
 
 MANAGERS = [
     {"type": "vector"},
-    {"type": "vector", "vectorization_mode": "sync"},
     {"type": "in_process"},
     pytest.param({"type": "subprocess", "envs_per_process": 2}, marks=pytest.mark.slow),
 ]

@@ -109,9 +109,10 @@ def test_observations_become_copies_in_the_dtype_of_the_space() -> None:
 @pytest.mark.parametrize(
     ("obs", "key", "found"),
     [
-        ({"box": np.zeros(3), "inner": {"n": 0}}, "obs.box", "float32[3]"),
-        ({"box": [np.nan, 2], "inner": {"n": 0}}, "obs.box", "float32[2] with NaN"),
-        ({"box": "text", "inner": {"n": 0}}, "obs.box", "str (could not convert"),
+        ({"box": np.zeros(3), "inner": {"n": 0}}, "obs.box", "float64[3]"),
+        ({"box": [np.nan, 2], "inner": {"n": 0}}, "obs.box", "float64[2] with NaN"),
+        ({"box": "text", "inner": {"n": 0}}, "obs.box", "<U4[]"),
+        ({"box": [[1], 2], "inner": {"n": 0}}, "obs.box", "list ("),
         ({"box": np.zeros(2), "inner": {"m": 0}}, "obs.inner", "a dict with ['m']"),
         ({"box": np.zeros(2), "inner": 3}, "obs.inner", "int"),
         ({"box": np.zeros(2)}, "obs", "a dict with ['box']"),
@@ -122,6 +123,80 @@ def test_error_names_the_path_of_an_invalid_observation(obs: Any, key: str, foun
         ObservationSchema(NESTED).conform(obs)
     assert caught.value.key == key
     assert caught.value.facts["found"].startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("space", "held", "lost"),
+    [
+        (
+            gym.spaces.Box(0, 255, (2,), np.uint8),
+            [[0.0, 255.0], [True, False], np.array([3, 4], np.int64)],
+            [
+                [0.5, 1],
+                [300, 1],
+                [-1, 2],
+                [2.7, 1],
+                [np.nan, 1],
+                [np.inf, 1],
+                [None, 1],
+                ["1", "2"],
+            ],
+        ),
+        (
+            gym.spaces.Box(-1, 1, (2,), np.float32),
+            [np.array([0.1, 1e-60]), [2**24 + 1, -7], [np.inf, 0.0]],
+            [np.array([1e300, 0]), np.array([1j, 0]), [np.nan, 0]],
+        ),
+        (gym.spaces.Discrete(3, start=4), [4, np.uint8(6), np.array(5), 6.0], [3, 7, 4.5, 2**70]),
+        (gym.spaces.MultiDiscrete([2, 3]), [[1, 2], [1.0, 0.0]], [[2, 0], [0, -1], [0.5, 0]]),
+        (gym.spaces.MultiBinary(2), [[0, 1], [True, False]], [[0, 2], [0, -1], [0.5, 0]]),
+    ],
+    ids=["bytes", "floats", "Discrete", "MultiDiscrete", "MultiBinary"],
+)
+def test_value_that_a_cast_would_change_is_refused(
+    space: Any, held: list[Any], lost: list[Any]
+) -> None:
+    """Rounding of floats does not count."""
+    schema = ObservationSchema(gym.spaces.Dict({"part": space}))
+    for value in held:
+        made = schema.conform({"part": value})["part"]
+        np.testing.assert_array_equal(made, np.asarray(value).astype(space.dtype))
+        columns = schema.conform_columns({"part": np.array([value, value])}, 2)["part"]
+        np.testing.assert_array_equal(columns, [made, made])
+    for value in lost:
+        for use in (
+            lambda value=value: schema.conform({"part": value}),
+            lambda value=value: schema.conform_columns({"part": [held[0], value]}, 2),
+        ):
+            with pytest.raises(SchemaMismatchError) as caught:
+                use()
+            assert caught.value.key == "obs.part"
+    with pytest.raises(SchemaMismatchError) as caught:
+        ObservationSchema(gym.spaces.Box(0, 255, (2,), np.uint8)).conform([0, 300])
+    facts = caught.value.facts
+    assert (facts["found"], facts["expected"]) == (
+        "int64[2] with 300",
+        "Box(0, 255, (2,), uint8)",
+    )
+
+
+def test_first_value_beyond_the_bounds_of_a_box_is_named() -> None:
+    schema = ObservationSchema(NESTED)
+    assert schema.is_bounded
+    assert schema.beyond(columns(2)) is None
+    wide = columns(2)
+    wide["box"][1] = [-5, 2]
+    assert schema.beyond(wide) == "obs.box holds -5.0, and low of the space is -1.0"
+    assert schema.beyond({**part_of(columns(1), 0), "box": np.array([0, 4])}) == (
+        "obs.box holds 4, and high of the space is 3.0"
+    )
+    for space in (
+        gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        gym.spaces.Box(0, 255, (2,), np.uint8),
+        gym.spaces.Discrete(3),
+        gym.spaces.Text(3),
+    ):
+        assert not ObservationSchema(space).is_bounded
 
 
 def test_infinite_observations_do_not_count_as_nan() -> None:

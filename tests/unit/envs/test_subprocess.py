@@ -582,9 +582,7 @@ def test_close_closes_envs_and_releases_memory_and_descriptors(
     assert counts[1] == 0
 
 
-@pytest.mark.parametrize(
-    "cfg", [{"type": "in_process"}, {"type": "vector", "vectorization_mode": "sync"}, SYNC]
-)
+@pytest.mark.parametrize("cfg", [{"type": "in_process"}, SYNC])
 def test_optional_methods_of_envs_are_called(
     launch: Launch, tmp_path: Path, cfg: dict[str, Any]
 ) -> None:

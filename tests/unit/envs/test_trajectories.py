@@ -1,4 +1,4 @@
-"""Every manager and autoreset mode gives the same transitions."""
+"""The managers give the same transitions, in both forms."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dingsdk.envs import EnvManager, StepColumns, create_env_manager, make_env_fns
+from dingsdk.envs import (
+    EnvManager,
+    InProcessEnvManager,
+    StepColumns,
+    SubprocessEnvManager,
+    create_env_manager,
+    make_env_fns,
+)
+from dingsdk.envs.vector import NativeEnvManager
 
 IN_PROCESS = {"type": "in_process"}
-SYNC = [
-    {"type": "vector", "vectorization_mode": "sync", "autoreset_mode": mode}
-    for mode in ("next_step", "same_step", "disabled")
-]
-ASYNC = [
-    pytest.param(
-        {**cfg, "vectorization_mode": "async"},
-        marks=[] if cfg["autoreset_mode"] == "same_step" else pytest.mark.slow,
-    )
-    for cfg in SYNC
-]
 NATIVE = {"type": "vector", "vectorization_mode": "native"}
 
 
@@ -77,9 +74,9 @@ def dict_transitions(manager: EnvManager, count: int) -> list[list[tuple[Any, ..
     return [row[:count] for row in rows]
 
 
-@pytest.mark.parametrize("cfg", [*SYNC, *ASYNC], ids=lambda c: " ".join(list(c.values())[1:]))
-def test_vector_modes_give_the_transitions_of_the_in_process_manager(cfg: dict[str, Any]) -> None:
+def test_processes_give_the_transitions_of_the_in_process_manager() -> None:
     env_cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 15}}
+    cfg = {"type": "vector", "vectorization_mode": "async"}
     with launch(IN_PROCESS, env_cfg, 2) as plain, launch(cfg, env_cfg, 2) as vector:
         expected = transitions(plain, 60)
         assert transitions(vector, 60) == expected
@@ -88,10 +85,9 @@ def test_vector_modes_give_the_transitions_of_the_in_process_manager(cfg: dict[s
     assert any(truncated for *_, truncated in flat)
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
-def test_dict_form_gives_the_transitions_of_the_batched_form(cfg: dict[str, Any]) -> None:
+def test_dict_form_gives_the_transitions_of_the_batched_form() -> None:
     env_cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 15}}
-    with launch(IN_PROCESS, env_cfg, 3) as batched, launch(cfg, env_cfg, 3) as dicts:
+    with launch(IN_PROCESS, env_cfg, 3) as batched, launch(IN_PROCESS, env_cfg, 3) as dicts:
         assert dict_transitions(dicts, 50) == transitions(batched, 50)
 
 
@@ -134,9 +130,8 @@ def test_native_cartpole_ends_like_single_envs_from_the_same_state() -> None:
                     break
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
-def test_done_reports_the_return_and_the_info_of_the_episode(cfg: dict[str, Any]) -> None:
-    with launch(cfg, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
+def test_done_reports_the_return_and_the_info_of_the_episode() -> None:
+    with launch(IN_PROCESS, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
         ends = []
         for _ in range(12):
             for timestep in manager.step(dict.fromkeys(manager.ready_obs, 0)).values():
@@ -151,18 +146,16 @@ def test_done_reports_the_return_and_the_info_of_the_episode(cfg: dict[str, Any]
         assert end.obs[1] == 3
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
-def test_batched_form_returns_episode_info_of_ended_rows_only(cfg: dict[str, Any]) -> None:
-    with launch(cfg, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
+def test_batched_form_returns_episode_info_of_ended_rows_only() -> None:
+    with launch(IN_PROCESS, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
         infos = [dict(manager.step_batch(np.zeros(2, int)).episode_info) for _ in range(3)]
     ended = {"length": 3}
     assert infos == [{}, {}, {0: ended, 1: ended}]
 
 
-@pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
-def test_dict_observations_become_nested_columns(cfg: dict[str, Any]) -> None:
+def test_dict_observations_become_nested_columns() -> None:
     env_cfg = {"env_id": "Tiny/Counter-v0", "kwargs": {"observes": "dict"}}
-    with launch(cfg, env_cfg, 2) as manager:
+    with launch(IN_PROCESS, env_cfg, 2) as manager:
         steps = [manager.step_batch(np.zeros(2, int)) for _ in range(3)]
         assert steps[0].obs["box"].shape == (2, 2)
         assert [s.final_obs["inner"]["step"].tolist() for s in steps] == [[1, 1], [2, 2], [3, 3]]
@@ -182,23 +175,30 @@ def test_observation_without_columns_works_in_dict_form_only() -> None:
             manager.step_batch(np.zeros(1, int))
         with pytest.raises(ConfigError, match="no columns"):
             manager.current_obs()
-    with pytest.raises(ConfigError, match="no columns"):
-        launch(SYNC[0], env_cfg, 1)
 
 
-def test_auto_mode_is_native_only_if_native_supports_the_config() -> None:
-    def mode(env_cfg: dict[str, Any], **cfg: Any) -> str:
-        manager: Any = create_env_manager({"type": "vector", **cfg}, make_env_fns(env_cfg, 2))
-        return str(manager.vectorization_mode)
-
-    assert mode({"env_id": "CartPole-v1"}) == "native"
-    assert mode({"env_id": "CartPole-v1"}, autoreset_mode="same_step") == "sync"
-    assert mode({"env_id": "MountainCar-v0"}) == "sync"
+@pytest.mark.parametrize(
+    ("env_id", "cfg", "manager"),
+    [
+        ("CartPole-v1", {}, NativeEnvManager),
+        ("CartPole-v1", {"autoreset_mode": "same_step"}, InProcessEnvManager),
+        ("CartPole-v1", {"vectorization_mode": "sync", "max_retry": 5}, InProcessEnvManager),
+        ("CartPole-v1", {"vectorization_mode": "async", "max_retry": 5}, SubprocessEnvManager),
+        ("MountainCar-v0", {}, InProcessEnvManager),
+    ],
+)
+def test_type_vector_makes_the_manager_that_its_mode_names(
+    env_id: str, cfg: dict[str, Any], manager: type[EnvManager]
+) -> None:
+    made = create_env_manager({"type": "vector", **cfg}, make_env_fns({"env_id": env_id}, 2))
+    assert type(made) is manager
+    assert made.section.max_retry == cfg.get("max_retry", 2)
+    if manager is SubprocessEnvManager:
+        assert made.section.envs_per_process == 1
 
 
 def test_rewards_are_float32_in_every_manager() -> None:
-    for cfg in (IN_PROCESS, *SYNC):
-        with launch(cfg, {"env_id": "MountainCar-v0"}, 2) as manager:
-            assert manager.step_batch(np.zeros(2, int)).reward.dtype == np.float32
+    with launch(IN_PROCESS, {"env_id": "MountainCar-v0"}, 2) as manager:
+        assert manager.step_batch(np.zeros(2, int)).reward.dtype == np.float32
     with launch(NATIVE, {"env_id": "Tiny/Native-v0"}, 2) as manager:
         assert manager.step_batch(np.zeros(2, int)).reward.dtype == np.float32

@@ -17,6 +17,7 @@ from dingsdk.envs import (
     make_env_fns,
     measure_observations,
 )
+from dingsdk.envs.wrappers import NormalizeObservation
 from dingsdk.errors import ConfigError, UnknownPluginError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
@@ -167,21 +168,41 @@ def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> No
     assert env.observation_space.contains(found)
 
 
-def test_constant_observation_is_normalised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [0.0, 5e6 + 0.25, 1e9 + 7])
+def test_large_observations_are_normalised_exactly(tmp_path: Path, offset: float) -> None:
+    class Large(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        action_space = gym.spaces.Discrete(2)
+        steps = 0
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return self.step(0)[0], {}
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            return np.array([offset - (-1) ** self.steps, offset]), 0.0, False, False, {}
+
     file = tmp_path / "statistics.npz"
-    np.savez(file, mean=np.full(4, 2.0), var=np.zeros(4))
-    env = make({"type": "normalize_obs", "statistics": str(file), "clip": 5.0})
-    seen = env.observation(np.array([2.0, 2.0001, 3.0, -3.0]))
-    assert seen.tolist() == pytest.approx([0.0, 1.0, 5.0, -5.0], rel=1e-2)
+    measure_observations(Large, file, steps=100)
+    env = NormalizeObservation(Large(), str(file), clip=5.0)
+    assert env.reset()[0].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert env.step(0)[0].tolist() == pytest.approx([-1.0, 0.0], abs=1e-6)
+    assert env.observation(np.array([offset + 2, offset + 1])).tolist() == [2.0, 5.0]
 
 
 def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="measure_observations"):
         make({"type": "normalize_obs", "statistics": str(tmp_path / "none.npz")})
     path = tmp_path / "other.npz"
-    np.savez(path, mean=np.zeros(3), var=np.ones(3))
-    with pytest.raises(ConfigError, match=r"shape \[3\], these have \[4\]"):
-        make({"type": "normalize_obs", "statistics": str(path)})
+    for mean, var, clip, text in (
+        (np.zeros(3), np.ones(3), 10.0, r"shape \[3\], these have \[4\]"),
+        (np.zeros(4), np.array([1, 1, 1, -1e-3]), 10.0, "variance below 0"),
+        (np.array([0, 0, np.nan, 0]), np.ones(4), 10.0, "not finite"),
+        (np.zeros(4), np.ones(4), 0.0, "clip 0.0"),
+    ):
+        np.savez(path, mean=mean, var=var)
+        with pytest.raises(ConfigError, match=text):
+            make({"type": "normalize_obs", "statistics": str(path), "clip": clip})
 
 
 class Evil:

@@ -160,9 +160,7 @@ def test_data_and_policy_can_be_set_later(make_evaluator, tmp_path) -> None:
 @pytest.mark.parametrize("data", ["digits", "no_such_module:digits"])
 def test_data_that_cannot_be_found_is_refused_before_a_run(data: str) -> None:
     with pytest.raises(ConfigError, match="gives no data") as caught:
-        MetricSerialEvaluator.check_config(
-            {"type": "metric", "data": data}, "policy.eval.evaluator"
-        )
+        MetricSerialEvaluator.check_imports({"data": data})
     assert (caught.value.path, caught.value.facts["found"]) == ("policy.eval.evaluator.data", data)
 
 

@@ -359,21 +359,24 @@ def test_close_ends_all_ranks_before_it_waits_for_one() -> None:
             told.append("join")
 
     ranks = LearnerAggregator.__new__(LearnerAggregator)
-    ranks._remote, ranks._is_broken = None, False
+    ranks._remote, ranks._failure = None, None
     ranks._ranks = [Rank(), Rank()]  # type: ignore[list-item]
     ranks.close()
     ranks.close()
     assert told == ["end", "end", "join", "join"]
 
 
-@pytest.mark.parametrize(("is_broken", "hung_up"), [(False, 0), (True, 1)])
-def test_links_to_remote_ranks_are_closed_after_a_failure(is_broken: bool, hung_up: int) -> None:
+@pytest.mark.parametrize(("failure", "hung_up"), [(None, 0), (OSError(), 1)])
+def test_links_to_remote_ranks_are_closed_after_a_failure(failure: Any, hung_up: int) -> None:
     calls: list[int] = []
     ranks = LearnerAggregator.__new__(LearnerAggregator)
     ranks._remote = SimpleNamespace(hang_up=lambda: calls.append(1))  # type: ignore[assignment]
-    ranks._ranks, ranks._is_broken = [], is_broken
+    ranks._ranks, ranks._failure = [], failure
     ranks.close()
     assert len(calls) == hung_up
+    if not hung_up:
+        ranks.close()
+        assert not calls
 
 
 @contextlib.contextmanager
@@ -400,7 +403,7 @@ def test_changes_of_the_policy_are_sent_to_all_ranks() -> None:
         for key, tensor in state["model"].items():
             assert torch.equal(found["model"][key], tensor)
             assert torch.equal(weights(ranks.learn_mode)[key], tensor)
-        assert not ranks._is_broken
+        assert ranks._failure is None
 
 
 def test_each_rank_gets_its_part_of_the_batch_and_logs_are_merged() -> None:
@@ -415,20 +418,59 @@ def test_each_rank_gets_its_part_of_the_batch_and_logs_are_merged() -> None:
         name, part = aggregator._receive(other)
         assert (name, len(part)) == ("forward", 4)
         np.testing.assert_array_equal(part.columns["obs"], batch.columns["obs"][4:])
-        assert not ranks._is_broken
+        assert ranks._failure is None
 
         aggregator._send(other, *FAILED)
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner failed: NaN"):
             ranks.learn_mode.forward([dict(row) for row in batch])
-        assert ranks._is_broken
+
+
+def test_after_an_error_batches_are_refused_until_the_ranks_are_started_again() -> None:
+    alone, together = policy(), policy()
+    first, bad, second = batches(3)
+    bad.columns["reward"][0] = np.nan  # in the part of rank 0
+    with LearnerAggregator(together, CFG, 2) as ranks:
+        ranks.learn_mode.forward(first)
+        with pytest.raises(NonFiniteError):
+            ranks.learn_mode.forward(bad)
+        for refused in (
+            lambda: ranks.learn_mode.forward(second),
+            lambda: ranks.learn_mode.set_attribute("learning_rate", 0.5),
+        ):
+            with pytest.raises(WorkerCrashedError, match=r"stopped \(update 1.*start\(\)"):
+                refused()
+        ranks.start()
+        assert ranks.learn_mode.get_attribute("learning_rate") == 1e-3
+        ranks.learn_mode.forward(second)
+        ranks.start()  # nothing has failed
+    alone.forward(first)
+    alone.forward(second)
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
+    with pytest.raises(WorkerCrashedError, match="closed"):
+        ranks.learn_mode.forward(first)
+
+
+def test_infos_are_merged_as_by_di_engine() -> None:
+    infos = [
+        {"learner_step": step, "loss": 0.5 * step, "ids": [step], "inner": {"task_id": "t", "n": 1}}
+        for step in (1, 2)
+    ]
+    assert LearnerAggregator.merge_info(infos) == {
+        "learner_step": 1,
+        "loss": [0.5, 1.0],
+        "ids": [1, 2],
+        "inner": {"task_id": "t", "n": [1, 1]},
+    }
+    with pytest.raises(TypeError, match="set"):
+        LearnerAggregator.merge_info([set()])
 
 
 def test_rank_that_stops_receiving_or_sending_is_lost() -> None:
     large = next(batches(1, size=1 << 16))  # more than the send buffer of the link
-    with linked_ranks(0.05) as (ranks, _):
-        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner takes no message"):
-            ranks.learn_mode.forward(large)
-        assert ranks._is_broken
+    text = "rank 1 of the learner takes no message"
+    with linked_ranks(0.05) as (ranks, _), pytest.raises(WorkerCrashedError, match=text):
+        ranks.learn_mode.forward(large)
     with linked_ranks(0.05) as (ranks, other):
         os.write(other.fileno(), struct.pack("!i", 4) + b"do")
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner did not answer in"):

@@ -18,9 +18,9 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.testing import failing_calls, recorded_writes
 from dingsdk.worker.learner import checkpoint as checkpoints
 from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from tools.os_calls import failing_calls, recorded_writes
 
 from .checkpoint_files import save, value_of
 

@@ -1,13 +1,16 @@
+import copy
 import errno
 import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from easydict import EasyDict
 
+from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     CheckpointError,
     CheckpointMissingError,
@@ -20,7 +23,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.testing import failing_calls
+from dingsdk.policy import Adam, BasePolicy
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import (
     LearnerHook,
@@ -33,6 +36,7 @@ from dingsdk.worker.learner.hooks import (
     merge_hooks,
     register_learner_hook,
 )
+from tools.os_calls import failing_calls
 
 from .checkpoint_files import save
 
@@ -174,6 +178,18 @@ class TestBuild:
             build_learner_hook_by_cfg({"often": entry}, config_path="hook")
 
         assert "hook.often" in caught.value.__notes__[0]
+
+    def test_options_of_a_hook_without_options_are_refused(self, manager):
+        class Silent(LearnerHook):
+            def __call__(self, engine):
+                pass
+
+        register_learner_hook("silent", Silent)
+        entry = {"type": "silent", "position": "after_iter"}
+
+        with pytest.raises(UnknownKeyError, match=r"ext_args.freq; Known here: none"):
+            build_learner_hook_by_cfg({"mine": {**entry, "ext_args": {"freq": 3}}})
+        assert build_learner_hook_by_cfg({"mine": {**entry, "ext_args": {}}})["after_iter"]
 
     @pytest.mark.parametrize("priority", [-1, "first", None, float("nan"), True])
     def test_a_bad_priority_is_refused(self, priority):
@@ -354,6 +370,73 @@ class TestLoad:
         for seed in range(3, 6):
             assert first.train(batch(seed=seed)) == second.train(batch(seed=seed))
         assert second.train_iter == 6
+
+    @pytest.mark.parametrize("kind", ["ours", pytest.param("torch", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("is_resumed", [False, True])
+    def test_a_new_run_keeps_its_optimizer_settings_and_a_resumed_run_those_of_the_checkpoint(
+        self, make_learner, tmp_path, kind, is_resumed
+    ):
+        class Plain(BasePolicy):
+            """Trains one weight with the gradient 3."""
+
+            rate, decay = 0.5, 0.25
+
+            def build(self):
+                self.net = torch.nn.Linear(1, 1, bias=False)
+                if kind == "ours":
+                    self.optimizer = Adam(self.net, self.rate)
+                    return
+                self.optimizer = torch.optim.AdamW(
+                    self.net.parameters(), self.rate, weight_decay=self.decay
+                )
+                self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
+
+            def act(self, obs, env_ids=None, *, explore, **setting):
+                raise NotImplementedError
+
+            def learn(self, batch):
+                loss = self.net.weight.sum() * 3
+                if kind == "ours":
+                    return {"total_loss": 0.0, "norm": self.optimizer.minimize(loss)}
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.scheduler.step()
+                return {"total_loss": 0.0}
+
+            def state(self):
+                found = {"model": self.net, "optimizer": self.optimizer}
+                return found if kind == "ours" else {**found, "scheduler": self.scheduler}
+
+        class Slower(Plain):
+            rate, decay = 0.125, 0.0
+
+        def learner_of(policy, name, **hooks):
+            made = policy({}, ["learn"], seed=0).learn_mode
+            return make_learner(made, {"hook": {**NO_SAVE, **hooks}}, exp_name=str(tmp_path / name))
+
+        first = learner_of(Plain, "a")
+        first.policy.set_attribute("learning_rate_factor", 0.5)  # sets initial_lr too
+        batch = SampleBatch({"obs": np.zeros((1, 1), np.float32)})
+        first.train(batch)
+        first.save_checkpoint()
+        args = {"load_path": str(first.checkpoint_dir), "restores_settings": is_resumed}
+        second = learner_of(Slower, "b", load_ckpt_before_run={"ext_args": args})
+        fresh = copy.deepcopy(second.policy.state_dict())
+        second.call_hook("before_run")
+
+        saved, found = first.policy.state_dict(), second.policy.state_dict()
+        assert found["model"] == saved["model"]
+        expected = saved if is_resumed else fresh
+        (group,), (wanted,) = (each["optimizer"]["param_groups"] for each in (found, expected))
+        assert group == wanted
+        assert (group["lr"] == 0.125) is not is_resumed
+        step = found["optimizer"]["step"] if kind == "ours" else found["scheduler"]["last_epoch"]
+        assert step == 1
+        for each in (first, second):
+            each.train(batch)
+        weights = [each.policy.state_dict()["model"]["weight"] for each in (first, second)]
+        assert torch.equal(*weights) is is_resumed
 
     def test_a_checkpoint_of_another_network_is_refused(self, make_learner, learn_mode, tmp_path):
         model = {"obs_shape": 7, "action_shape": 3}

@@ -56,6 +56,26 @@ class TestBuildLogger:
         events = set(read_events(tmp_path / "log" / "learner_tb_logger"))
         assert events == {("a/b", 7, 2.5), ("h", 7, "histogram")}
 
+    @pytest.mark.parametrize("logger_name", ["", "dingsdk", "dingsdk.run"])
+    @pytest.mark.parametrize(
+        ("level", "shown"),
+        [(logging.INFO, ["a", "b"]), (logging.WARNING, ["b"]), (logging.ERROR, [])],
+    )
+    def test_handlers_get_what_their_level_admits_and_the_file_gets_all(
+        self, tmp_path, caplog, logger_name, level, shown
+    ):
+        logger, _ = build_logger(tmp_path, "learner", need_tb=False)
+        with caplog.at_level(level, logger_name):
+            caplog.handler.setLevel(logging.NOTSET)
+            logger.info("a")
+            logger.warning("b")
+        logger.close()
+
+        assert [record.getMessage() for record in caplog.records] == shown
+        assert {record.name for record in caplog.records} <= {"dingsdk.run.learner"}
+        lines = (tmp_path / "learner_logger.txt").read_text().splitlines()
+        assert [line.rpartition(" ")[2] for line in lines] == ["a", "b"]
+
     def test_folder_has_one_writer_until_its_last_user_closes_it(self, tmp_path):
         (first, writer), (second, same) = (build_logger(tmp_path, "a") for _ in range(2))
         assert same is writer

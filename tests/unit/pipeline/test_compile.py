@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,20 +26,22 @@ from dingsdk.config import (
     save_config,
     to_plain,
 )
+from dingsdk.config.plain import put
 from dingsdk.errors import (
     CheckpointMissingError,
     ConfigError,
     ConfigTypeError,
     DingError,
     EnvError,
+    PluginNotInstalledError,
     UnknownEnvError,
     UnknownKeyError,
     UnknownPluginError,
 )
 from dingsdk.pipeline.compile import compile_config, compile_config_parallel
-from dingsdk.pipeline.di_engine_keys import NO_SECTION
 from dingsdk.pipeline.train import compile_run
-from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.plugins import PluginManager, Switches, hookimpl, use_manager
+from dingsdk.plugins.discovery import Advert, discover
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
@@ -351,7 +355,7 @@ def test_traj_len_inf_is_set_for_games_with_ordered_buffers(
         ("serial", "policy.other.serial_commander", "base", "one_vs_one"),
         ("parallel", "policy.collect.parallel_collector", "zergling", "marine"),
         ("parallel", "policy.other.commander", "solo", "one_vs_one"),
-        ("serial", "env_manager", "vector", "base, subprocess or async_subprocess"),
+        ("serial", "env_manager", "envpool", "vector, subprocess or async_subprocess"),
     ],
 )
 def test_part_for_one_player_is_refused_for_an_env_of_two_players(
@@ -369,8 +373,7 @@ def test_all_parts_for_one_player_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         compile_config(cfg)
     assert str(caught.value).endswith(
-        "has 2; choose sample_1v1 or episode_1v1; policy.other.serial_commander.type: one_vs_one; "
-        "env_manager.type: base, subprocess or async_subprocess"
+        "has 2; choose sample_1v1 or episode_1v1; policy.other.serial_commander.type: one_vs_one"
     )
 
 
@@ -550,26 +553,84 @@ def test_folder_of_a_saved_config_is_reused_if_renew_dir_is_false(
     assert load_config(tmp_path / "run" / "total_config.yaml")["seed"] == 2
 
 
-def test_parameters_have_the_order_of_the_reference() -> None:
-    main = {"env": {"collector_env_num": 4}, "policy": {"discount_factor": 0.9}}
-    create = {
-        "env": {"type": "cartpole"},
-        "env_manager": {"type": "base"},
-        "policy": {"type": "dqn"},
-        "replay_buffer": {"type": "advanced"},
-    }
+class Converter:
+    """A plugin that converts configs with ``main`` and ``create``, as DI-engine's."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    @hookimpl
+    def dingsdk_convert_config(self, config: Any) -> Any:
+        if "main" not in config:
+            return None
+        self.given.append(config)
+        return {**config["main"], "policy": config["create"]["policy"]}
+
+
+@pytest.fixture
+def converter() -> Iterator[Converter]:
+    plugin = Converter()
+    parts = [advert for advert in discover() if advert.kind != "plugins"]
+    with use_manager(PluginManager(discover=lambda: parts)) as manager:
+        manager.register_plugin(plugin, "converter")
+        yield plugin
+
+
+def test_parameters_have_the_order_of_the_reference(converter: Converter) -> None:
+    main = {"env": {"env_id": "CartPole-v1"}}
+    create = {"policy": {"type": "dqn"}}
 
     cfg = compile_config(main, seed=3, auto=True, create_cfg=create, save_cfg=False)
     same = compile_config(
         main, None, None, None, None, None, None, None, None, None, 3, True, create, False
     )
+    compile_config(main, create_cfg=create, system_cfg={"coordinator": {}}, mode="parallel")
 
-    assert (cfg.seed, cfg.env.env_id, cfg.policy.discount_factor) == (3, "CartPole-v1", 0.9)
-    assert cfg.policy.other.replay_buffer.type == "advanced"
+    assert (cfg.seed, cfg.env.env_id, cfg.policy.type) == (3, "CartPole-v1", "dqn")
     assert same == cfg
-    system = {"coordinator": {"lease_s": 7.0}}
-    with_system = compile_config(main, create_cfg=create, system_cfg=system, mode="parallel")
-    assert with_system.system.coordinator.lease_s == 7.0
+    pair = {"main": main, "create": create}
+    systems: list[dict[str, Any]] = [{}, {}, {"coordinator": {}}]
+    assert converter.given == [{**pair, "system": each} for each in systems]
+
+
+def test_converted_config_is_checked_and_overridden_as_any_other(converter: Converter) -> None:
+    shape = {"main": {"env": {"env_id": "CartPole-v1"}}, "create": {"policy": {"type": "dqn"}}}
+    before = deep_merge_dicts({}, shape)
+
+    assert compile_run(shape, sets=["policy.nstep=3"]).policy.nstep == 3
+    assert shape == before
+    shape["create"]["policy"]["nsteps"] = 3
+    with pytest.raises(UnknownKeyError, match=r"policy\.nsteps"):
+        compile_run(shape)
+
+
+def converter_of(module: str) -> Advert:
+    return Advert("plugins", "di_engine", module, "dingsdk-rl-di-engine", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("adverts", "switches", "why"),
+    [
+        ([], {}, "it is not installed; to get it: pip install .*dingsdk-di-engine"),
+        ([converter_of("absent_module")], {}, "it is not loaded: ModuleNotFoundError"),
+        (
+            [converter_of("any")],
+            {"disabled": ("dingsdk-rl-di-engine",)},
+            "it is not loaded: .*DISABL",
+        ),
+    ],
+)
+@pytest.mark.parametrize("shape", [{"main_config": {}, "create_config": {}}, {"main": {}}])
+def test_config_of_di_engine_without_its_plugin_is_one_line_that_names_the_plugin(
+    adverts: list[Advert], switches: Any, why: str, shape: dict[str, Any]
+) -> None:
+    manager = PluginManager(Switches(**switches), discover=lambda: adverts)
+
+    with use_manager(manager), pytest.raises(PluginNotInstalledError, match=why) as caught:
+        compile_run(shape)
+
+    assert caught.value.install == "dingsdk-rl-di-engine"
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_cfg_type_keys_are_removed() -> None:
@@ -582,9 +643,9 @@ def test_cfg_type_keys_are_removed() -> None:
 @pytest.mark.parametrize(
     ("given", "path", "reason"),
     [
-        ({"env": dict}, "env", "an env is named by env.env_id"),
-        ({"reward_model": dict}, "reward_model", NO_SECTION["reward_model"]),
-        ({"world_model": dict}, "world_model", NO_SECTION["world_model"]),
+        ({"env": dict}, "env", "env.env_id names the env"),
+        ({"reward_model": dict}, "reward_model", "dingsdk has none"),
+        ({"world_model": dict}, "world_model", "dingsdk has none"),
         ({"auto": True}, "create_cfg", "give it"),
     ],
 )
@@ -670,6 +731,29 @@ def test_unknown_key_names_its_path_and_the_nearest_one(assignment: str, nearest
     path = assignment.partition("=")[0]
     assert caught.value.path == ("polcy" if nearest == "policy" else path)
     assert caught.value.nearest == nearest
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_all_unknown_keys_are_in_one_error_whatever_else_is_wrong(mode: Any) -> None:
+    mistakes = {
+        "env.env_idd=x": "did you mean 'env_id'?",
+        "policy.learn.batchsize=3": "did you mean 'batch_size'?",
+        "policy.learn.learner.hook.save_ckpt_after_itr=5": "Did you mean 'save_ckpt_after_iter'?",
+        "policy.learn.learner.hook.a.typ=log_show": "did you mean 'type'?",
+        "policy.learn.learner.hook.b.typ=log_show": "did you mean 'type'?",
+        "policy.other.replay_buffer.limiter.min_siz=1": "did you mean 'min_size'?",
+        "system.torch_thread=3": "did you mean 'torch_threads'?",
+    }
+    user = changed(*mistakes, "policy.learn.batch_size=often")
+    del user["env"]["env_id"]
+
+    with pytest.raises(UnknownKeyError) as caught:
+        compile_config(user, mode=mode)
+
+    asked = {mistake.partition("=")[0]: advice for mistake, advice in mistakes.items()}
+    assert dict(caught.value.unknown) == asked
+    for path, advice in asked.items():
+        assert f"{path} ({advice})" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -806,6 +890,38 @@ def test_missing_collect_size_is_refused_in_parallel_mode(sets: list[str], path:
 
     assert caught.value.path == path
     compile_config(changed(*sets, "policy.collect.n_episode=8"), mode="parallel")
+
+
+BUFFER = "policy.other.replay_buffer"
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("sets", "path"),
+    [
+        ([f"{BUFFER}={{type: elastic, set_buffer_size: 63}}"], "set_buffer_size"),
+        (
+            [f"{BUFFER}={{type: elastic, set_buffer_size: {{start: 9, end: 63, steps: 100}}}}"],
+            "set_buffer_size",
+        ),
+        (["system.max_env_steps=5000", f"{BUFFER}.limiter.min_size=5001"], "limiter.min_size"),
+        (
+            [f"{BUFFER}.limiter={{type: push_sample_rate, sample_min_limit_ratio: 200}}"],
+            "limiter.sample_min_limit_ratio",
+        ),
+        (
+            [f"{BUFFER}={{type: advanced, thruput_controller: {{sample_min_limit_ratio: 200}}}}"],
+            "thruput_controller.sample_min_limit_ratio",
+        ),
+    ],
+)
+def test_buffer_that_can_never_give_a_batch_is_refused(
+    mode: Any, sets: list[str], path: str
+) -> None:
+    sets = ["policy.learn.batch_size=64", *sets]
+    with pytest.raises(ConfigError, match="could ever be sampled") as caught:
+        compile_config(changed(*sets), mode=mode)
+    assert caught.value.path == f"{BUFFER}.{path}"
 
 
 def test_limiter_may_wait_for_a_full_buffer() -> None:
@@ -969,6 +1085,28 @@ def test_env_manager_that_cannot_run_the_env_is_refused() -> None:
         compile_config(changed(*sets, "env.env_id=Acrobot-v1"))
 
     assert caught.value.path == "env_manager.vectorization_mode"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "instead"),
+    [
+        ("NormalizeObservation", "policy.model.normalize_obs"),
+        ("NormalizeReward", "clip_reward"),
+        ("ClipReward", None),
+    ],
+)
+def test_wrapper_that_measures_while_it_runs_is_reported(
+    wrapper: str, instead: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    section = {"type": wrapper, **({} if instead else {"max_reward": 1})}
+    compile_config(changed(f"env.wrappers=[{json.dumps(section)}, TimeAwareObservation]"))
+    found = [each.getMessage() for each in caplog.records if wrapper in each.getMessage()]
+    if instead is None:
+        assert found == []
+    else:
+        assert "evaluations begin without" in found[0]
+        assert instead in found[0]
+        assert len(found) == 1
 
 
 def test_priorities_are_allowed_for_a_buffer_with_its_own_update() -> None:
@@ -1286,3 +1424,53 @@ def test_kind_of_buffer_that_an_on_policy_run_does_not_use_is_refused(
     with pytest.raises(ConfigError, match="'ppo' trains on its newest samples without") as caught:
         compile_run("cartpole-ppo", mode, None, [f"{path}={kind}"], 0)
     assert caught.value.path == path
+
+
+PLAIN: dict[str, Any] = {
+    "model": {"obs_shape": 4},
+    "learn": {"batch_size": 8, "learner": {"train_iterations": 7}},
+    "collect": {"n_sample": 16, "collector": {}},
+    "eval": {"evaluator": {"eval_freq": 50}},
+    "other": {"replay_buffer": {"replay_buffer_size": 70}, "commander": {}},
+}
+"""The config of a policy as a plain dict. It names only what differs from the defaults."""
+
+
+@pytest.mark.parametrize("own", ["class", "policy", "configurable"])
+@pytest.mark.parametrize("empty", [{}, None])
+def test_empty_section_of_a_plain_config_has_the_defaults(own: str, empty: Any) -> None:
+    modes: dict[str, Any] = dict.fromkeys(("learn_mode", "collect_mode", "eval_mode"))
+    bases: dict[str, tuple[type, ...]] = {
+        "class": (),
+        "policy": (DQNPolicy,),
+        "configurable": (Configurable,),
+    }
+    inner = [(key, name) for key in PLAIN for name, value in PLAIN[key].items() if value == {}]
+    paths = [*PLAIN, *map(".".join, inner), "learn.learner", "other.replay_buffer"]
+    for path in ["", *paths]:
+        if path == "model" and empty is None:
+            continue
+        config = copy.deepcopy(PLAIN)
+        if path:
+            put(config, path, empty)
+        policy = type("Plain", bases[own], {"config": config, **modes})
+
+        user = {"env": {"env_id": "CartPole-v1"}, "policy": {"collect": {"n_sample": 16}}}
+        cfg = compile_config(user, policy=policy)
+
+        buffer, learner = cfg.policy.other.replay_buffer, cfg.policy.learn.learner
+        assert (buffer.type, learner.type) == ("naive", "base"), path
+        assert cfg.policy.collect.collector.type == "sample", path
+        assert buffer.replay_buffer_size == 70 or path.startswith("other"), path
+        assert learner.train_iterations == 7 or path.startswith("learn"), path
+
+
+@pytest.mark.parametrize("base", [object, DQNPolicy, Configurable])
+@pytest.mark.parametrize("value", [None, {}, 0])
+def test_wrong_default_of_a_plain_config_is_refused(base: type, value: Any) -> None:
+    config = {"learn": {"batch_size": value}}
+    policy = type("Plain", (base,), {"config": config, "learn_mode": 1, "collect_mode": 1})
+    policy.eval_mode = 1  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigError, match=r"batch_size: expected a whole number.*its default"):
+        compile_config(MINIMAL, policy=policy)

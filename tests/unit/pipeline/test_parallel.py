@@ -262,20 +262,23 @@ def test_watch_loop_ends_at_the_limit_or_on_an_interrupt(
     )
     workers: Any = SimpleNamespace(poll=lambda: calls.append("polled"))
     tb_logger = build_tb_logger(tmp_path / "log", "coordinator")
+    results: Any = SimpleNamespace(
+        save_best=lambda: calls.append("saved"), tb_logger=lambda: tb_logger
+    )
     with closing(tb_logger):
         sets = ("system.max_env_steps=20", "system.validate_state=true")
         context = context_with(tmp_path, *sets)
-        assert _watch(context, coordinator, workers, tb_logger) == "limit"
-        assert calls == ["validated", "polled", "validated"]
+        assert _watch(context, coordinator, workers, results) == "limit"
+        assert calls == ["saved", "validated", "polled", "saved", "validated"]
 
         calls.clear()
         states.append(status())
         context = context_with(tmp_path, "system.max_env_steps=10")
-        assert _watch(context, coordinator, workers, tb_logger) == "limit"
-        assert calls == []
+        assert _watch(context, coordinator, workers, results) == "limit"
+        assert calls == ["saved"]
 
         context.stop.set()
-        assert _watch(context, coordinator, workers, tb_logger) == "interrupted"
+        assert _watch(context, coordinator, workers, results) == "interrupted"
     events = read_events(tmp_path / "log" / "coordinator_tb_logger")
     paces = [(step, value) for tag, step, value in events if tag == "pace/c0"]
     assert paces == [(10, 50.0), (20, 50.0), (10, 50.0)]

@@ -98,7 +98,9 @@ def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -
         ) -> None:
             told.append((source, mean_return, train_iter, envstep))
 
-    context = RunContext(cfg={}, run_dir=tmp_path)
+    section = SimpleNamespace(storage_timeout_s=1.0)
+    cfg = SimpleNamespace(system=SimpleNamespace(coordinator=section))
+    context = RunContext(cfg=cfg, run_dir=tmp_path)
     plugins = PluginManager()
     plugins.register_plugin(Observer(), "observer")
     with ExitStack() as stack, use_manager(plugins):

@@ -146,7 +146,7 @@ def test_spaces_are_read_from_the_config_without_creating_the_env(
     assert found.action_space == policy.action_space == env.action_space
 
 
-def test_spaces_are_read_from_the_env_if_the_config_lacks_them(
+def test_spaces_are_read_from_the_given_env_if_the_config_lacks_them(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[Any] = []
@@ -155,7 +155,9 @@ def test_spaces_are_read_from_the_env_if_the_config_lacks_them(
     del config["env"]["observation_space"]
     shutil.copytree(run_dir, tmp_path / "run")
     save_config(config, tmp_path / "run" / "config.yaml")
-    assert load_policy(tmp_path / "run").observation_space.shape == (4,)
+    with pytest.raises(ConfigError, match="observation_space, which only the env can tell"):
+        load_policy(tmp_path / "run")
+    assert load_policy(tmp_path / "run", env="CartPole-v1").observation_space.shape == (4,)
     assert len(closed) == 1
 
 
@@ -168,7 +170,7 @@ def test_spaces_are_those_of_one_player(tmp_path: Path) -> None:
     made = create_policy(cfg.policy, enable_field=["learn"], seed=0)
     save_checkpoint(tmp_path / "ckpt", "ckpt_best", made.learn_mode.state_dict(), iteration=1)
 
-    found = load_policy(tmp_path)
+    found = load_policy(tmp_path, env=cfg.env.env_id)
 
     assert found.observation_space == expected
     assert found.action_space == gym.spaces.Discrete(9)

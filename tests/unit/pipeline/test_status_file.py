@@ -372,7 +372,7 @@ def test_failure_to_write_the_curves_is_logged_once(
 
     (record,) = caplog.records
     path = tmp_path / PROGRESS_NAME
-    assert f"cannot be written: cannot write {path}: Is a directory" in record.getMessage()
+    assert f"cannot be written: {path} is refused: it is a folder" in record.getMessage()
     assert read_status(tmp_path)["env_steps"] == 40
 
 

@@ -55,7 +55,7 @@ def test_answers_has_one_method_per_decide_and_report_hook() -> None:
     }
 
     assert hooks == {name for name in vars(Answers) if name[0] != "_"}
-    assert len(hooks) == 6
+    assert len(hooks) == 7
 
 
 def test_first_answer_counts_and_the_others_are_not_asked() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ConfigError, WorkerLostError
-from dingsdk.plugins import PluginManager, Switches, use_manager
-from dingsdk.plugins.blame import raised_in, registered_as
+from dingsdk.plugins import PluginManager, Switches, default_manager, use_manager
+from dingsdk.plugins.blame import error_text, raised_in, registered_as, traceback_text
 from dingsdk.worker.comm import PolicyStore
+from dingsdk.worker.replay_buffer import Sampler
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +113,22 @@ def test_part_is_described_by_its_class(manager: PluginManager) -> None:
     assert registered_as(Part) == f"type 'mine' of buffers, from {__name__}"
 
 
+def test_part_that_cannot_be_created_is_named_not_the_part_around_it(
+    manager: PluginManager,
+) -> None:
+    class Unfinished(Sampler, ABC):
+        @abstractmethod
+        def draw(self) -> None: ...
+
+    class Around(Part):
+        def __init__(self) -> None:
+            default_manager().create("samplers", {"type": "mine"}, 10, 0)
+
+    manager.registry("samplers").register("mine", Unfinished)
+    manager.registry("buffers").register("outer", Around)
+    assert suffix(Around) == IN_PART
+
+
 def test_innermost_of_two_parts_is_named(manager: PluginManager) -> None:
     manager.registry("samplers").register("mine", type("Inner", (), {"draw": lambda self: 1 / 0}))
     manager.registry("buffers").register("outer", Other)
@@ -175,3 +194,14 @@ def test_error_not_caused_by_a_store_does_not_name_its_transport(
     assert suffix(publishing(CORE["Base"]().draw)) == ""
     assert [suffix(publishing(Helper().refuse, cls)) for cls in elsewhere] == ["", ""]
     assert suffix(Helper().refuse) == ""
+
+
+def test_text_of_an_error_can_be_sent_whatever_its_message_has() -> None:
+    try:
+        raise ValueError("no file a\udcff")
+    except ValueError as error:
+        texts = error_text(error), traceback_text(error)
+
+    for text in texts:
+        assert "\\udcff" in text
+        assert decode_message(encode_message({"text": text})) == {"text": text}

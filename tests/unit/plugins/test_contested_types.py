@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dingsdk.errors import PluginLoadError, UnknownPluginError
-from dingsdk.plugins import CONTRACT_VERSIONS, KINDS, PluginManager, Switches
+from dingsdk.pipeline.compile import compile_config
+from dingsdk.plugins import CONTRACT_VERSIONS, KINDS, PluginManager, Switches, use_manager
 from dingsdk.plugins.discovery import Advert
 
 Install = Callable[..., Path]
@@ -97,6 +99,39 @@ def test_plugin_type_with_a_builtin_name_is_chosen_by_its_distribution(
     assert manager.get("buffers", "naive@dingsdk-rl").__name__ == "NaiveReplayBuffer"
 
 
+HOOK = {"learn": {"learner": {"hook": {"x": {"type": "norms", "position": "after_iter"}}}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "policy"), [("policies", "dqn", {}), ("learner_hooks", "norms", HOOK)]
+)
+def test_run_warns_once_of_an_installed_type_with_the_name_of_a_type_of_dingsdk(
+    kind: str, key: str, policy: Any, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-a", {f"dingsdk.{kind}": {key: "acme_a"}}, acme_a="raise OSError('imported')")
+    config = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn", **policy}}
+
+    with use_manager(PluginManager()):
+        assert compile_config(config).policy.type == "dqn"
+    (warning,) = [told.getMessage() for told in caplog.records if key in told.getMessage()]
+    assert f"{key}@dingsdk-rl or {key}@acme-a" in warning
+
+    strict = PluginManager(Switches(strict=True))
+    with use_manager(strict), pytest.raises(PluginLoadError, match=f"{key}@acme-a") as caught:
+        compile_config(config)
+    assert caught.value.reason == "shadowed"
+    with use_manager(PluginManager(Switches(strict=True, disabled=("acme-a",)))):
+        compile_config(config)
+
+
+def test_type_of_dingsdk_is_chosen_by_its_distribution(install: Install) -> None:
+    install("acme-a", {"dingsdk.policies": {"dqn": "acme_a"}}, acme_a="raise OSError('imported')")
+    config = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn@dingsdk-rl"}}
+
+    with use_manager(PluginManager(Switches(strict=True))):
+        assert compile_config(config).policy.type == "dqn@dingsdk-rl"
+
+
 def test_child_process_restores_the_type_that_was_chosen(rings: PluginManager) -> None:
     owner_of(rings, "ring@acme-b")
     child = PluginManager()
@@ -130,6 +165,21 @@ def test_plugin_for_another_contract_is_refused_before_it_is_imported(
         manager.get("storages", "store")
 
 
+def test_plugin_for_an_older_contract_is_refused(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONTRACT_VERSIONS, "buffers", 2)  # type: ignore[arg-type]
+    install("acme-a", {"dingsdk.buffers": {"ring": "acme_a"}}, acme_a="raise OSError('imported')")
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError, match="has version 2; install a newer release") as caught:
+        manager.get("buffers", "ring")
+
+    assert caught.value.reason == "too old"
+    (row,) = [row for row in manager.plugins() if row.type_key == "ring"]
+    assert row.state == "too old"
+
+
 def test_plugin_for_the_newest_contract_is_loaded(install: Install) -> None:
     points = {
         "dingsdk.buffers": {"ring": "acme_a"},
@@ -146,8 +196,8 @@ def test_kinds_without_contracts_have_only_version_1() -> None:
         return Advert("plugins", "watch", "acme_a", "acme-a", "1.0", contract).misfit
 
     assert misfit("v1") is None
-    assert "knows version 1;" in str(misfit("v2"))
-    assert "known: v1" in str(misfit("1"))
+    assert "has version 1; upgrade" in str(misfit("v2"))
+    assert "write 'v1'" in str(misfit("1"))
 
 
 def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(

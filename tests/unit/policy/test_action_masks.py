@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.action_mask import draw_legal, legal_actions, nearest_legal
+from dingsdk.data.action_mask import (
+    draw_legal,
+    legal_action,
+    legal_actions,
+    sample_action,
+    sample_obs,
+)
 from dingsdk.envs.base import StepColumns
 from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.policy import DQNPolicy, PPOPolicy, R2D2Policy, SACPolicy
@@ -222,11 +228,33 @@ def test_draw_legal_chooses_among_the_legal_actions_by_a_fraction() -> None:
 
 
 def test_illegal_action_is_replaced_by_the_next_legal_one() -> None:
-    found = nearest_legal(np.array([1, 0, 1, 2]), OBS)
+    found = legal_action(gym.spaces.Discrete(3), np.array([1, 0, 1, 2]), OBS)
 
     assert found.tolist() == [1, 1, 2, 0]
-    assert nearest_legal(2, {"action_mask": [1, 0, 0]}) == 0
-    assert nearest_legal(2, np.zeros(3)) == 2
+    shifted = gym.spaces.Discrete(3, start=5)
+    one = legal_action(shifted, 7, {"action_mask": [0, 1, 0]})
+    assert one == 6
+    assert isinstance(one, np.integer)
+    assert shifted.contains(one)
+    assert legal_action(shifted, 7, np.zeros(3)) == 7
+    players = gym.spaces.MultiDiscrete([2, 2], start=[1, 1])
+    assert legal_action(players, [1, 2], {"action_mask": [[0, 1], [1, 0]]}).tolist() == [2, 1]
+    # A mask of another shape is an observation like any other.
+    assert legal_action(gym.spaces.Discrete(2), 1, {"action_mask": [1, 0, 0]}) == 1
+    box = gym.spaces.Box(-1, 1, (3,))
+    assert legal_action(box, [0.5] * 3, {"action_mask": [1, 0, 0]}) == [0.5] * 3
+
+
+def test_examples_of_observations_and_actions_are_legal() -> None:
+    space = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(2), "x": gym.spaces.Box(0, 1)})
+    actions = gym.spaces.Discrete(2, start=3)
+    space.seed(0)
+    actions.seed(0)
+    for _ in range(50):
+        obs = sample_obs(space)
+        action = sample_action(actions, obs)
+        assert space.contains(obs)
+        assert obs["action_mask"][action - 3]
 
 
 def test_observations_without_a_mask_allow_everything() -> None:

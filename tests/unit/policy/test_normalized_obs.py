@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -55,63 +57,63 @@ def test_statistics_of_several_batches_equal_those_of_all_rows() -> None:
     assert float(layer.forward(torch.full((1, 3), 1e9)).max()) == 10.0
 
 
-def test_all_ranks_have_the_statistics_of_the_whole_batch() -> None:
-    obs = torch.from_numpy(observations(64))
-    whole, layers = Scaled([3]), [Scaled([3]), Scaled([3])]
-    whole.measure(obs)
-    moments: list[torch.Tensor] = []
-    for layer, half in zip(layers, obs.split(32), strict=True):
-        layer.measure(half, moments.append)
-    mean = (moments[0] + moments[1]) / 2
-    for layer, half in zip(layers, obs.split(32), strict=True):
-        layer.count.zero_()
-        layer.measure(half, lambda found: found.copy_(mean))
-        torch.testing.assert_close(layer.mean, whole.mean)
-        torch.testing.assert_close(layer.var, whole.var)
+def in_ranks(layers: list[Scaled], batches: list[list[list[float]]]) -> None:
+    """Measure one batch in each layer, with sums that are averaged over all of them."""
+    barrier, given = threading.Barrier(len(layers)), [torch.zeros(())] * len(layers)
+
+    def measure(rank: int) -> None:
+        def average(sums: torch.Tensor) -> None:
+            given[rank] = sums.clone()
+            barrier.wait(10)
+            sums.copy_(torch.stack(given).mean(0))
+            barrier.wait(10)
+
+        layers[rank].measure(torch.tensor(batches[rank], dtype=torch.float64), average)
+
+    with ThreadPoolExecutor(len(layers)) as pool:
+        list(pool.map(measure, range(len(layers))))
+
+
+def test_ranks_with_different_numbers_of_rows_have_the_statistics_of_all_rows() -> None:
+    ranks = [Scaled([1]), Scaled([1])]
+    in_ranks(ranks, [[[1.0], [2.0], [3.0]], [[8.0]]])
+    in_ranks(ranks, [[[10.0]], [[4.0], [6.0]]])
+    for rank in ranks:
+        assert float(rank.mean) == pytest.approx(34 / 7)
+        assert float(rank.var) == pytest.approx(230 / 7 - (34 / 7) ** 2)
+        assert float(rank.count) == 3.5  # of 7 rows, a half
 
 
 def test_learner_averages_its_statistics_over_the_ranks() -> None:
     policy = make(["learn"])
-    averaged: list[torch.Tensor] = []
-    policy.learn_mode.set_attribute("average_over_ranks", averaged.append)
-    obs = observations(16)
-    policy.learn_mode.forward(batch_of(obs))
-    sums = averaged[-1]
-    np.testing.assert_allclose(sums[0].numpy() / 16, obs.mean(0), rtol=1e-4)
-    squares = np.square(obs.astype(float))
-    np.testing.assert_allclose(sums[1].numpy() / 16, squares.mean(0), rtol=1e-4)
-    assert sums[2].tolist() == [16.0] * 3
+    averaged: list[int] = []
+    policy.learn_mode.set_attribute("average_over_ranks", lambda sums: averaged.append(sums.ndim))
+    policy.learn_mode.forward(batch_of(observations(16)))
+    # The gradient; then, of the network and of its target, the sums and the squares.
+    assert averaged == [1, 2, 1, 2, 1]
 
 
-def test_ranks_with_different_numbers_of_rows_keep_the_statistics_of_all_rows() -> None:
-    # Two batches, of which one rank has the rows 1, 2, 3 and then 10, the other 8 and then 4, 6.
-    parts = [([[1.0], [2.0], [3.0]], [[8.0]]), ([[10.0]], [[4.0], [6.0]])]
-    ranks = Scaled([1]), Scaled([1])
-    for batches in parts:
-        given: list[torch.Tensor] = []
-        for batch in batches:
-            Scaled([1]).measure(torch.tensor(batch), given.append)
-        mean = (given[0] + given[1]) / 2
-        for rank, batch in zip(ranks, batches, strict=True):
-            rank.measure(torch.tensor(batch), lambda sums: sums.copy_(mean))  # noqa: B023
-    rows = np.array([1.0, 2.0, 3.0, 8.0, 10.0, 4.0, 6.0])
-    for rank in ranks:
-        assert float(rank.mean) == pytest.approx(rows.mean())
-        assert float(rank.var) == pytest.approx(rows.var())
-        assert float(rank.count) == 3.5  # of 7 rows, a half
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e4, 1e6])
-def test_the_mean_of_large_numbers_follows_their_change(offset: float) -> None:
-    layer = Scaled([1])
-    for center in (-1.0, 1.0):
-        batch = torch.tensor([[offset + center - 2.0], [offset + center + 2.0]])
-        for _ in range(3000):
-            layer.measure(batch)
-    assert float(layer.mean) == pytest.approx(offset, abs=1e-3)
-    assert float(layer.var) == pytest.approx(5.0, rel=1e-3)  # 4 of each batch, 1 of the centers
-    scaled = layer.forward(torch.tensor([[offset + 5.0]]))
-    assert (scaled.dtype, float(scaled)) == (torch.float32, pytest.approx(5 / 5**0.5, rel=1e-3))
+@pytest.mark.parametrize(
+    ("offset", "dtype"),
+    [(0.0, "float32"), (5e6, "float32"), (5e6 + 0.25, "float64"), (1e9 + 7, "float64")],
+)
+def test_large_observations_are_scaled_by_their_exact_difference_to_the_mean(
+    offset: float, dtype: str
+) -> None:
+    policy = make(obs_shape=1)
+    scale = policy._network.encoder.features
+    for batch in ([-5.0, -1.0], [1.0, 5.0]) * 100:
+        obs = np.array(batch, dtype)[:, None] + np.array(offset, dtype)
+        policy._measure({"obs": torch.from_numpy(obs)})
+    # A variance of 4 in each batch, and of 9 between the two means.
+    assert float(scale.mean) == pytest.approx(offset, abs=1e-6)
+    assert float(scale.var) == pytest.approx(13.0, rel=1e-7)
+    obs = np.array([[-1.0], [1.0]], dtype) + np.array(offset, dtype)
+    found = scale.forward(policy.tensor(obs))
+    assert (found.dtype, found.shape) == (torch.float32, (2, 1))
+    assert found.flatten().tolist() == pytest.approx([-(13**-0.5), 13**-0.5], rel=1e-6)
+    assert torch.equal(scale.forward(policy.tensor(torch.from_numpy(obs))), found)
+    policy.collect_mode.forward_batch(obs, [0, 1])
 
 
 def test_observations_that_never_change_are_scaled_to_zero() -> None:
@@ -129,9 +131,7 @@ def test_vectors_in_dicts_and_sequences_are_measured() -> None:
         "speed": torch.arange(40.0).reshape(4, 5, 2),
         "arm": torch.ones(4, 5, 3),
     }
-    averaged: list[torch.Tensor] = []
-    encoder.features.measure(obs, averaged.append)  # type: ignore[union-attr, operator]
-    assert [each[0].tolist() for each in averaged] == [[20.0] * 3, [380.0, 400.0]]
+    encoder.features.measure(obs)  # type: ignore[union-attr, operator]
     arm, speed = (each for each in encoder.modules() if isinstance(each, Scaled))
     assert (arm.mean.tolist(), speed.mean.tolist()) == ([1.0] * 3, [19.0, 20.0])
     assert float(arm.count) == float(speed.count) == 20

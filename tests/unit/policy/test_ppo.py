@@ -228,6 +228,9 @@ def test_update_that_is_not_finite_is_refused_and_keeps_the_weights() -> None:
 def test_batch_without_a_needed_column_is_refused_by_name() -> None:
     policy = make()
     data = batch(policy)
+    action = data.columns["action"]
+    with pytest.raises(SchemaMismatchError, match=r"column 'action' .*expected \[8\]"):
+        policy.learn_mode.forward(data.with_columns(action=np.stack((action, action), 1)))
     del data.columns["advantage"]
 
     with pytest.raises(SchemaMismatchError, match="advantage"):
@@ -311,9 +314,17 @@ def test_approximate_kl_is_the_mean_of_ratio_minus_one_minus_its_logarithm() -> 
     assert log["clip_fraction"] == pytest.approx(2 / 8)
 
 
-@pytest.mark.parametrize("option", [{"priority": True}, {"nstep": 3}])
-def test_option_that_would_do_nothing_is_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(option))):
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ({"priority": True}, "policy.priority"),
+        ({"nstep": 3}, "policy.nstep"),
+        ({"learn": {"clip_ratio": 1e-20}}, "policy.learn.clip_ratio"),  # 1 + 1e-20 is 1
+        ({"learn": {"entropy_weight": math.inf}}, "policy.learn.entropy_weight"),
+    ],
+)
+def test_value_without_a_use_is_refused(option: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
         make(**option)
 
 

@@ -52,31 +52,16 @@ def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-@pytest.mark.parametrize("hidden", [[], [7], [8, 5]])
-@pytest.mark.parametrize("trains", [True, False])
-def test_critics_and_their_gradients_equal_plain_layers(hidden: list[int], trains: bool) -> None:
-    torch.manual_seed(0)
-    critic = TwinCritic(3, 2, hidden).requires_grad_(trains)
-    obs, weights = torch.randn(11, 3), torch.randn(2, 11)
-    weights[0, :4] = 0  # only one critic counts for these rows
-    ours, theirs = (torch.rand(11, 2, generator=torch.Generator().manual_seed(1)) for _ in "ab")
-    plain = [plain_critic(critic, index) for index in (0, 1)]
+def test_critics_are_two_networks_of_observation_and_action() -> None:
+    critic = TwinCritic(2, 1, [])
+    for index, network in enumerate(critic.critics):
+        weight, bias = network.parameters()
+        weight.data.copy_(torch.tensor([[1.0, 10.0, 100.0 * index]]))
+        bias.data.fill_(index)
 
-    found = critic(obs, ours.requires_grad_())
-    expected = torch.stack(
-        [each(torch.cat((obs, theirs.requires_grad_()), 1)).squeeze(1) for each in plain]
-    )
-    torch.testing.assert_close(found, expected)
-    (found * weights).sum().backward()
-    (expected * weights).sum().backward()
+    found = critic(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([[0.5], [-1.0]]))
 
-    torch.testing.assert_close(ours.grad, theirs.grad)
-    for ours_of, plain_of in zip(critic.critics, plain, strict=True):
-        for own, other in zip(ours_of.parameters(), plain_of.parameters(), strict=True):
-            if trains:
-                torch.testing.assert_close(own.grad, other.grad)
-            else:
-                assert own.grad is None
+    assert found.tolist() == [[21.0, 30.0], [72.0, -69.0]]
 
 
 def test_log_probabilities_equal_a_gaussian_under_tanh() -> None:
@@ -245,6 +230,31 @@ def test_actions_reach_the_bounds_and_stay_within() -> None:
     assert greedy.dtype == np.float32
 
 
+MAX, LEAST = float(np.finfo(np.float32).max), 2.0**-149
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "middle"),
+    [(-MAX, MAX, 0.0), (-1e300, 1e300, 0.0), (0.5 * MAX, MAX, 0.75 * MAX), (0.0, LEAST, 0.0)],
+)
+def test_actions_fill_the_widest_and_the_narrowest_bounds(
+    low: float, high: float, middle: float
+) -> None:
+    model = {"obs_shape": 3, "action_shape": 1, "action_low": [low], "action_high": [high]}
+    policy = SACPolicy({"model": model}, seed=0)
+    low, high = max(low, -MAX), min(high, MAX)
+    policy._actor.net.layers[-1].weight.data.zero_()
+    obs, found = np.zeros((1, 3), np.float32), []
+    for bias in (-90.0, 0.0, 90.0):
+        policy._actor.net.layers[-1].bias.data[0] = bias
+        found.append(float(policy.act(obs, explore=False)["action"][0, 0]))
+    assert found == pytest.approx([low, middle, high], rel=1e-6, abs=0.0)
+
+    actions = np.array([low, high] * 8, np.float32)[:, None]
+    policy.learn_mode.forward(batch(action=actions))
+    assert policy._critic_optimizer.flat.isfinite().all()
+
+
 def test_greedy_action_is_computed_from_the_mean() -> None:
     policy = make()
     obs = np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32)
@@ -361,7 +371,9 @@ def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
     after = policy.learn_mode.state_dict()
     for part, section in before.items():
         for name, value in section.items():
-            assert torch.equal(torch.as_tensor(after[part][name]), torch.as_tensor(value)), part
+            found = after[part][name]
+            is_tensor = isinstance(value, torch.Tensor)
+            assert torch.equal(found, value) if is_tensor else found == value, part
 
 
 @pytest.mark.parametrize(
@@ -372,6 +384,7 @@ def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
         (spaces.Box(-1, 1, (3,)), spaces.Box(-1, np.inf, (2,)), "inf"),
         (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,), np.int32), "int32"),
         (spaces.Box(-1, 1, (3,)), spaces.Box(1, 1, (2,)), "Box(1.0, 1.0"),
+        (spaces.Box(-1, 1, (3,)), spaces.Box(1e9, 1e9 + 1, (2,), np.float64), "1000000001.0"),
         (spaces.Text(3), spaces.Box(-1, 1, (2,)), "Text"),
     ],
 )
@@ -403,12 +416,28 @@ def test_model_holds_the_bounds_of_the_env() -> None:
         ({"action_high": [1.0]}, "policy.model.action_high"),
         ({"action_high": [1.0, float("inf")]}, "policy.model.action_high"),
         ({"action_low": [3.0, 0.0]}, "policy.model.action_low"),
+        # 1e9 and 1e9 + 1 are the same number in float32.
+        ({"action_low": [1e9, 0.0], "action_high": [1e9 + 1, 1.0]}, "policy.model.action_low"),
     ],
 )
 def test_invalid_bounds_are_refused(model: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make(model={**MODEL, **model})
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("learn", [{"alpha": 1e-50}, {"target_entropy": -math.inf}])
+def test_temperature_and_entropy_that_float32_cannot_hold_are_refused(learn: Any) -> None:
+    with pytest.raises(ConfigError, match=f"policy.learn.{next(iter(learn))}"):
+        make(learn=learn)
+
+
+def test_refusal_of_normalize_obs_says_what_to_do_instead() -> None:
+    text = (
+        r"normalize_obs: expected false, found True .*do not normalise. The wrapper `normalize_obs`"
+    )
+    with pytest.raises(ConfigError, match=text):
+        make(model={**MODEL, "normalize_obs": True})
 
 
 @pytest.mark.parametrize("shape", ["Discrete(3)", [3, 4], {"arm": 3}])
@@ -426,6 +455,10 @@ def test_batch_of_other_shapes_is_refused_by_name() -> None:
 
     with pytest.raises(SchemaMismatchError, match="SACPolicy"):
         make().learn_mode.forward(data)
+    actions = batch().columns["action"]
+    for wrong in (actions[:, 0], actions[:, :1], actions[:, None]):  # torch would broadcast some
+        with pytest.raises(SchemaMismatchError, match=r"column 'action'.* expected \[16, 2\]"):
+            make().learn_mode.forward(batch(action=wrong))
 
 
 class Noise:

@@ -252,16 +252,6 @@ def test_policy_iter_is_used_if_collect_iter_is_none() -> None:
     assert facts(buffer, "staleness") == {0: -4}
 
 
-def test_ids_continue_after_clear_and_pushes_above_the_capacity() -> None:
-    buffer = make_buffer()
-    buffer.push(batch(*range(11)), 0)
-    assert facts(buffer, "replay_unique_id") == {n: n for n in range(3, 11)}
-    buffer.clear()
-    buffer.push(row(20), 0)
-    assert facts(buffer, "replay_unique_id") == {20: 11}
-    assert buffer.push_count == 12
-
-
 def test_single_dicts_and_batches_make_the_same_buffer() -> None:
     single, batched = make_buffer(), make_buffer()
     for buffer in (single, batched):
@@ -356,17 +346,6 @@ def facts_at(buffer: AdvancedReplayBuffer, iteration: int) -> set[int]:
     for _ in range(200):
         found.update(column(buffer.sample(2, iteration), "action"))
     return found
-
-
-def test_a_late_update_does_not_bring_a_used_up_row_back() -> None:
-    buffer = make_buffer(max_use=1)
-    buffer.push(batch(*range(4)), 0)
-    sample = buffer.sample(4, 0)
-    left = buffer.count()
-    buffer.update(info(sample, [9.0] * 4))
-    assert buffer.count() == left
-    assert buffer.skipped_updates == 4
-    assert buffer._sampler.drawable == left  # type: ignore[attr-defined]
 
 
 # Updating -------------------------------------------------------------------------------------

@@ -28,24 +28,6 @@ def drawn(buffer: ElasticReplayBuffer, size: int) -> list[int] | None:
     return None if rows is None else sorted(int(row["x"]) for row in rows)
 
 
-def test_only_the_newest_rows_of_the_window_are_sampled() -> None:
-    buffer = make(lambda envstep: 3 + envstep)
-    assert drawn(buffer, 3) == [7, 8, 9]
-    assert drawn(buffer, 4) is None
-    buffer.update(2)
-    assert drawn(buffer, 5) == [5, 6, 7, 8, 9]
-    buffer.push({"x": 10}, 2)
-    assert drawn(buffer, 5) == [6, 7, 8, 9, 10]
-
-
-def test_a_window_that_grows_again_includes_the_older_rows() -> None:
-    buffer = make(lambda envstep: 2 if envstep == 1 else 9)
-    buffer.update(1)
-    assert drawn(buffer, 2) == [8, 9]
-    buffer.update(2)
-    assert drawn(buffer, 9) == list(range(1, 10))
-
-
 def test_the_window_is_limited_by_the_capacity_and_the_stored_rows() -> None:
     buffer = make(1000, rows=4)
     assert buffer.window == 10

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dingsdk.errors import CheckpointCorruptError, RunFolderError, StorageFullError
-from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer.storage import mapped_folder
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
+from tools.os_calls import failing_calls
 
 BYTES = np.dtype(np.uint8)
 

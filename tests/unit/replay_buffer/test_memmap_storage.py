@@ -27,7 +27,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
-from dingsdk.testing import failing_calls, open_files
+from dingsdk.testing import open_files
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer, persistence
 from dingsdk.worker.replay_buffer.remover import FifoRemover
@@ -35,6 +35,7 @@ from dingsdk.worker.replay_buffer.state import resume
 from dingsdk.worker.replay_buffer.storage import memmap
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
+from tools.os_calls import failing_calls
 
 from .pushing_process import CAPACITY, push, rows_of
 from .small_disk import DISKS, on_a_disk_of_8_mib

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -288,23 +286,6 @@ def test_limiter_that_overrides_only_on_insert_is_called_for_each_push() -> None
     for pushed in (batch(1, 2), batch(3), row(4), batch(5, 6)):
         buffer.push(pushed, 0)
     assert Listening.inserted == [2, 1, 1, 2]
-
-
-def test_a_waiting_push_is_admitted_once_rows_are_sampled() -> None:
-    buffer = make_buffer(limiter=SLOW_DOWN)
-    buffer.push(batch(1, 2, 3), 0)
-    thread = threading.Thread(target=buffer.push, args=(row(4), 0), kwargs={"timeout_s": 60.0})
-    thread.start()
-    while not buffer._waiting:
-        time.sleep(0.001)
-    assert buffer.sample(1, 0) is not None
-    thread.join(10)
-    try:
-        assert not thread.is_alive()
-        assert buffer.count() == 4
-    finally:
-        buffer.close()
-        thread.join(10)
 
 
 @pytest.mark.parametrize("nothing", [None, {}])

@@ -13,9 +13,9 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, DataCorruptError, StorageFullError
-from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
+from tools.os_calls import failing_calls
 
 from .small_disk import DISKS, on_a_disk_of_8_mib
 

@@ -21,12 +21,12 @@ from dingsdk.errors import (
     RunFolderError,
     SchemaMismatchError,
 )
-from dingsdk.testing import recorded_writes
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.state import LockedTable
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
+from tools.os_calls import recorded_writes
 
 from .prioritized_rows import equal_states
 from .saved_rows import (

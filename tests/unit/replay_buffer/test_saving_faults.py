@@ -16,9 +16,9 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, RunFolderError, StorageFullError
-from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.storage import Rows
+from tools.os_calls import failing_calls
 
 from .saved_rows import SEGMENT, edit, loaded, make_buffer, push, replace_frame
 

@@ -16,7 +16,6 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.container import VERSION, digest_of, encode_json
 from dingsdk.errors import (
     CheckpointCorruptError,
-    CheckpointMissingError,
     CheckpointVersionError,
     SchemaMismatchError,
 )
@@ -51,37 +50,6 @@ def contents(buffer: NaiveReplayBuffer) -> list[int]:
 
 
 # States ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["auto", "array", "object"])
-@pytest.mark.parametrize("n", [0, 3, 4, 6])
-def test_a_state_restores_the_rows_and_gives_the_same_samples(kind: str, n: int) -> None:
-    old = filled(n, kind)
-    old.sample(1, 0)
-    new = make_buffer(kind=kind)
-    new.push(row(100), 0)
-    new.load_state_dict(old.state_dict())
-    assert contents(new) == contents(old) == list(range(n))[-4:]
-    assert new.push_count == old.push_count == n
-    for number in (50, 51):
-        for buffer in (old, new):
-            buffer.push(row(number), 0)
-        mine, theirs = old.sample(1, 0), new.sample(1, 0)
-        assert mine is not None
-        assert theirs is not None
-        assert mine[0]["action"] == theirs[0]["action"]
-    assert contents(new) == contents(old)
-
-
-@pytest.mark.parametrize("kind", ["array", "object"])
-def test_a_state_is_a_copy(kind: str) -> None:
-    buffer = filled(kind=kind)
-    state = buffer.state_dict()
-    if kind == "array":
-        state["data"]["action"][:] = -1
-    else:
-        state["data"][0]["action"] = -1
-    assert contents(buffer) == [2, 3, 4, 5]
 
 
 def test_loading_reports_replaced_rows_as_cleared() -> None:
@@ -143,26 +111,7 @@ def test_a_wrong_state_is_refused_and_changes_nothing(
     assert mine == theirs
 
 
-@pytest.mark.parametrize("key", sorted(filled().state_dict()))
-def test_a_state_without_an_entry_is_refused(key: str) -> None:
-    state = filled().state_dict()
-    del state[key]
-    with pytest.raises((CheckpointCorruptError, CheckpointVersionError)):
-        make_buffer().load_state_dict(state)
-
-
 # Saved rows -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["auto", "object"])
-@pytest.mark.parametrize("n", [0, 3, 6])
-def test_saved_rows_come_back_oldest_first(tmp_path: Path, kind: str, n: int) -> None:
-    folder = tmp_path / "new" / "rows"
-    filled(n, kind).save_data(str(folder))
-    new = make_buffer(kind=kind)
-    new.load_data(str(folder))
-    assert contents(new) == list(range(n))[-4:]
-    assert new.count() == new.push_count == min(n, 4)
 
 
 def test_saving_again_replaces_all_old_files(tmp_path: Path) -> None:
@@ -184,11 +133,6 @@ def test_rows_that_cannot_be_saved_raise_and_the_old_rows_stay(tmp_path: Path) -
     other = make_buffer()
     other.load_data(str(tmp_path))
     assert other.count() == 2
-
-
-def test_loading_from_a_missing_folder_raises(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMissingError):
-        make_buffer().load_data(str(tmp_path / "absent"))
 
 
 def _files(folder: Path) -> list[Path]:

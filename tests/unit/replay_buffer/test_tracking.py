@@ -12,9 +12,9 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ProtocolError, SchemaMismatchError
-from dingsdk.testing import failing_calls
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from tools.os_calls import failing_calls
 
 
 def make(root: Path, capacity: int = 3, **cfg: Any) -> NaiveReplayBuffer:

@@ -1,20 +1,25 @@
-"""A replay server as a process: its imports, and kills of the server or a client."""
+"""A replay server as a process: its imports, kills of either side, idle and greedy peers."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from dingsdk.runtime.channel import MAGIC, Channel
 
 from dingsdk import ReplayClient
 from dingsdk.errors import ServerLostError
+from dingsdk.runtime import PrivateDir, find_secret
 
 from .serving import WAIT_S, ServerProcess, numbers, rows
 
@@ -167,3 +172,33 @@ def test_inserts_continue_while_a_checkpoint_is_written(tmp_path: Path, kind: st
             if found[-1][0] > 10 and found[-1][1] < 0.1 and found[-1][2] < 0.5:
                 return
     pytest.fail(f"inserts waited: {found}")
+
+
+def test_strangers_do_not_keep_clients_out_and_announced_bytes_take_no_memory(
+    tmp_path: Path,
+) -> None:
+    def memory_bytes() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return 1024 * next(int(n.split()[1]) for n in status.splitlines() if n.startswith("VmRSS"))
+
+    with ServerProcess(tmp_path, SIZE) as server, ExitStack() as stack:
+        for _ in range(300):
+            place = "127.0.0.1", server.port
+            stack.enter_context(socket.create_connection(place, 10.0))
+        begun = time.monotonic()
+        with server.client() as client:
+            client.insert(rows(0))
+        assert time.monotonic() - begun < 1.0
+
+        with PrivateDir(tmp_path) as folder:
+            secret = find_secret(folder)
+        assert secret is not None
+        before = memory_bytes()
+        announced = struct.pack("<4sIQ", MAGIC, 64, 128 << 20) + b'{"type":"Update"}'.ljust(64)
+        for _ in range(20):
+            channel = Channel.to_server(server.address, secret, "0" * 32, 1 << 20, 10.0)
+            stack.callback(channel.close)
+            channel._sock.sendall(announced)
+        with server.client() as client:
+            assert client.stats()["pushed"] == 64
+        assert memory_bytes() - before < 128 << 20  # 2.5 GiB were announced

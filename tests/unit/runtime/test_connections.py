@@ -12,20 +12,31 @@ from typing import Any
 
 import pytest
 
+from dingsdk.errors import AuthError
 from dingsdk.runtime import Connections, connections, format_address
 from dingsdk.runtime.connections import listen
 
 PATIENCE_S = 10.0
+SECRET = b"secret"
 
 
 class Echo:
-    """A peer that sends back what it receives; ``!`` makes it raise."""
+    """A peer that says its secret first, and gets back what it sends; ``!`` makes it raise."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.is_closed = False
 
-    def serve(self) -> None:
+    def greet(self) -> str:
+        if not (said := self.sock.recv(64)):
+            raise ConnectionResetError
+        if said != SECRET:
+            raise AuthError(f"a client does not know the secret: {said!r}")
+        self.sock.sendall(b"welcome")
+        return "a client"
+
+    def serve(self, name: str) -> None:
+        assert name == "a client"
         while content := self.sock.recv(64):
             if content == b"!":
                 raise ZeroDivisionError
@@ -46,14 +57,21 @@ class Site:
         self.address = listener.getsockname()
         self.listener = listener
         self.peers: list[Echo] = []
-        self.connections = Connections(listener, self.connect, Echo.serve, most=most, name="echo")
+        self.connections = Connections(
+            listener, self.connect, Echo.greet, Echo.serve, most=most, name="echo"
+        )
 
     def connect(self, sock: socket.socket) -> Echo:
         self.peers.append(Echo(sock))
         return self.peers[-1]
 
-    def dial(self) -> socket.socket:
+    def stranger(self) -> socket.socket:
         return socket.create_connection(self.address, PATIENCE_S)
+
+    def dial(self) -> socket.socket:
+        sock = self.stranger()
+        ask(sock, SECRET)
+        return sock
 
 
 @pytest.fixture
@@ -89,6 +107,7 @@ def test_connection_above_the_limit_is_closed_until_another_ends(
         assert ask(first) == ask(second) == b"a"
         with site.dial() as third:
             assert third.recv(64) == b""
+        wait_until(iter(lambda: site.peers[2].is_closed, None))
         assert caplog.messages == ["a connection was refused: 2 are open"]
         first.close()
         wait_until(iter(lambda: site.peers[0].is_closed, None))
@@ -118,12 +137,14 @@ def test_close_ends_peers_threads_and_the_listener() -> None:
 def test_close_returns_false_after_one_deadline_for_all_threads() -> None:
     go_on = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
-    made = Connections(listener, Echo, lambda peer: go_on.wait(PATIENCE_S), most=3, name="stuck")
+    made = Connections(
+        listener, Echo, lambda peer: go_on.wait(PATIENCE_S), Echo.serve, most=3, name="stuck"
+    )
     with ExitStack() as stack:
         for _ in range(3):
             client = socket.create_connection(listener.getsockname(), PATIENCE_S)
             stack.enter_context(client)
-        wait_until(iter(lambda: len(made._open) == 3, None))
+        wait_until(iter(lambda: len(made._threads) == 3, None))
         started_s = time.monotonic()
         assert not made.close(0.05)
         assert time.monotonic() - started_s < 2
@@ -150,23 +171,73 @@ def test_failed_accepts_are_logged_once_and_tried_again(
     listener = ShortOfDescriptors()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    made = Connections(listener, Echo, Echo.serve, most=1, name="echo")
+    made = Connections(listener, Echo, Echo.greet, Echo.serve, most=1, name="echo")
     with socket.create_connection(listener.getsockname(), PATIENCE_S) as client:
-        assert ask(client) == b"a"
+        assert ask(client, SECRET) == b"welcome"
         assert made.close(PATIENCE_S)
-    text = "connections cannot be accepted for now: [Errno 24] too many open files"
+    text = "a connection cannot be accepted for now: [Errno 24] too many open files"
     assert caplog.messages == [text]
 
 
-def test_peer_is_closed_when_serving_it_raises(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+def test_connection_without_a_thread_is_refused_and_the_next_one_is_served(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    with site.dial() as before:
+        threading.stack_size(1 << 47)  # more than the address space: no thread can be started
+        try:
+            with site.stranger() as unlucky:
+                assert unlucky.recv(64) == b""
+        finally:
+            threading.stack_size(0)
+        with site.dial() as after:
+            assert ask(before) == ask(after) == b"a"
+    assert caplog.messages == ["a connection cannot be accepted for now: can't start new thread"]
+    assert site.connections.close(PATIENCE_S)
+
+
+def test_strangers_never_keep_out_who_knows_the_secret(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = threading.active_count()
+    with ExitStack() as stack:
+        member = stack.enter_context(site.dial())
+        idle = [stack.enter_context(site.stranger()) for _ in range(300)]
+        for _ in range(3):
+            started_s = time.monotonic()
+            with site.dial() as client:
+                assert ask(client) == b"a"
+            assert time.monotonic() - started_s < 1.0
+        assert ask(member) == b"a"
+        wait_until(iter(lambda: threading.active_count() <= before + connections.STRANGERS, None))
+        assert idle[0].recv(64) == b""  # the oldest ones had to go
+    text = "64 connections have not proved that they know the secret: the oldest one is closed"
+    assert caplog.messages == [text]
+
+
+def test_wrong_secrets_are_one_log_line_a_minute(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def try_it(count: int) -> None:
+        for _ in range(count):
+            with site.stranger() as wrong:
+                assert ask(wrong, b"guess") == b""
+
+    try_it(20)
+    monkeypatch.setattr(site.connections._refused, "_log_at", 0.0)  # a minute later
+    try_it(2)
+    text = "a connection was refused: a client does not know the secret: b'guess'"
+    assert caplog.messages == [text, f"{text} (and 19 more since the last such line)"]
+
+
+def test_peer_is_closed_and_the_error_is_logged_when_serving_it_raises(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     with site.dial() as client:
         assert ask(client) == b"a"
-        (thread,) = [each for each in threading.enumerate() if each.name == "echo-connection"]
         assert ask(client, b"!") == b""
-    thread.join(PATIENCE_S)  # the exception hook runs after the connection is closed
-    assert seen == [ZeroDivisionError]
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,9 @@ def decode_request(data: bytes, kind: str, max_bytes: int) -> Request:
     request = convert({} if version is None else fields, Request)
     if request.type != kind:
         raise ProtocolError(f"a {request.type} request on the {kind} route", where="$.type")
+    if kind not in BODIES:
+        known = ", ".join(sorted(BODIES))
+        raise ProtocolError(f"no requests are called {kind!r}; known are {known}", where="$.type")
     return msgspec.structs.replace(request, body=convert(request.body, BODIES[kind]))
 
 

@@ -1,9 +1,10 @@
 """Samplers choose the rows of a batch.
 
-There are three families: a :class:`RowSampler` draws single rows without regard to their content,
-a ``PrioritySampler`` (module ``priority``) draws single rows by their priority, and a
+There are three families: a :class:`RowSampler` draws single rows, all equally likely, a
+``PrioritySampler`` (module ``priority``) draws single rows by their priority, and a
 ``SequenceSampler`` (module ``sequence``) draws runs of consecutive rows. Each kind of buffer
-requires one of them.
+requires one of them. A sampler with another law, such as one that prefers recent rows, derives from
+the family of its buffer, and declares ``own_law`` to the conformance kit.
 """
 
 from __future__ import annotations

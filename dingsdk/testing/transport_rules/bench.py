@@ -1,0 +1,210 @@
+"""The bench of the transport rules: makes transports, a listener and workers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from dingsdk.testing.expect import Call, raises
+from dingsdk.testing.runner import RuleBench, RuleBroken
+from dingsdk.worker.comm import (
+    Condition,
+    Job,
+    MasterEnd,
+    MasterListener,
+    SlaveEnd,
+    TaskAnswer,
+    TaskMessage,
+    Transport,
+    WorkerInfo,
+)
+
+_T = TypeVar("_T")
+
+
+class Recorder(MasterListener):
+    """A master's listener that records its calls.
+
+    ``events`` has (kind, worker_id, fact) in the order of the calls. The facts are a WorkerInfo
+    (``joined``), the progress (``renewed``), a reason (``left``) or a TaskAnswer (``answered``).
+    ``incarnations`` has the last incarnation of each worker id.
+    """
+
+    def __init__(self, condition: Condition, patience_s: float) -> None:
+        self.events: list[tuple[str, str, Any]] = []
+        self.incarnations: dict[str, int] = {}
+        self._condition = condition
+        self._patience_s = patience_s
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self.incarnations[info.worker_id] = info.incarnation
+        self._note("joined", info.worker_id, info)
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        self._note("renewed", worker_id, progress)
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        self._note("left", worker_id, reason)
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        self._note("answered", worker_id, answer)
+
+    def of(self, kind: str, worker_id: str) -> list[Any]:
+        """Return the reports of a kind about a worker: infos, progress, reasons or answers."""
+        with self._condition:
+            return self._of(kind, worker_id)
+
+    def kinds(self, worker_id: str) -> list[str]:
+        """Return the kinds of all reports about a worker, in order."""
+        with self._condition:
+            return [kind for kind, name, _ in self.events if name == worker_id]
+
+    def expect(self, kind: str, worker_id: str, count: int = 1) -> list[Any]:
+        """Wait until there are ``count`` reports of a kind; return all of that kind."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: len(self._of(kind, worker_id)) >= count, self._patience_s
+            )
+            found = self._of(kind, worker_id)
+        if len(found) < count:
+            raise RuleBroken(
+                f"the master got {len(found)} report(s) that {worker_id} {kind}, not {count}; all "
+                f"reports: {[event[0] for event in self.events]}"
+            )
+        return found
+
+    def _of(self, kind: str, worker_id: str) -> list[Any]:
+        return [fact for each, name, fact in self.events if (each, name) == (kind, worker_id)]
+
+    def _note(self, kind: str, worker_id: str, fact: Any) -> None:
+        with self._condition:
+            self.events.append((kind, worker_id, fact))
+            self._condition.notify_all()
+
+
+class Bench(RuleBench[Callable[[Path], Transport]]):
+    """The bench of a transport; ``make(run_dir)`` returns a new transport."""
+
+    def __enter__(self) -> Self:
+        self._runs = itertools.count()
+        self._master: MasterEnd | None = None
+        self.address = ""
+        # Exited after the transports are closed.
+        self._networks = self.exits.enter_context(contextlib.ExitStack())
+        self.near = self.transport()
+        self.far = self.sibling(self.near)
+        self.listener = Recorder(self.near.scheduler.condition(), self.patience_s)
+        return self
+
+    def keep(self, made: Any) -> Any:
+        """Return a transport, and close it at the end; the close must return in time."""
+        close = partial(made.close, self.patience_s)
+        self.exits.callback(lambda: Call(close, "close()").value(2 * self.patience_s))
+        return made
+
+    def build(self) -> Transport:
+        return self.near
+
+    def transport(self) -> Transport:
+        """Return a new transport with a new run folder."""
+        run_dir = self.folder / f"run{next(self._runs)}"
+        run_dir.mkdir()
+        made: Transport = self.keep(self._make(run_dir))
+        return made
+
+    def sibling(self, transport: Transport) -> Transport:
+        """Return the transport that another process of the run would have."""
+        if not self.has("many_processes"):
+            return transport
+        cfg = msgspec.structs.asdict(transport.cfg)
+        made: Transport = self.keep(type(transport)(cfg, transport.run_dir))
+        return made
+
+    def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
+        """Enter a context manager, and exit it at the end of the rule."""
+        return self._networks.enter_context(resource)
+
+    @property
+    def master(self) -> MasterEnd:
+        """The master end of ``near``, opened when it is first used."""
+        if self._master is None:
+            self._master = self.near.master_end()
+            self.address = self._master.open(self.listener)
+        return self._master
+
+    def slave(self, address: str = "") -> SlaveEnd:
+        """Return a slave end of ``far`` that has not joined the master."""
+        _ = self.master
+        return self.far.slave_end(address or self.address)
+
+    def join(self, worker_id: str = "w0", address: str = "") -> SlaveEnd:
+        """Return the end of a worker whose join was announced to the master."""
+        end = self.slave(address)
+        self.join_end(end, worker_id)
+        return end
+
+    def join_end(self, end: SlaveEnd, worker_id: str = "w0") -> None:
+        """Make an end join, and wait until the master's listener is called."""
+        known = len(self.listener.of("joined", worker_id))
+        end.join(WorkerInfo(worker_id, "collector", {"cpu": 1}), self.patience_s)
+        self.listener.expect("joined", worker_id, known + 1)
+
+    def incarnation(self, worker_id: str) -> int:
+        """Return the incarnation that joined last; 0 if there is none."""
+        return self.listener.incarnations.get(worker_id, 0)
+
+    def send(self, worker_id: str, *task_ids: str, **data: Any) -> None:
+        """Send tasks to the incarnation that joined last."""
+        for task_id in task_ids:
+            task = TaskMessage(task_id, {"name": task_id, **data})
+            self.master.send(worker_id, self.incarnation(worker_id), task)
+
+    def drop(self, worker_id: str) -> None:
+        """Drop the incarnation that joined last."""
+        self.master.drop(worker_id, self.incarnation(worker_id), "silent")
+
+    def receive(self, end: SlaveEnd) -> TaskMessage:
+        """Return the next task of a worker. Raises RuleBroken if none comes."""
+        task = end.next_task(self.patience_s)
+        if task is None:
+            raise RuleBroken(f"no task came within {self.patience_s:.1f} s")
+        return task
+
+    def receive_ids(self, end: SlaveEnd, count: int) -> list[str]:
+        """Return the ids of the next ``count`` tasks."""
+        return [self.receive(end).task_id for _ in range(count)]
+
+    def expect_refused(self, end: SlaveEnd, whose: str, kind: type[Exception]) -> None:
+        """Expect ``next_task``, ``renew`` and ``answer`` of an end to raise ``kind``."""
+        with raises(f"next_task() of {whose}", kind):
+            end.next_task(self.patience_s)
+        with raises(f"renew() of {whose}", kind):
+            end.renew(2)
+        with raises(f"answer() of {whose}", kind):
+            end.answer(TaskAnswer("t1", True))
+
+    def spawn(self, function: Callable[[], None], name: str) -> Job:
+        """Run a worker's code with the scheduler of the transport."""
+        return self.far.scheduler.spawn(function, name)
+
+    def ended(self, job: Job, what: str) -> BaseException | None:
+        """Wait for a job to end; return its error or None.
+
+        Raises RuleBroken if it does not end in time.
+        """
+        if not job.join(self.patience_s):
+            raise RuleBroken(f"{what} did not end within {self.patience_s:.1f} s")
+        return job.error
+
+    def done(self, *jobs: Job) -> None:
+        """Wait for jobs to end; raise the first error of one."""
+        for job in jobs:
+            error = self.ended(job, job.name)
+            if error is not None:
+                raise error

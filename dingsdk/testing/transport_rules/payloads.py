@@ -1,0 +1,149 @@
+"""Rules 23 to 28, 42 and 44: the step data store."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dingsdk.data.columns import leaves
+from dingsdk.errors import ConflictError, DataMissingError
+from dingsdk.testing.expect import Call, expect, expect_equal, expect_same, raises
+from dingsdk.testing.runner import RuleBroken
+from dingsdk.testing.transport_rules.bench import Bench
+from dingsdk.testing.transport_rules.samples import batch
+
+_WAIT_S = 0.1
+
+
+def rule_23_payload_is_readable_when_put_returns(bench: Bench) -> None:
+    """A payload can be read, whole and equal, as soon as ``put`` has returned.
+
+    Its columns have the same names, shapes, dtypes, nesting and values. ``len`` of the store is
+    the number of payloads.
+    """
+    writer, reader = bench.far.data_store(), bench.near.data_store()
+    expect_equal(len(reader), 0, "payloads in a fresh store")
+    for number, rows in enumerate((5, 1, 0, 300)):
+        writer.put(f"p-{number}_A", batch(rows, number))
+        found = reader.get(f"p-{number}_A", 0.0)
+        expect_equal(len(found), rows, "rows")
+        expect_same(found, batch(rows, number), f"payload of {rows} rows")
+    expect_equal(len(reader), 4, "payloads in the store")
+
+
+def rule_24_payload_is_read_only(bench: Bench) -> None:
+    """The arrays that ``get`` returns are read-only; a payload never changes."""
+    bench.far.data_store().put("p", batch())
+    store = bench.near.data_store()
+    for path, column in leaves(store.get("p").columns):
+        try:
+            column[...] = 0
+        except ValueError:
+            continue
+        raise RuleBroken(f"column {path} could be written to")
+    expect_same(store.get("p"), batch(), "the payload")
+
+
+def rule_25_repeated_put_changes_nothing(bench: Bench) -> None:
+    """A repeated ``put`` of the same payload changes nothing; another payload does not replace it.
+
+    Another payload with the same id is ignored, or raises ConflictError.
+    """
+    writer, reader = bench.far.data_store(), bench.near.data_store()
+    writer.put("p", batch())
+    before = reader.get("p")
+    for _ in range(3):
+        writer.put("p", batch())
+    expect_equal(len(reader), 1, "payloads in the store")
+    try:
+        writer.put("p", batch(7, seed=1))
+    except ConflictError as error:
+        expect("p" in str(error), f"the refusal does not name the payload: {error}")
+    expect_same(reader.get("p"), batch(), "the payload after another was put")
+    expect_same(before, batch(), "the payload as it was got before")
+
+
+def rule_26_missing_payload_is_reported(bench: Bench) -> None:
+    """``get`` of a missing payload raises DataMissingError at its deadline or earlier."""
+    store = bench.near.data_store()
+    store.put("other", batch())
+    for timeout_s in (0.0, _WAIT_S):
+        call = Call(partial(store.get, "missing", timeout_s), f"get({timeout_s})")
+        with raises("get() of a missing payload", DataMissingError):
+            call.value(timeout_s + bench.patience_s)
+    error = call.error
+    expect(getattr(error, "data_id", None) == "missing", "the error does not name the payload")
+
+
+def rule_27_deleted_payload_is_gone(bench: Bench) -> None:
+    """``delete`` removes the named payloads and no others; unknown ids are ignored.
+
+    A payload that a reader got before the delete stays whole.
+    """
+    writer, deleter = bench.far.data_store(), bench.near.data_store()
+    for number in range(6):
+        writer.put(f"p{number}", batch(seed=number))
+    held = deleter.get("p0")
+    deleter.delete(iter(["p0", "p1", "nobody"]))
+    deleter.delete([])
+    expect_equal(len(writer), 4, "payloads left")
+    deleter.delete(["p1", "p1"])
+    expect_equal(len(writer), 4, "payloads left after what was gone was deleted again")
+    for name in ("p0", "p1"):
+        with raises(f"get() of the deleted {name}", DataMissingError):
+            writer.get(name, 0.0)
+    for number in range(2, 6):
+        expect_same(writer.get(f"p{number}"), batch(seed=number), f"p{number}")
+    expect_same(held, batch(), "a payload that is held")
+
+
+def rule_28_payloads_may_cross_concurrently(bench: Bench) -> None:
+    """Several threads put, get and delete at the same time, and every payload arrives whole.
+
+    This includes payloads of megabytes.
+    """
+    writer, reader = bench.far.data_store(), bench.near.data_store()
+    workers, count = 4, 8
+    big = 1 << 18
+
+    def work(name: str, seed: int) -> None:
+        for number in range(count):
+            data_id, rows = f"{name}-{number}", big // 16 if number == 3 else 4
+            writer.put(data_id, batch(rows, seed + number))
+            expect_same(reader.get(data_id), batch(rows, seed + number), data_id)
+            if number % 2:
+                reader.delete([data_id])
+
+    calls = [Call(partial(work, f"w{n}", 100 * n), f"writer {n}") for n in range(workers)]
+    for call in calls:
+        call.value(4 * bench.patience_s)
+    expect_equal(len(reader), workers * count // 2, "payloads left")
+
+
+def rule_42_sweep_keeps_live_payloads(bench: Bench) -> None:
+    """``sweep_orphans`` deletes no payload that is live, or younger than the grace period.
+
+    It may delete the others, and returns how many it deleted.
+    """
+    writer, sweeper = bench.far.data_store(), bench.near.data_store()
+    for number in range(4):
+        writer.put(f"p{number}", batch(seed=number))
+    live = {"p0", "p1", "nobody"}.__contains__
+    expect_equal(sweeper.sweep_orphans(live, 3600.0), 0, "payloads swept too early")
+    expect_equal(len(writer), 4, "payloads after a sweep within the grace")
+    swept = sum(sweeper.sweep_orphans(live, 0.0) for _ in range(3))
+    expect_equal(len(writer), 4 - swept, f"payloads after {swept} were swept")
+    for number in range(2):
+        expect_same(writer.get(f"p{number}"), batch(seed=number), f"the live p{number}")
+
+
+def rule_44_has_finds_stored_payloads(bench: Bench) -> None:
+    """``has`` returns whether a payload is stored, at its deadline or earlier."""
+    writer, store = bench.far.data_store(), bench.near.data_store()
+    for number in range(2):
+        writer.put(f"p{number}", batch(seed=number))
+    for name in ("p0", "p1"):
+        expect(store.has(name, 0.0), f"has() does not see {name}")
+    store.delete(["p0"])
+    call = Call(partial(store.has, "p0", _WAIT_S), f"has({_WAIT_S})")
+    expect_equal(call.value(_WAIT_S + bench.patience_s), False, "has() of the deleted p0")
+    expect(store.has("p1", 0.0), "has() does not see p1, which was not deleted")

@@ -1,0 +1,1 @@
+"""Learner hooks for Weights & Biases and MLflow."""

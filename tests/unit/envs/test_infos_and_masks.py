@@ -1,0 +1,211 @@
+"""Infos stay as their env gave them; observations that no action follows need no legal one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from dingsdk.data.action_mask import legal_actions
+from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager
+from dingsdk.errors import EnvError
+
+MASKS = gym.spaces.Dict(
+    {
+        "x": gym.spaces.Box(-9, 9, (1,), np.float32),
+        "action_mask": gym.spaces.MultiBinary(3),
+    }
+)
+
+
+class Reporting(gym.Env[Any, Any]):
+    """Reports other types in each episode; the actions are 4 and 5.
+
+    Args:
+        lock: Whether an info holds an object that cannot be sent to another process.
+    """
+
+    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2, start=4)
+
+    def __init__(self, lock: bool = False) -> None:
+        self._lock = lock
+        self._episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._episode += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        number = self._episode
+        info = {
+            "score": [1, 0.5][number],
+            "winner": [None, 1][number],
+            "text": ["a", 3][number],
+            "ragged": np.zeros(number),
+            "_score": {7},
+        }
+        if self._lock:
+            info["lock"] = threading.Lock()
+        return np.zeros(1, np.float32), 1.0, True, False, {**info, "episode_info": dict(info)}
+
+
+def reports(number: int) -> dict[str, Any]:
+    return {"score": [1, 0.5][number], "winner": [None, 1][number], "text": ["a", 3][number]}
+
+
+@pytest.mark.parametrize("kind", ["vector", "in_process", "subprocess", "async_subprocess"])
+def test_infos_arrive_as_the_env_gave_them(kind: str) -> None:
+    with create_env_manager({"type": kind, "episode_num": 2}, [Reporting] * 2) as manager:
+        manager.launch()
+        of_batch = manager.step_batch(np.array([4, 5])).episode_info
+        for _, info in sorted(of_batch.items()):
+            assert {key: info[key] for key in reports(0)} == reports(0)
+            assert info["_score"] == {7}
+        infos = {}
+        while len(infos) < 2:
+            steps = manager.step(dict.fromkeys(manager.ready_obs, 4))
+            infos |= {env_id: step.info for env_id, step in steps.items()}
+    assert len(of_batch) == 2
+    for info in infos.values():
+        assert {key: info[key] for key in reports(1)} == reports(1)
+        assert info["ragged"].shape == (1,)
+        assert type(info["score"]) is float
+
+
+def test_info_that_cannot_leave_its_process_is_refused_by_name() -> None:
+    with create_env_manager({"type": "subprocess"}, [_Locked]) as manager:
+        manager.launch()
+        with pytest.raises(EnvError, match=r"cannot be sent .*lock.*; make it of data"):
+            manager.step({0: 4})
+
+
+class _Locked(Reporting):
+    def __init__(self) -> None:
+        super().__init__(lock=True)
+
+
+class Ending(gym.Env[Any, Any]):
+    """The last observation of an episode has a mask that allows nothing."""
+
+    observation_space = MASKS
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, length: int = 2) -> None:
+        self._length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._time = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        return self._obs(), 1.0, self._time == self._length, False, {}
+
+    def _obs(self) -> Any:
+        mask = [int(self._time < self._length), 0, 0]
+        return {"x": np.array([self._time], np.float32), "action_mask": np.array(mask, np.int8)}
+
+
+class Vectorized(BaseVectorEnvManager):
+    """A vector env that spends a step on each reset."""
+
+    def make_vector_env(self) -> Any:
+        return SyncVectorEnv(self._env_fns, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def make(kind: str, env_fns: list[Any]) -> EnvManager:
+    if kind == "next_step":
+        return Vectorized({}, env_fns)
+    return create_env_manager({"type": kind, "episode_num": 1}, env_fns)
+
+
+@pytest.mark.parametrize("kind", ["next_step", "in_process", "subprocess"])
+def test_mask_that_no_action_follows_may_allow_none(kind: str) -> None:
+    with make(kind, [Ending, _Longer]) as manager:
+        manager.launch()
+        seen = []
+        for _ in range(4):
+            legal_actions(manager.current_obs())  # raises where a row allows none
+            step = manager.step_batch(np.zeros(2, np.int64))
+            seen.append(step.final_obs["action_mask"].any(1).tolist())
+            if step.terminated.all():
+                break
+    assert seen[1][0] is False, "the true last observation keeps its mask"
+
+
+class _Longer(Ending):
+    def __init__(self) -> None:
+        super().__init__(4)
+
+
+class Rotting(gym.Env[Any, Any]):
+    """Gives NaN from the third step on."""
+
+    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    begun = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.begun += 1
+        self._time = 0
+        return np.full(1, np.nan if self.begun > 1 else 0, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        is_over = self._time == 1 and self.begun == 1
+        obs = np.zeros(1, np.float32) if self.begun == 1 else np.full(1, np.nan, np.float32)
+        return obs, 1.0, is_over, False, {}
+
+
+class _Sound(Rotting):
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_observations_of_an_env_that_is_done_are_not_checked() -> None:
+    with Vectorized({"episode_num": 1, "max_retry": 0}, [Rotting, _Sound]) as manager:
+        manager.launch()
+        steps = [manager.step_batch(np.zeros(2, np.int64)) for _ in range(4)]
+    assert [step.valid is None or bool(step.valid[0]) for step in steps] == [True] + [False] * 3
+    assert not any(np.isnan(step.obs).any() for step in steps)
+
+
+class Outside(Reporting):
+    """Observes 9.5, beyond its bounds, in its last step."""
+
+    observation_space = gym.spaces.Dict({"x": gym.spaces.Box(-9, 9, (1,), np.float64)})
+
+    def reset(self, **_: Any) -> Any:
+        self._time = 0
+        return {"x": np.zeros(1)}, {}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        return {"x": np.array([9.5 if self._time == 3 else 0])}, 1.0, self._time == 3, False, {}
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+@pytest.mark.parametrize("kind", ["in_process", "subprocess", "next_step"])
+def test_observation_beyond_its_bounds_is_used_and_reported_once(
+    kind: str, is_dict: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.envs.base._REPORTED", set())
+    highest = 0.0
+    for _ in range(2):  # as the managers of collector and evaluator in a run
+        with make(kind, [Outside] * 2) as manager:
+            manager.launch()
+            for _ in range(3):
+                if is_dict:
+                    found = manager.step({0: 4, 1: 4})[0].obs["x"][0]
+                else:
+                    found = manager.step_batch(np.array([4, 4])).final_obs["x"][0, 0]
+                highest = max(highest, found)
+            assert manager.failure_count == 0
+    assert highest == 9.5
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "obs.x holds 9.5, and high of the space is 9.0" in text

@@ -1,0 +1,229 @@
+"""Collectors and learners of a simulation: real workers whose work only takes virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.collector.admitted import AdmittedCollecting
+from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
+from dingsdk.worker.learner.base import CountVar
+from dingsdk.worker.learner.hooks import SaveCkptHook
+
+if TYPE_CHECKING:
+    from tools.simulation.simulation import Simulation
+
+STEP_S = 1.0
+SAVE_ITERS = 5
+
+
+class _Simulated(CommWorker):
+    """A worker of a simulation.
+
+    Args:
+        cfg: Its section of ``system``.
+        transport: The transport of its process.
+        worker_id: Its id, unique in the run.
+        simulation: The simulation that it is in.
+    """
+
+    def __init__(
+        self, cfg: Mapping[str, Any], transport: Transport, worker_id: str, simulation: Simulation
+    ) -> None:
+        super().__init__(cfg, transport, worker_id)
+        self.simulation = simulation
+
+
+class SimulatedCollector(_Simulated, BaseCommCollector):
+    """Collects some rows each second, and sends them as a payload.
+
+    On-policy, a payload has the rows of one policy version, and the collector collects only as
+    many rows as the learner admits.
+    """
+
+    _unconfirmed: Sequence[str] = ()
+
+    def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
+        self._unconfirmed = []
+        self.simulation.build(self)
+        return _Collecting(self)
+
+    def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        # The coordinator asks again after it has accepted everything in the last answer.
+        self.simulation.acknowledged(self._unconfirmed)
+        answer = super()._process_data_task(task)
+        reports = answer["reports"]
+        self._unconfirmed = [str(each["data_id"]) for each in reports if "data_id" in each]
+        return answer
+
+    def deal_with_collector_go_on(self, task_id: str) -> Mapping[str, Any]:
+        # It reports the payloads of the last answer again.
+        self._unconfirmed = []
+        return super().deal_with_collector_go_on(task_id)
+
+
+class _Collecting(AdmittedCollecting):
+    """Takes the place of the parallel collector in a worker."""
+
+    def __init__(self, worker: SimulatedCollector) -> None:
+        self._worker = worker
+        self._has_closed = False
+        self._steps = self._payloads = 0
+        self._policy_iter = -1
+        self._pending: list[int] = []
+        self.send_metadata = worker.send_metadata
+        self.get_policy_update_info = worker.get_policy_update_info
+        self.await_admission = worker.await_admission
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._has_closed
+
+    def start(self) -> None:
+        worker, simulation = self._worker, self._worker.simulation
+        path = str(worker._task_info["collector_cfg"]["policy_update_path"])
+        is_on_policy = simulation.setting.on_policy
+        self._update_one(path)
+        while not self._is_closed and self._steps < simulation.task_rows:
+            if is_on_policy and not self._is_admitted(path, self._steps):
+                break
+            rows = simulation.payload_rows
+            self._pending += simulation.oracle.new_samples(rows, self._policy_iter)
+            simulation.work(worker, STEP_S)
+            self._steps += rows
+            worker.yield_turn()
+            if not is_on_policy:
+                self._send_all()
+                self._load_newer(path)
+        if not self._is_closed:
+            self._send_all()
+            worker.send_metadata({**self._progress(), "collector_done": True})
+
+    def _send_all(self) -> None:
+        worker, simulation = self._worker, self._worker.simulation
+        samples, self._pending = self._pending, []
+        if not samples:
+            return
+        name = f"p{self._payloads}"
+        self._payloads += 1
+        simulation.check_lease(worker)
+        columns = {"sample": np.array(samples, np.int64)}
+        worker.send_stepdata(name, SampleBatch.trusted(columns, len(samples)))
+        simulation.announced(worker._payload_id(name), samples)
+        facts = {"data_id": name, "rows": len(samples), "policy_iter": self._policy_iter}
+        for more in simulation.announcements(worker):
+            worker.send_metadata({**facts, **self._progress(), **more})
+
+    def _load(self, path: str, update: Mapping[str, Any]) -> None:
+        worker = self._worker
+        worker.simulation.policy_read(worker.collector_uid, path, update)
+        self._policy_iter = int(update["iter"])
+
+    def _load_newer(self, path: str) -> bool:
+        update = self.get_policy_update_info(path)
+        if update is not None:
+            self._load(path, update)
+        return update is not None
+
+    def _update_one(self, path: str, is_needed: Callable[[], bool] = lambda: True) -> None:
+        while not self._is_closed and is_needed() and not self._load_newer(path):
+            self._worker.pause(0.2)
+
+    def _progress(self) -> dict[str, Any]:
+        steps = self._steps
+        progress = {"cur_episode": 0, "cur_sample": steps, "cur_step": steps}
+        return {**progress, "collector_done": False}
+
+    def close(self) -> None:
+        self._has_closed = True
+
+    def get_finish_info(self) -> dict[str, Any]:
+        return {"eval_flag": False, "step_count": self._steps, "collector_done": True}
+
+
+class SimulatedLearner(_Simulated, BaseCommLearner):
+    """Trains on one batch per second."""
+
+    def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
+        self.simulation.build(self)
+        return _Learning(self, task_info)
+
+
+class _Learning:
+    """Takes the place of the learner and its policy in a worker; its checkpoints are files."""
+
+    collector_envstep = 0
+    rank = 0
+    ckpt_name = None
+    keep_last_ckpt = 2
+    instance_name = "learner"
+
+    def __init__(self, worker: SimulatedLearner, task_info: Mapping[str, Any]) -> None:
+        self._worker = worker
+        self._batch_size = int(task_info["policy"]["learn"]["batch_size"])
+        self._is_closed = False
+        self.policy = self
+        self.last_iter = CountVar()
+        self._save = SaveCkptHook("save", 20, ext_args={"freq": SAVE_ITERS}, position="after_iter")
+        self._save_now = SaveCkptHook("save_now", 20, position="after_run")
+        simulation = worker.simulation
+        self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
+        if task_info.get("resume"):
+            self.last_iter.update(simulation.resumed_iteration(self.checkpoint_dir))
+        simulation.learners_made += 1
+
+    @property
+    def train_iter(self) -> int:
+        return self.last_iter.val
+
+    updates = train_iter
+
+    @property
+    def learn_info(self) -> dict[str, Any]:
+        done = {"learner_step": self.train_iter, "learner_done": False}
+        return {**done, "priority_info": self._priorities}
+
+    _priorities: Mapping[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": {"version": np.array([self.train_iter])}}
+
+    def info(self, text: str) -> None:
+        """Record that the hook saved a checkpoint; the hook logs nothing else."""
+        self._worker.simulation.checkpoint_saved(self.checkpoint_dir, self.train_iter)
+
+    def save_checkpoint(self) -> None:
+        engine: Any = self
+        self._save_now(engine)
+
+    def start(self) -> None:
+        worker, simulation = self._worker, self._worker.simulation
+        worker._send_newest()
+        while not self._is_closed:
+            batch = worker.get_batch(self._batch_size)
+            if not isinstance(batch, SampleBatch):
+                return
+            simulation.trained(batch, self.train_iter)
+            simulation.work(worker, STEP_S)
+            self.last_iter.add(1)
+            if "replay_unique_id" in batch.columns:
+                keys = ("replay_unique_id", "replay_buffer_idx")
+                found = {key: batch.columns[key] for key in keys}
+                self._priorities = {**found, "priority": np.ones(len(batch))}
+            worker.send_learn_info(self.learn_info)
+            if self.train_iter % SAVE_ITERS == 0 and not worker._is_on_policy:
+                worker._send_newest()
+            engine: Any = self
+            self._save(engine)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+WORKERS: Mapping[str, type[CommWorker]] = {
+    "collector": SimulatedCollector,
+    "learner": SimulatedLearner,
+}
