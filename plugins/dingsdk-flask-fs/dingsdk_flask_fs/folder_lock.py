@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dingsdk.errors import RunDirLockedError, RunFolderError
-from dingsdk.runtime.files import open_private
+from dingsdk.runtime import open_private
 
 LOCK_NAME = "lock"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from dingsdk.errors import ConfigError, DingError
-from dingsdk.runtime.files import open_private
+from dingsdk.runtime import open_private
 from dingsdk_ray import cluster
 
 ANSWER_S = 60.0

@@ -15,8 +15,7 @@ import msgspec
 
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
 from dingsdk.pipeline import ResultRecord, StatusRecord, read_record
-from dingsdk.runtime import Folder
-from dingsdk.runtime.files import guarded, open_private
+from dingsdk.runtime import Folder, guarded, open_private
 
 STATUS, PROGRESS, RESULT, CONFIG = "status.json", "progress.jsonl", "result.json", "config.yaml"
 MAX_BYTES = 64 << 20
