@@ -22,8 +22,6 @@ UNGUARDED_TEXT = (
     "a worker process imports the script that started the run, and the script would start another "
     'run; put what it does below `if __name__ == "__main__":`'
 )
-
-
 _SAFE_PATH, _OURS = "PYTHONSAFEPATH", "dingsdk"
 _starts = 0
 """Number of ``signals_blocked`` blocks that are active."""
