@@ -56,7 +56,6 @@ from dingsdk.pipeline.run_folder import (
     check_run_folder,
     no_run_text,
     read_config,
-    run_id,
     versions,
 )
 from dingsdk.pipeline.saved_run import JournaledRun, PlayerState, RunState, Save
@@ -67,6 +66,8 @@ from dingsdk.runtime import Folder
 from dingsdk.runtime.files import guarded
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.learner.checkpoint import save_pause
+from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
+from dingsdk.worker.run_id import run_id
 
 RESUME_FOLDER = "resume"
 STATE_NAME = "state.safetensors"
@@ -114,8 +115,14 @@ def find_run(run: Path) -> Save | JournaledRun:
     with guarded(run_dir):
         if is_save or not has_journal(run):
             return find_save(run)
+        own = run_id(run, create=False)
         with Folder(run / JOURNAL_FOLDER, create=False) as folder:
-            Journal(folder, run=run_id(run, create=False)).read()
+            Journal(folder, run=own).read()
+        if (run / REPLAY_FOLDER).is_dir():
+            from dingsdk.worker.replay_server.served_buffer import check_run
+
+            with Folder(run / REPLAY_FOLDER, create=False) as folder:
+                check_run(folder, own)
         return JournaledRun(run, read_config(run))
 
 

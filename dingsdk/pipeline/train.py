@@ -26,7 +26,6 @@ from dingsdk.pipeline.run_folder import (
     held,
     make_run_folder,
     private_files,
-    run_id,
     run_path,
     write_config,
 )
@@ -36,6 +35,7 @@ from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
 from dingsdk.runtime.files import Patience
 from dingsdk.runtime.spawn import leave_if_importing, spawn_context
+from dingsdk.worker.run_id import run_id
 
 if TYPE_CHECKING:
     from dingsdk.worker import LearnerHook
