@@ -88,7 +88,7 @@ def create_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -
     if found is not None:
         return found
     folder.write_atomic(FILE_NAME, [secrets.token_hex(32).encode()], durable=True)
-    return read_secret(folder.path / FILE_NAME)
+    return read_secret(folder.path / FILE_NAME, owner=folder.owner)
 
 
 def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret | None:
@@ -101,7 +101,7 @@ def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> 
     """
     found = named_secret(environ)
     if found is None and folder.stat(FILE_NAME) is not None:
-        found = read_secret(folder.path / FILE_NAME)
+        found = read_secret(folder.path / FILE_NAME, owner=folder.owner)
     return found
 
 
@@ -140,8 +140,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_secret(path: Path, is_explicit: bool = False) -> Secret:
-    """Return the stripped content of a file that only this user can read.
+def read_secret(path: Path, is_explicit: bool = False, owner: int | None = None) -> Secret:
+    """Return the stripped content of a file that only this user, or ``owner``, can read.
 
     Raises:
         AuthError: it cannot be read, others may read it, or its content is too short.
@@ -156,7 +156,7 @@ def read_secret(path: Path, is_explicit: bool = False) -> Secret:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise AuthError(f"the secret file {path} is not a regular file", reason="type")
-        if found.st_uid != os.geteuid():
+        if found.st_uid not in (os.geteuid(), owner):
             raise AuthError(f"the secret file {path} belongs to another user", reason="owner")
         if found.st_mode & 0o077:
             text = f"others may read the secret file {path}: chmod 600 {path}"

@@ -243,6 +243,32 @@ def test_a_folder_of_another_user_is_not_private(tmp_path: Path) -> None:
         PrivateDir(tmp_path / "theirs")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_root_uses_a_private_folder_in_a_folder_of_its_owner(tmp_path: Path) -> None:
+    theirs = tmp_path / "run" / "transport"
+    theirs.mkdir(mode=0o700, parents=True)
+    (theirs / "a").write_text("1")
+    (theirs / "b").write_text("1")
+    for path in (theirs.parent, theirs, theirs / "a"):
+        os.chown(path, 12345, -1)
+    os.chown(theirs / "b", 54321, -1)
+    with PrivateDir(theirs) as folder:
+        assert folder.read("a", 1) == b"1"
+        folder.write_atomic("c", [b"2"])  # root's own file
+        assert folder.read("c", 1) == b"2"
+        with pytest.raises(DataCorruptError, match="54321"):
+            folder.read("b", 1)
+        with folder.sub("inner"):  # root's own folder
+            pass
+    theirs.chmod(0o770)
+    with pytest.raises(RunFolderError, match="others can write"):
+        PrivateDir(theirs)
+    theirs.chmod(0o700)
+    os.chown(theirs.parent, 54321, -1)
+    with pytest.raises(RunFolderError, match="12345"):
+        PrivateDir(theirs)
+
+
 def test_links_and_files_are_refused_as_folders(tmp_path: Path, folder: PrivateDir) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("elsewhere")
