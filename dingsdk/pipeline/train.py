@@ -280,7 +280,7 @@ def run_pipeline(
             with shown or nullcontext():
                 result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
-            if signals.received is None:
+            if signals.received is None or isinstance(error, StorageFullError):
                 status_file.reason = "error"
                 if context.resumed is None or context.has_begun:
                     _finish_failed(context, mode, error)
