@@ -30,6 +30,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime import Folder, PrivateDir, check_id
 from dingsdk.runtime.files import (
+    Patience,
     atomic_write_json,
     ensure_dir,
     folder_error,
@@ -856,3 +857,28 @@ def test_remove_tree_removes_own_files_and_keeps_foreign_ones(folder: PrivateDir
     assert tree(folder.path) == []
     with pytest.raises(ProtocolError):
         folder.remove_tree("../ours")
+
+
+@pytest.mark.parametrize(
+    ("stops_after_s", "room_at_s", "tries"),
+    [(99, 2, [0, 1, 2]), (99, 50, [0, 1, 2, 3]), (1, 50, [0, 1]), (0, 0, [0])],
+    ids=["room", "no room", "stopped", "room at once"],
+)
+def test_patience_waits_for_room_until_its_limit_or_the_end_of_the_run(
+    stops_after_s: int, room_at_s: int, tries: list[int]
+) -> None:
+    now, tried = [0.0], []
+
+    def pause(seconds: float) -> bool:
+        now[0] += seconds
+        return now[0] >= stops_after_s
+
+    def write() -> None:
+        tried.append(now[0])
+        if now[0] < room_at_s:
+            raise StorageFullError("full", path="a", reason="ENOSPC")
+
+    patience = Patience(3.0, pause, lambda: now[0])
+    with contextlib.nullcontext() if room_at_s < 3 else pytest.raises(StorageFullError):
+        patience(write)
+    assert tried == tries
