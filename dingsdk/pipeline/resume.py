@@ -343,14 +343,9 @@ class RunSaver:
 
     def _wait_for_room(self, pause_s: float) -> bool:
         """Wait, also after a signal, as the run could not be resumed without its last save."""
-        context = self._context
-        context.is_breakable, was_breakable = False, context.is_breakable
-        try:
-            time.sleep(pause_s)
-        finally:
-            context.is_breakable = was_breakable
-        if context.stop.is_set():
-            context.break_after(PATIENCE_S)  # the next attempt has the whole time
+        if self._context.stop.is_set():
+            self._context.break_after(pause_s + PATIENCE_S)  # not during the wait
+        time.sleep(pause_s)
         return False
 
     def _pause(self, took_s: float) -> float:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from dingsdk.errors import AuthError, InsecureBindError
+from dingsdk.errors import AuthError, InsecureBindError, RunFolderError
 from dingsdk.runtime.files import PrivateDir, open_private
 
 _log = logging.getLogger(__name__)
@@ -147,15 +146,15 @@ def read_secret(path: Path, is_explicit: bool = False, owner: int | None = None)
         AuthError: it cannot be read, others may read it, or its content is too short.
     """
     try:
-        # Not blocking: the path may name a pipe.
-        descriptor = open_private(str(path), os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = open_private(str(path), os.O_RDONLY)
+    except RunFolderError as error:
+        text = f"the secret file {path} is not a regular file"
+        raise AuthError(text, reason="type") from error
     except OSError as error:
         text = f"cannot read the secret file {path}: {error.strerror}"
         raise AuthError(text, reason="unreadable") from error
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise AuthError(f"the secret file {path} is not a regular file", reason="type")
         if found.st_uid not in (os.geteuid(), owner):
             raise AuthError(f"the secret file {path} belongs to another user", reason="owner")
         if found.st_mode & 0o077:
