@@ -318,6 +318,7 @@ class ServedBuffer(RowListener, Closing):
         begun = time.monotonic()
         folder.sweep()
         pointer = _read_pointer(folder)
+        self._run = self._run or pointer.run
         saved = folder.path / ROWS_FOLDER
         if (saved / persistence.MANIFEST).exists():
             self.table.resume_data(str(saved))
