@@ -30,7 +30,7 @@ from dingsdk.pipeline.context import (
     WorkerStatus,
 )
 from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
-from dingsdk.pipeline.run_folder import JOURNAL_FOLDER, run_id, write_config
+from dingsdk.pipeline.run_folder import JOURNAL_FOLDER, write_config
 from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
@@ -59,6 +59,7 @@ from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import first_checkpoint
 from dingsdk.worker.replay_buffer.config import is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
+from dingsdk.worker.run_id import run_id
 
 _log = logging.getLogger(__name__)
 

@@ -47,6 +47,7 @@ from dingsdk.errors import (
     DingError,
     NotSavableError,
     NotSetError,
+    StorageFullError,
     nearest_name,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
@@ -56,17 +57,19 @@ from dingsdk.pipeline.run_folder import (
     check_run_folder,
     no_run_text,
     read_config,
-    run_id,
     versions,
 )
 from dingsdk.pipeline.saved_run import JournaledRun, PlayerState, RunState, Save
+from dingsdk.pipeline.signals import PATIENCE_S
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.runtime import Folder
-from dingsdk.runtime.files import guarded
+from dingsdk.runtime.files import Patience, guarded
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.learner.checkpoint import save_pause
+from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
+from dingsdk.worker.run_id import run_id
 
 RESUME_FOLDER = "resume"
 STATE_NAME = "state.safetensors"
@@ -114,8 +117,14 @@ def find_run(run: Path) -> Save | JournaledRun:
     with guarded(run_dir):
         if is_save or not has_journal(run):
             return find_save(run)
+        own = run_id(run, create=False)
         with Folder(run / JOURNAL_FOLDER, create=False) as folder:
-            Journal(folder, run=run_id(run, create=False)).read()
+            Journal(folder, run=own).read()
+        if (run / REPLAY_FOLDER).is_dir():
+            from dingsdk.worker.replay_server.served_buffer import check_run
+
+            with Folder(run / REPLAY_FOLDER, create=False) as folder:
+                check_run(folder, own)
         return JournaledRun(run, read_config(run))
 
 
@@ -302,8 +311,15 @@ class RunSaver:
         if time.monotonic() >= self._due_at:
             self.save()
 
-    def save(self) -> None:
-        """Save now, unless saving is off, or nothing has changed since the last save."""
+    def save(self, *, is_last: bool = False) -> None:
+        """Save now, unless saving is off, or nothing has changed since the last save.
+
+        Args:
+            is_last: Whether the run ends then: the save waits for room on the disk.
+
+        Raises:
+            StorageFullError: there was no room for the last save for too long.
+        """
         place = [len(self._context.recorder.all_evaluations)]
         for each in self._team.members:
             counts = (each.learner.train_iter, each.collector.envstep, each.updates_left)
@@ -312,12 +328,25 @@ class RunSaver:
             return
         began = time.monotonic()
         try:
-            self._write(self._last + 1)
+            if is_last:
+                limit_s = self._context.cfg.system.coordinator.storage_timeout_s
+                Patience(limit_s, self._wait_for_room)(lambda: self._write(self._last + 1))
+            else:
+                self._write(self._last + 1)
             self._saved_at = place
         except DingError as error:
+            if is_last and isinstance(error, StorageFullError):
+                raise
             _log.warning("the run cannot be saved for resuming: %s", error)
         now = time.monotonic()
         self._due_at = now + self._pause(now - began)
+
+    def _wait_for_room(self, pause_s: float) -> bool:
+        """Wait, also after a signal, as the run could not be resumed without its last save."""
+        if self._context.stop.is_set():
+            self._context.break_after(pause_s + PATIENCE_S)  # not during the wait
+        time.sleep(pause_s)
+        return False
 
     def _pause(self, took_s: float) -> float:
         if self._every == "auto":

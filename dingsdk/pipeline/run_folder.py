@@ -28,14 +28,11 @@ import os
 import platform
 import stat
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from dingsdk import __version__
 from dingsdk.config.files import MAX_BYTES, dump_config, parse_config
@@ -58,13 +55,13 @@ from dingsdk.runtime.files import (
     open_private,
     refuse_kind,
 )
+from dingsdk.worker.run_id import RUN_NAME
 
 CONFIG_NAME = "config.yaml"
 RESULT_NAME = "result.json"
 STATUS_NAME = "status.json"
 PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
-RUN_NAME = "run.json"
 SEEDS_NAME = "seeds.json"
 """File with the parts of a serial run and their seeds."""
 CHECKPOINT_FOLDER = "ckpt"
@@ -229,32 +226,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (DataMissingError, DataCorruptError, RunFolderError) as error:
         raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
     return parse_config(content, path)
-
-
-def run_id(folder: Path, create: bool = True) -> str:
-    """Return the id of a run, which is made with its first call; without ``create``, "" if missing.
-
-    Raises:
-        RunFolderError, StorageFullError, DataCorruptError: it cannot be read or written.
-    """
-    with Folder(folder, create=False) as opened:
-        try:
-            found = msgspec.json.decode(opened.read(RUN_NAME, 1000), type=_RunRecord)
-        except DataMissingError:
-            found = _RunRecord(uuid.uuid4().hex)
-            if not create:
-                return ""
-            opened.write_atomic(RUN_NAME, [msgspec.json.encode(found)])
-        except msgspec.MsgspecError as error:
-            text = f"{folder / RUN_NAME} is damaged: {error}"
-            raise DataCorruptError(text, where=RUN_NAME) from error
-    return found.id
-
-
-class _RunRecord(msgspec.Struct):
-    """The content of ``run.json``."""
-
-    id: str
 
 
 def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:

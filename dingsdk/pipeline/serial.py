@@ -16,7 +16,7 @@ from dingsdk.config import to_easydict
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import DingError
+from dingsdk.errors import DingError, StorageFullError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver
 from dingsdk.pipeline.run_folder import SEEDS_NAME, write_config
@@ -27,6 +27,7 @@ from dingsdk.plugins.blame import part_of
 from dingsdk.policy import Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.runtime import Folder, deadline
+from dingsdk.runtime.files import Patience
 from dingsdk.worker import (
     create_buffer,
     create_learner,
@@ -84,8 +85,11 @@ def serial_pipeline(context: RunContext) -> RunResult:
             with _breakable(context):
                 reason = _run(context, team, saver)
         except (Exception, KeyboardInterrupt) as error:
-            if not context.stop.is_set():
+            has_waited = isinstance(error, StorageFullError)
+            if has_waited or not context.stop.is_set():
                 for each in team.members:
+                    if has_waited:
+                        each.learner.patience = Patience(0.0, context.stop.wait)
                     try:
                         # The weights may help to find the cause.
                         each.learner.save_checkpoint(EXCEPTION)
@@ -149,7 +153,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             team.samples().check()
             validate_at = time.monotonic() + _VALIDATE_S
         if context.stop.is_set():
-            saver.save()
+            saver.save(is_last=True)
             return "interrupted"
         if workers.updates_left:
             if context.is_limit_reached(team.env_steps, team.train_iter):
@@ -163,7 +167,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
         context.note_exploration(collect_kwargs)
         is_due = workers.evaluator.should_eval(learner.train_iter, collector.envstep)
         if is_due and _evaluate(context, workers):
-            saver.save()
+            saver.save(is_last=True)
             return "stop_value"
         if (reason := context.why_end(team.env_steps, team.train_iter)) is not None:
             return _end_at_limit(context, team, saver, reason)
@@ -203,7 +207,7 @@ def _update(context: RunContext, workers: Workers) -> None:
 
 def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reason) -> Reason:
     # Before the last evaluation: a run that is resumed with a higher limit does not make it.
-    saver.save()
+    saver.save(is_last=True)
     for each in team.members:
         if each.collected and not each.learner.train_iter:
             _log.warning(

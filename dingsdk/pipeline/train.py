@@ -26,7 +26,6 @@ from dingsdk.pipeline.run_folder import (
     held,
     make_run_folder,
     private_files,
-    run_id,
     run_path,
     write_config,
 )
@@ -36,6 +35,7 @@ from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
 from dingsdk.runtime.files import Patience
 from dingsdk.runtime.spawn import leave_if_importing, spawn_context
+from dingsdk.worker.run_id import run_id
 
 if TYPE_CHECKING:
     from dingsdk.worker import LearnerHook
@@ -280,7 +280,7 @@ def run_pipeline(
             with shown or nullcontext():
                 result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
-            if signals.received is None:
+            if signals.received is None or isinstance(error, StorageFullError):
                 status_file.reason = "error"
                 if context.resumed is None or context.has_begun:
                     _finish_failed(context, mode, error)

@@ -181,12 +181,13 @@ SHIPPED: Mapping[tuple[str, str], str] = {
 messages about plugins that are not installed."""
 
 
-def install_command(distribution: str, extra: str = "", checkout: Path = _CHECKOUT) -> str:
+def install_command(distribution: str, extra: str = "", checkout: Path | None = None) -> str:
     """Return the command that installs a distribution of this repository, with an extra of it.
 
     Our distributions are not on a package index, where others could take their names. So the
     command names a folder: in this checkout, if dingsdk runs from one.
     """
+    checkout = checkout or _CHECKOUT
     folder = distribution.replace(OWN_DISTRIBUTION, "dingsdk")
     place = "." if distribution == OWN_DISTRIBUTION else f"./plugins/{folder}"
     here = checkout / place

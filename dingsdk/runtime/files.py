@@ -120,6 +120,12 @@ def guarded(run_dir: str | os.PathLike[str]) -> Iterator[None]:
                 del _guards[place]
 
 
+def guarded_folders() -> tuple[Path, ...]:
+    """Return the run folders of the active ``guarded`` blocks, for a new process to guard too."""
+    with _guards_lock:
+        return tuple(_guards)
+
+
 def refuse_kind(path: Path, mode: int, wanted: str = "a regular file") -> NoReturn:
     """Raise RunFolderError because a path is not of the kind (folder or file) that it should be."""
     kind = next((text for is_kind, text in _KINDS if is_kind(mode)), "a device")
@@ -323,6 +329,7 @@ class Folder(Closing):
 
     Attributes:
         path: Path of the folder when it was opened.
+        owner: Id of the user who owned it then.
     """
 
     _open_flags = _OPEN_FOLDER
@@ -564,7 +571,9 @@ class Folder(Closing):
                 descriptor = _open_folder(self.path, self._open_flags, create)
             else:
                 descriptor = _open_at(parent, name, self.path, create)
-            why = self._why_refused_folder(os.fstat(descriptor))
+            found = os.fstat(descriptor)
+            self.owner = found.st_uid
+            why = self._why_refused_folder(descriptor, found)
         except OSError as error:
             if descriptor >= 0:
                 close_reader(descriptor)
@@ -611,7 +620,7 @@ class Folder(Closing):
     def _check_read(self, name: str, found: os.stat_result) -> None:
         """Raise if the file may have been overwritten with another one while it was read."""
 
-    def _why_refused_folder(self, found: os.stat_result) -> str:
+    def _why_refused_folder(self, folder: int, found: os.stat_result) -> str:
         return ""
 
     def _why_refused(self, found: os.stat_result) -> str:
@@ -668,6 +677,8 @@ class _Use:
 
 class PrivateDir(Folder):
     """A folder to which only this user can write; opening it fails if others can write to it.
+
+    Root may also use the folder of another user, if the folder that it is in is of the same user.
 
     Raises:
         RunFolderError: as :class:`Folder`; also if the path is a link, the folder belongs to
@@ -735,8 +746,13 @@ class PrivateDir(Folder):
         if now is None or now.st_ino != found.st_ino:
             raise DataMissingError(f"{self.path / name} went away", data_id=name)
 
-    def _why_refused_folder(self, found: os.stat_result) -> str:
-        if found.st_uid != os.geteuid():
+    def _why_refused_folder(self, folder: int, found: os.stat_result) -> str:
+        # Root may use a folder that its owner made in a folder of their own, such as a run folder;
+        # in /tmp or /dev/shm, another user may have made it to deceive root.
+        trusted = {os.geteuid()}
+        if os.geteuid() == 0:
+            trusted.add(os.stat("..", dir_fd=folder).st_uid)
+        if found.st_uid not in trusted:
             return f"it belongs to user {found.st_uid}, we are {os.geteuid()}"
         mode = stat.S_IMODE(found.st_mode)
         return f"others can write to it (mode {mode:04o}); chmod 700 it" if mode & 0o022 else ""
@@ -745,7 +761,8 @@ class PrivateDir(Folder):
         # A file that was just replaced has no name, but complete content.
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return "it is not a regular file with one name"
-        return "" if found.st_uid == os.geteuid() else f"it belongs to user {found.st_uid}"
+        is_trusted = found.st_uid in (os.geteuid(), self.owner)
+        return "" if is_trusted else f"it belongs to user {found.st_uid}"
 
 
 def keep_lines(path: Path, is_kept: Callable[[str], bool]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from dingsdk.errors import AuthError, InsecureBindError
+from dingsdk.errors import AuthError, InsecureBindError, RunFolderError
 from dingsdk.runtime.files import PrivateDir, open_private
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def create_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -
     if found is not None:
         return found
     folder.write_atomic(FILE_NAME, [secrets.token_hex(32).encode()], durable=True)
-    return read_secret(folder.path / FILE_NAME)
+    return read_secret(folder.path / FILE_NAME, owner=folder.owner)
 
 
 def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret | None:
@@ -100,7 +100,7 @@ def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> 
     """
     found = named_secret(environ)
     if found is None and folder.stat(FILE_NAME) is not None:
-        found = read_secret(folder.path / FILE_NAME)
+        found = read_secret(folder.path / FILE_NAME, owner=folder.owner)
     return found
 
 
@@ -139,21 +139,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_secret(path: Path, is_explicit: bool = False) -> Secret:
-    """Return the stripped content of a file that only this user can read.
+def read_secret(path: Path, is_explicit: bool = False, owner: int | None = None) -> Secret:
+    """Return the stripped content of a file that only this user, or ``owner``, can read.
 
     Raises:
         AuthError: it cannot be read, others may read it, or its content is too short.
     """
     try:
-        # Not blocking: the path may name a pipe.
-        descriptor = open_private(str(path), os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = open_private(str(path), os.O_RDONLY)
+    except RunFolderError as error:
+        text = f"the secret file {path} is not a regular file"
+        raise AuthError(text, reason="type") from error
     except OSError as error:
         text = f"cannot read the secret file {path}: {error.strerror}"
         raise AuthError(text, reason="unreadable") from error
     try:
         found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid():
+        if found.st_uid not in (os.geteuid(), owner):
             raise AuthError(f"the secret file {path} belongs to another user", reason="owner")
         if found.st_mode & 0o077:
             text = f"others may read the secret file {path}: chmod 600 {path}"

@@ -1,4 +1,4 @@
-"""A journal or a save of another run in a run folder."""
+"""A journal, a save or a replay buffer of another run in a run folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ MORE = ("policy.learn.learner.train_iterations=12",)
 
 
 @pytest.mark.parametrize(
-    ("mode", "part"), [("serial", "resume"), ("parallel", "journal"), ("parallel", "facts")]
+    ("mode", "part"),
+    [("serial", "resume"), ("parallel", "journal"), ("parallel", "facts"), ("parallel", "replay")],
 )
 def test_part_of_another_run_with_the_same_config_is_refused_by_its_id(
     tmp_path: Path, mode: str, part: str
 ) -> None:
     sets = [*SETS, *(["system.transport.type=flask_fs"] if mode == "parallel" else [])]
+    sets += ["system.replay.type=server"] if part == "replay" else []
     first, other = (
         dingsdk.train("cartpole-dqn", mode, sets=sets, output=str(tmp_path / each)).run_dir
         for each in ("a", "b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -17,6 +18,8 @@ import pytest
 from dingsdk import train
 from dingsdk.config import save_config
 from dingsdk.errors import StorageFullError
+from dingsdk.pipeline.resume import find_save
+from dingsdk.pipeline.signals import PATIENCE_S
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import LearnerHook, register_learner_hook
 
@@ -123,6 +126,7 @@ def test_last_checkpoint_without_room_raises_storage_full_error(tiny_disk: Path)
         ("serial", 11, "before_iter", "ckpt/ckpt_best.safetensors"),
         ("parallel", 11, "before_iter", "ckpt/ckpt_best.safetensors"),
         ("serial", 39, "before_iter", "ckpt/iteration_40.safetensors"),
+        ("serial", 39, "before_iter", "resume/000001/state.safetensors"),
         ("parallel", 39, "before_iter", "ckpt/iteration_40.safetensors"),
         ("serial", -1, "after_run", "result.json"),
     ],
@@ -153,6 +157,29 @@ def test_write_that_the_run_needs_waits_for_room(
         assert text in caplog.text
     assert not (tiny_disk / "filler").exists()
     assert not list(result.run_dir.rglob(".tmp-*"))
+
+
+class Interrupt:
+    def after_iter(self, iteration: int) -> None:
+        if iteration == 15:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_last_save_of_an_interrupted_run_waits_for_room(tiny_disk: Path) -> None:
+    # Longer than the time after which a part that does not return is broken off.
+    filled = sets(tiny_disk, 15, -1, PATIENCE_S + 2.0)
+    result = train("cartpole-dqn", sets=filled, output=tiny_disk, callbacks=[Interrupt()])
+
+    assert result.reason == "interrupted"
+    assert find_save(result.run_dir).state.parts["learner"]["train_iter"] == result.train_iter
+
+
+def test_interrupted_run_without_room_for_its_last_save_ends_by_name(tiny_disk: Path) -> None:
+    own = [*sets(tiny_disk, 15, 10**6), "system.coordinator.storage_timeout_s=1.5"]
+    with pytest.raises(StorageFullError, match=r"there was no room for 2 s \(system\.") as caught:
+        train("cartpole-dqn", sets=own, output=tiny_disk, callbacks=[Interrupt()])
+
+    assert "/resume/" in caught.value.path
 
 
 def test_config_without_room_raises_storage_full_error(tiny_disk: Path) -> None:

@@ -212,6 +212,17 @@ def test_folder_of_another_user_is_read_but_written_only_by_root(
         assert resume(run, sets=MORE).train_iter == 12  # by root
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_root_resumes_a_run_with_processes_of_another_user(journaled: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(journaled, run)
+    assert (run / "transport" / "secret").is_file()
+    for path in (run, *run.rglob("*")):
+        os.chown(path, 12345, 12345)
+
+    assert resume(run, sets=MORE).train_iter == 12
+
+
 def test_result_that_became_a_link_during_the_run_is_replaced_and_not_followed(
     trained: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from dingsdk.errors import (
     CheckpointVersionError,
     ConfigError,
     RunFolderError,
+    StorageFullError,
 )
 from dingsdk.pipeline.resume import RunSaver, find_save
 from dingsdk.pipeline.run_folder import held
@@ -210,6 +211,7 @@ def _env() -> dict[str, str]:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two saves; tests copy it."""
     sets = [*SMALL, "policy.learn.learner.train_iterations=20", "system.save_every=0"]
+    sets.append("system.coordinator.storage_timeout_s=0.5")
     return train("cartpole-dqn", sets=sets, output=tmp_path_factory.mktemp("runs")).run_dir
 
 
@@ -328,7 +330,8 @@ def test_full_disk_while_saving_keeps_the_previous_saves(
 
     with monkeypatch.context() as patch:
         patch.setattr(RunSaver, "_write", write_without_room)
-        resume(run, sets=["policy.learn.learner.train_iterations=24"])
+        with pytest.raises(StorageFullError, match="storage_timeout_s"):
+            resume(run, sets=["policy.learn.learner.train_iterations=24"])
     assert "the run cannot be saved for resuming" in caplog.text
     assert find_save(run).path in before
     assert resume(run, sets=["policy.learn.learner.train_iterations=28"]).train_iter == 28

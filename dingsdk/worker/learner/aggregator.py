@@ -28,6 +28,7 @@ from dingsdk.plugins.blame import error_text, traceback_text
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
 from dingsdk.runtime.deadline import Closing, set_patience
+from dingsdk.runtime.files import guarded, guarded_folders
 from dingsdk.runtime.spawn import check_guarded, how_it_ended, signals_blocked, spawn_context
 from dingsdk.worker.learner.remote_ranks import (
     OVER,
@@ -72,6 +73,7 @@ class _RankSpec:
     threads: int
     rank_s: float
     snapshot: Snapshot
+    guarded: tuple[Path, ...]
     seed: int | None = None
 
 
@@ -165,6 +167,7 @@ class LearnerAggregator(Closing):
                     threads,
                     rank_s,
                     snapshot,
+                    guarded_folders(),
                     _rank_seed(self._seed, rank),
                 )
                 self._ranks.append(_ChildRank(spec))
@@ -415,7 +418,9 @@ def rank_main(spec: _RankSpec, link: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 0
     try:
-        with torch_threads(spec.threads):
+        with torch_threads(spec.threads), contextlib.ExitStack() as stack:
+            for folder in spec.guarded:
+                stack.enter_context(guarded(folder))
             _serve(spec, link)
     except (EOFError, ConnectionError):
         pass  # rank 0 has closed the link, or has died

@@ -14,6 +14,7 @@ from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_server.client import FOLDER
 from dingsdk.worker.replay_server.server import ReplayServer
+from dingsdk.worker.run_id import run_id
 
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
@@ -43,7 +44,9 @@ class ReplayWorker(Slave):
 
     def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Serve, then join the master; raises as ``ReplayServer`` and ``Slave.start``."""
-        self._server = ReplayServer({}, self._buffer_cfg, self.transport.run_dir / FOLDER)
+        run_dir = self.transport.run_dir
+        run = run_id(run_dir, create=False)  # a worker may start before the run has one
+        self._server = ReplayServer({}, self._buffer_cfg, run_dir / FOLDER, run)
         super().start(address, timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:

@@ -26,6 +26,7 @@ from dingsdk.data.channel import decode_value
 from dingsdk.data.container import checkpoint_errors
 from dingsdk.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     ConfigError,
     DataCorruptError,
     DataMissingError,
@@ -153,11 +154,13 @@ class _Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data of a checkpoint besides rows.
 
     ``log`` is the number of the first log file that the checkpoint does not cover; ``numbers``
-    holds the last insert number of each client.
+    holds the last insert number of each client. ``run`` is the id of the run whose buffer it is, or
+    ``""`` if that was not known.
     """
 
     log: int
     numbers: dict[str, int]
+    run: str = ""
 
 
 class ServedBuffer(RowListener, Closing):
@@ -173,17 +176,20 @@ class ServedBuffer(RowListener, Closing):
     Args:
         cfg: Config of the replay buffer, as ``policy.other.replay_buffer``.
         path: Folder of log and checkpoints, used by one process at a time; None stores nothing.
+        run: Id of the run whose buffer it is, if any.
 
     Attributes:
         table: The replay buffer.
 
     Raises:
         ConfigError: the buffer cannot be served.
+        CheckpointError: the folder is of another run.
         CheckpointCorruptError, CheckpointVersionError: the files in the folder cannot be used.
         RunFolderError: the folder is in use, or cannot be written.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], path: str | Path | None) -> None:
+    def __init__(self, cfg: Mapping[str, Any], path: str | Path | None, run: str = "") -> None:
+        self._run = run
         buffer = create_buffer(cfg, instance_name="replay server")
         if not isinstance(buffer, Table):
             raise ConfigError(
@@ -204,6 +210,9 @@ class ServedBuffer(RowListener, Closing):
                 self._folder = stack.enter_context(Folder(path))
                 taken = f"another replay server uses {path}; give this one a folder of its own"
                 stack.enter_context(locked_folder(self._folder.path, taken))
+                check_run(self._folder, run)
+                if run and self._folder.stat(POINTER_NAME) is None:
+                    _write_pointer(self._folder, _Pointer(1, {}, run))
                 self._log = InsertLog(self._folder)
                 self._recover(self._folder, self._log)
             buffer.add_listener(self)
@@ -282,9 +291,7 @@ class ServedBuffer(RowListener, Closing):
             if self.table.push_count:
                 rows = folder.path / ROWS_FOLDER
                 persistence.save(rows, self.table, SEGMENT_ROWS, SEGMENT_BYTES)
-            pointer = {"log": number, "numbers": numbers}
-            text = encode_json(_POINTER_KIND, pointer)
-            folder.write_atomic(POINTER_NAME, [text], durable=True)
+            _write_pointer(folder, _Pointer(number, numbers, self._run))
             log.remove_before(number)
 
     def close(self) -> None:
@@ -311,6 +318,7 @@ class ServedBuffer(RowListener, Closing):
         begun = time.monotonic()
         folder.sweep()
         pointer = _read_pointer(folder)
+        self._run = self._run or pointer.run
         saved = folder.path / ROWS_FOLDER
         if (saved / persistence.MANIFEST).exists():
             self.table.resume_data(str(saved))
@@ -352,6 +360,27 @@ class ServedBuffer(RowListener, Closing):
 
 class _RepeatedInsertError(Exception):
     """An insert that is in the table already."""
+
+
+def check_run(folder: Folder, run: str) -> None:
+    """Check that the files of a replay server in a run folder are of that run.
+
+    Raises:
+        CheckpointError: they are of another run; if an id is not known, they are accepted.
+    """
+    if run and (found := _read_pointer(folder).run) not in ("", run):
+        raise CheckpointError(
+            f"the replay buffer in {folder.path} is of another run: its id is {found!r:.80}, and "
+            f"that of this run is {run!r}; put that of this run there",
+            path=str(folder.path),
+            found=found,
+            expected=run,
+        )
+
+
+def _write_pointer(folder: Folder, pointer: _Pointer) -> None:
+    content = encode_json(_POINTER_KIND, msgspec.to_builtins(pointer))
+    folder.write_atomic(POINTER_NAME, [content], durable=True)
 
 
 def _read_pointer(folder: Folder) -> _Pointer:

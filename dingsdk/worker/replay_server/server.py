@@ -82,6 +82,7 @@ class ReplayServer(Configurable, Closing):
         buffer_cfg: Config of the replay buffer, as ``policy.other.replay_buffer``.
         path: Folder of the log, the checkpoints and the secret. None: nothing is stored, and an
             environment variable must give the secret.
+        run: Id of the run whose buffer it is, if any; a folder of another run is refused.
 
     Attributes:
         address: ``host:port``, for clients.
@@ -102,6 +103,7 @@ class ReplayServer(Configurable, Closing):
         cfg: Mapping[str, Any],
         buffer_cfg: Mapping[str, Any],
         path: str | Path | None = None,
+        run: str = "",
     ) -> None:
         self.cfg: ReplayServerSection = self.read(cfg)
         secret = secret_in(None if path is None else Path(path))
@@ -111,7 +113,7 @@ class ReplayServer(Configurable, Closing):
         with ExitStack() as undo:
             undo.callback(self._stop.set)
             self._listener = undo.enter_context(_listen(self.cfg.host, self.cfg.port))
-            self.buffer = undo.enter_context(closing(ServedBuffer(buffer_cfg, path)))
+            self.buffer = undo.enter_context(closing(ServedBuffer(buffer_cfg, path, run)))
             # Written last: a server that is refused leaves no secret.
             self.secret = secret or _create_secret(path)
             host = socket.gethostname() if self.cfg.host in {"", "0.0.0.0", "::"} else self.cfg.host

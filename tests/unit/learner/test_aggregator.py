@@ -26,6 +26,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import DQNPolicy, create_policy, torch_threads
+from dingsdk.runtime import guarded
 from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.aggregator import LearnerAggregator, merge_logs, split_batch
@@ -156,12 +157,21 @@ def test_ranks_get_loaded_weights_and_attributes() -> None:
 
 THREADS_POLICY = """
 import torch
+from pathlib import Path
 from dingsdk import hookimpl
+from dingsdk.errors import RunFolderError
 from dingsdk.policy import DQNPolicy
+from dingsdk.runtime import Folder
 
 class TellsThreads(DQNPolicy):
     def learn(self, batch):
-        return {**super().learn(batch), "threads": torch.get_num_threads()}
+        try:
+            Folder(Path(__file__).parent / "run" / "link").close()
+            refused = 0.0
+        except RunFolderError:
+            refused = 1.0
+        threads = torch.get_num_threads()
+        return {**super().learn(batch), "threads": threads, "refused": refused}
 
 @hookimpl
 def dingsdk_register_policies(registry):
@@ -170,18 +180,21 @@ def dingsdk_register_policies(registry):
 
 
 @pytest.mark.slow
-def test_all_ranks_use_as_many_threads_as_rank_0(
+def test_all_ranks_use_as_many_threads_as_rank_0_and_follow_no_links_in_its_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tells_threads.py").write_text(THREADS_POLICY)
     monkeypatch.syspath_prepend(str(tmp_path))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "link").symlink_to(tmp_path)
     cfg = {**CFG, "type": "tells_threads", "import_names": ["tells_threads"]}
     for count in (3, 1):
-        with use_manager(PluginManager(Switches())), torch_threads(count):
+        with use_manager(PluginManager(Switches())), torch_threads(count), guarded(run):
             mode = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
             with LearnerAggregator(mode, cfg, 2) as ranks:
                 log = ranks.learn_mode.forward(next(batches(1)))
-        assert log["threads"] == count  # the mean of both ranks
+        assert (log["threads"], log["refused"]) == (count, 1.0)  # the means of both ranks
 
 
 def test_parts_of_a_batch_are_equal_and_in_order() -> None:

@@ -11,9 +11,12 @@ import pytest
 
 from dingsdk import ReplayClient
 from dingsdk.data import derive_seed
+from dingsdk.errors import CheckpointError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import Master
+from dingsdk.worker.replay_server import ReplayServer
 from dingsdk.worker.replay_server.role import ReplayServerRole, ReplayWorker
+from dingsdk.worker.run_id import run_id
 
 from .serving import rows
 
@@ -82,4 +85,24 @@ def test_worker_serves_after_start_and_keeps_a_checkpoint_if_enabled(
     assert worker.close()
     assert (tmp_path / "replay" / "checkpoint.json").exists() == enabled
     master.close()
+    transport.close()
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_worker_refuses_the_replay_buffer_of_another_run_and_changes_nothing(
+    tmp_path: Path, has_checkpoint: bool
+) -> None:
+    transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
+    cfg = {"type": "naive", "replay_buffer_size": 100}
+    folder = tmp_path / "replay"
+    ReplayServer({}, cfg, folder, run_id(tmp_path)).close(has_checkpoint=has_checkpoint)
+    (tmp_path / "run.json").unlink()
+    other = run_id(tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    worker = ReplayWorker(transport, "replay-server-0", cfg, is_kept=True)
+    with pytest.raises(CheckpointError, match=f"that of this run is '{other}'"):
+        worker.start("nobody")
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     transport.close()

@@ -30,6 +30,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime import Folder, PrivateDir, check_id
 from dingsdk.runtime.files import (
+    Patience,
     atomic_write_json,
     ensure_dir,
     folder_error,
@@ -241,6 +242,32 @@ def test_a_folder_of_another_user_is_not_private(tmp_path: Path) -> None:
     os.chown(tmp_path / "theirs", 12345, -1)
     with pytest.raises(RunFolderError, match="12345"):
         PrivateDir(tmp_path / "theirs")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_root_uses_a_private_folder_in_a_folder_of_its_owner(tmp_path: Path) -> None:
+    theirs = tmp_path / "run" / "transport"
+    theirs.mkdir(mode=0o700, parents=True)
+    (theirs / "a").write_text("1")
+    (theirs / "b").write_text("1")
+    for path in (theirs.parent, theirs, theirs / "a"):
+        os.chown(path, 12345, -1)
+    os.chown(theirs / "b", 54321, -1)
+    with PrivateDir(theirs) as folder:
+        assert folder.read("a", 1) == b"1"
+        folder.write_atomic("c", [b"2"])  # root's own file
+        assert folder.read("c", 1) == b"2"
+        with pytest.raises(DataCorruptError, match="54321"):
+            folder.read("b", 1)
+        with folder.sub("inner"):  # root's own folder
+            pass
+    theirs.chmod(0o770)
+    with pytest.raises(RunFolderError, match="others can write"):
+        PrivateDir(theirs)
+    theirs.chmod(0o700)
+    os.chown(theirs.parent, 54321, -1)
+    with pytest.raises(RunFolderError, match="12345"):
+        PrivateDir(theirs)
 
 
 def test_links_and_files_are_refused_as_folders(tmp_path: Path, folder: PrivateDir) -> None:
@@ -830,3 +857,28 @@ def test_remove_tree_removes_own_files_and_keeps_foreign_ones(folder: PrivateDir
     assert tree(folder.path) == []
     with pytest.raises(ProtocolError):
         folder.remove_tree("../ours")
+
+
+@pytest.mark.parametrize(
+    ("stops_after_s", "room_at_s", "tries"),
+    [(99, 2, [0, 1, 2]), (99, 50, [0, 1, 2, 3]), (1, 50, [0, 1]), (0, 0, [0])],
+    ids=["room", "no room", "stopped", "room at once"],
+)
+def test_patience_waits_for_room_until_its_limit_or_the_end_of_the_run(
+    stops_after_s: int, room_at_s: int, tries: list[int]
+) -> None:
+    now, tried = [0.0], []
+
+    def pause(seconds: float) -> bool:
+        now[0] += seconds
+        return now[0] >= stops_after_s
+
+    def write() -> None:
+        tried.append(now[0])
+        if now[0] < room_at_s:
+            raise StorageFullError("full", path="a", reason="ENOSPC")
+
+    patience = Patience(3.0, pause, lambda: now[0])
+    with contextlib.nullcontext() if room_at_s < 3 else pytest.raises(StorageFullError):
+        patience(write)
+    assert tried == tries
