@@ -130,7 +130,7 @@ class BaseVectorEnvManager(EnvManager):
                 terminated = np.array(terminated, dtype=np.bool_)
                 truncated = np.array(truncated, dtype=np.bool_)
             if self._looks_beyond:
-                self._look_beyond(obs)
+                self._look_beyond([obs])
             self._infos = infos
             self._is_fresh = False
             valid = None

@@ -225,7 +225,7 @@ class SubprocessEnvManager(EnvManager):
         infos = {i: self._infos.pop(i) for i in env_ids.tolist() if i in self._infos}
         obs = final_obs = part_of(board.obs, env_ids)
         if self._looks_beyond:
-            self._look_beyond(obs)
+            self._look_beyond([obs])
         reward, terminated, truncated, abnormal = (
             column[env_ids]
             for column in (board.reward, board.terminated, board.truncated, board.abnormal)
