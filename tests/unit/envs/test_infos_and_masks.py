@@ -119,10 +119,17 @@ class Vectorized(BaseVectorEnvManager):
         return SyncVectorEnv(self._env_fns, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-def make(kind: str, env_fns: list[Any]) -> EnvManager:
-    if kind == "next_step":
-        return Vectorized({}, env_fns)
-    return create_env_manager({"type": kind, "episode_num": 1}, env_fns)
+class _SameStep(BaseVectorEnvManager):
+    """A vector env whose last step of an episode holds the first observation of the next one."""
+
+    def make_vector_env(self) -> Any:
+        return SyncVectorEnv(self._env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def make(kind: str, env_fns: list[Any], **cfg: Any) -> EnvManager:
+    if kind in ("next_step", "same_step"):
+        return {"next_step": Vectorized, "same_step": _SameStep}[kind]({}, env_fns)
+    return create_env_manager({"type": kind, "episode_num": 1, **cfg}, env_fns)
 
 
 @pytest.mark.parametrize("kind", ["next_step", "in_process", "subprocess"])
@@ -191,7 +198,7 @@ class Outside(Reporting):
 
 
 @pytest.mark.parametrize("is_dict", [False, True])
-@pytest.mark.parametrize("kind", ["in_process", "subprocess", "next_step"])
+@pytest.mark.parametrize("kind", ["in_process", "subprocess", "next_step", "same_step"])
 def test_observation_beyond_its_bounds_is_used_and_reported_once_a_run(
     kind: str, is_dict: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +214,7 @@ def test_observation_beyond_its_bounds_is_used_and_reported_once_a_run(
 def play_outside(kind: str, is_dict: bool) -> float:
     """Return the highest observation of an episode."""
     highest = 0.0
-    with make(kind, [Outside] * 2) as manager:
+    with make(kind, [Outside] * 2, episode_num=2) as manager:
         manager.launch()
         for _ in range(3):
             if is_dict:
