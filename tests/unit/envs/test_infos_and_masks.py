@@ -188,13 +188,17 @@ class Outside(Reporting):
 
     observation_space = gym.spaces.Dict({"x": gym.spaces.Box(-9, 9, (1,), np.float64)})
 
+    def __init__(self, length: int = 3) -> None:
+        self._length = length
+
     def reset(self, **_: Any) -> Any:
         self._time = 0
         return {"x": np.zeros(1)}, {}
 
     def step(self, action: Any) -> Any:
         self._time += 1
-        return {"x": np.array([9.5 if self._time == 3 else 0])}, 1.0, self._time == 3, False, {}
+        is_over = self._time == self._length
+        return {"x": np.array([9.5 if is_over else 0])}, 1.0, is_over, False, {}
 
 
 @pytest.mark.parametrize("is_dict", [False, True])
@@ -224,3 +228,14 @@ def play_outside(kind: str, is_dict: bool) -> float:
             highest = max(highest, found)
         assert manager.failure_count == 0
     return highest
+
+
+@pytest.mark.parametrize(("time", "count"), [(256, 1), (258, 0), (272, 1)])
+def test_all_of_the_first_steps_and_every_17th_are_looked_at(
+    time: int, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with numbered_run(), make("in_process", [lambda: Outside(time)]) as manager:
+        manager.launch()
+        for _ in range(time):
+            manager.step_batch(np.array([4]))
+    assert len(caplog.records) == count
