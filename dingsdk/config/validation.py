@@ -206,6 +206,8 @@ class _Walk:
             if key not in fields and not section.is_open:
                 self.unknown.append((str(key), path, sorted(fields)))
         for name, field in fields.items():
+            if not path and self.errors and (field.section is not None or field.part is not None):
+                break  # a wrong name or seed of a run needs no import of torch and plugins
             try:
                 full[name] = self._value(section, field, given, join_key(path, name))
             except UnknownKeyError as error:

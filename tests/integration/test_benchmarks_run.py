@@ -18,6 +18,10 @@ COMMANDS = {
     "envs": ["--seconds", "0.2", "--repeats", "1"],
     "learners": ["--batch-size", "8", "--hidden", "8", "--rounds", "1"],
     "library": ["--env-steps", "1000", "--repeats", "1"],
+    "parallel_floor": [
+        *["--jobs", "dqn", "--env-steps", "600", "--seeds", "1"],
+        *["--contenders", "floor", "in_memory"],
+    ],
     "plugins": ["--installed", "3", "--repeats", "1"],
     "policy_lag": ["--seconds", "6", "--repeats", "1"],
     "replay_server": ["--seconds", "0.1", "--rounds", "1", "--rows", "20000"],
