@@ -66,7 +66,7 @@ class ObservationSchema:
         # The lowest and the highest value that a discrete space allows.
         self._limits = _low_and_high(space) if self._is_array and not is_box else None
         self.is_bounded = is_box and _has_bounds(space)
-        self._most = np.finfo(self.dtype).max if self._is_float else 0
+        self._most: Any = np.finfo(self.dtype.type).max if self._is_float else 0
         if self._children is not None:
             self.is_bounded = any(child.is_bounded for child in self._children.values())
         # Python's integers are compared faster than arrays.
