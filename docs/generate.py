@@ -16,6 +16,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -376,17 +377,19 @@ def _parts_of_repository(kind: str) -> Iterator[tuple[str, Any]]:
     for key in default_manager().builtin_types(kind):
         yield key, default_manager().get(kind, key)
     for key, name in FIRST_PARTY.get(kind, {}).items():
-        yield key, _read(name)
+        with _imported(name) as found:
+            yield key, found
 
 
-def _read(name: str) -> Any:
+@contextmanager
+def _imported(name: str) -> Iterator[Any]:
     """Import a name from a plugin of this repository; unload plugins that are not installed."""
     folders = (Path(__file__).parents[1] / "plugins").iterdir()
     packages = {each.name.replace("-", "_"): str(each) for each in folders}
     absent = {each for each in packages if importlib.util.find_spec(each) is None}
     before, sys.path = sys.path, [*sys.path, *(packages[each] for each in sorted(absent))]
     try:
-        return pkgutil.resolve_name(name)
+        yield pkgutil.resolve_name(name)
     finally:
         sys.path = before
         for module in [each for each in sys.modules if each.partition(".")[0] in absent]:
@@ -396,9 +399,8 @@ def _read(name: str) -> Any:
 def di_engine_keys_page() -> str:
     """Return the table of DI-engine's config keys that are moved, left out or rejected."""
     names = ("MOVED", "LEFT_OUT", "WITHOUT", "ONLY", "NO_SECTION")
-    moved, left_out, without, only_if, sections = (
-        _read(f"dingsdk_di_engine.keys:{name}") for name in names
-    )
+    with _imported("dingsdk_di_engine.keys") as keys:
+        moved, left_out, without, only_if, sections = (getattr(keys, name) for name in names)
 
     def shown(entry: str) -> str:
         kind, colon, path = entry.rpartition(":")

@@ -132,7 +132,8 @@ class LivePage:
     def run_started(self, run_dir: Path) -> None:
         """Start the live page for a run."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dingsdk", "watch", "--until-closed", str(run_dir)],
+            # -P: nothing is imported from the working directory, as by the command dingsdk.
+            [sys.executable, "-P", "-m", "dingsdk", "watch", "--until-closed", str(run_dir)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -201,19 +201,21 @@ class _Walk:
         fields = fields_of(section)
         given = _mapping(given, path, f"a section with the keys {', '.join(fields) or 'none'}")
         full: dict[str, Any] = {}
-        before = self._count()
+        before, is_wrong = self._count(), False
         for key in given:
             if key not in fields and not section.is_open:
                 self.unknown.append((str(key), path, sorted(fields)))
         for name, field in fields.items():
-            if not path and self.errors and (field.section is not None or field.part is not None):
-                break  # a wrong name or seed of a run needs no import of torch and plugins
+            is_plain = field.section is None and field.part is None
+            if is_wrong and not path and not is_plain:
+                break  # for a wrong name or seed of a run, torch and plugins are not imported
             try:
                 full[name] = self._value(section, field, given, join_key(path, name))
             except UnknownKeyError as error:
                 self.refused.append(error)
             except DingError as error:
                 self.errors.append(error)
+                is_wrong |= is_plain
         if section.is_open:
             full |= {key: copy_containers(given[key]) for key in given if key not in fields}
         if self._count() > before:

@@ -106,7 +106,8 @@ class EnvFn:
             ConfigError: kwargs that the env does not take.
             EnvError: its constructor raised.
         """
-        env = self._make(gym.make, **{"disable_env_checker": True, **self.kwargs})
+        options = {"disable_env_checker": True, **self.kwargs}
+        env = self._make(lambda spec: gym.make(spec, **options))
         for index, section in enumerate(self.wrappers):
             env = _wrap(env, section, f"env.wrappers[{index}]")
         if self.eval_opponent is not None and player_num(env) > 1:
@@ -115,11 +116,9 @@ class EnvFn:
 
     def make_native(self, count: int) -> Any:
         """Make ``count`` envs as the env's own vector env; errors as for one env."""
+        mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
         return self._make(
-            gym.make_vec,
-            num_envs=count,
-            vectorization_mode=gym.VectorizeMode.VECTOR_ENTRY_POINT,
-            **self.kwargs,
+            lambda spec: gym.make_vec(spec, num_envs=count, vectorization_mode=mode, **self.kwargs)
         )
 
     @property
@@ -136,17 +135,17 @@ class EnvFn:
     def __repr__(self) -> str:
         return f"EnvFn({self.env_id!r}, kwargs={self.kwargs}, wrappers={self.wrappers})"
 
-    def _make(self, maker: Callable[..., Any], **kwargs: Any) -> Any:
+    def _make(self, maker: Callable[[Any], Any]) -> Any:
         spec = self.spec
         try:
-            return maker(spec, **kwargs)
+            return maker(spec)
         except DingError:
             raise
         except (gym.error.Error, ImportError) as error:
             # gymnasium's text names the package to install where one is missing.
             why = f"is known but cannot be made: {error}{missing_extra_hint(self.env_id)}"
             raise _unknown(self.env_id, why) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, TypeError) and self.kwargs:
                 raise ConfigError(
                     f"env.kwargs: {self.env_id} cannot be made with {self.kwargs}: {error}",
@@ -315,7 +314,7 @@ def _wrap(env: Any, section: Mapping[str, Any], path: str) -> Any:
         return _find_wrapper(section, path)(env, **kwargs)
     except DingError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # gymnasium's text names the package to install where one is missing.
         raise ConfigError(
             f"{path}: {section['type']} cannot be made with {kwargs}: {error}", path=path

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
 from typing import Any
@@ -535,6 +534,8 @@ class _Group:
         try:
             answer = self.connection.recv_bytes()
             more = {} if answer == _DONE else self.connection.recv()
+            if more is None:
+                answer, more = self.connection.recv_bytes(), self.connection.recv()
         except BlockingIOError:
             raise ProcessLostError(f"{self} stopped in the middle of its answer") from None
         except (EOFError, OSError):
@@ -634,10 +635,9 @@ def _serve(connection: Connection) -> None:
                         infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
                     elif command == _STEP_WITH_INFOS and info:
                         infos[env_id] = info
-            more = _pickled(infos) if infos else b""
             connection.send_bytes(_DONE_AND_MORE if infos else _DONE)
             if infos:
-                connection.send_bytes(more)
+                _send(connection, infos)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
@@ -654,11 +654,14 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
-def _pickled(answer: Mapping[int, Any]) -> Any:
-    """Return the infos of envs, or what one of their methods returned, to send to the manager."""
+def _send(connection: Connection, answer: Mapping[int, Any]) -> None:
+    """Send the infos of envs, or what one of their methods returned, to the manager."""
     try:
-        return ForkingPickler.dumps(answer)
+        connection.send(answer)
+    except OSError:
+        raise
     except Exception as error:
+        connection.send(None)  # nothing was written yet; the error follows
         raise EnvError(
             f"an env gave a value that cannot be sent to the manager's process ({error}): {answer} "
             "; make it of data and of objects of importable classes, or use env_manager.type "

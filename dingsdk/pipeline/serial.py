@@ -42,8 +42,8 @@ from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
+from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.run_logger import build_tb_logger
-from dingsdk.worker.sample_counts import rows_in
 from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_of
 
 _log = logging.getLogger(__name__)

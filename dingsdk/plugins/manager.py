@@ -277,7 +277,7 @@ class PluginManager:
             advert = self._only_usable(adverts, name)
             try:
                 return resolve_name(advert.value)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise PluginLoadError(
                     f"cannot load {name} from {advert}: {type(error).__name__}: {error}",
                     plugin=advert.distribution,

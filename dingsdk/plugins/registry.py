@@ -155,7 +155,7 @@ class Registry:
             return entry.target
         try:
             target = resolve_name(entry.place)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginLoadError(
                 f"cannot load {name!r} of the {self.kind} from {entry.place}: "
                 f"{type(error).__name__}: {error}",

@@ -46,7 +46,7 @@ def find_function(name: str) -> tuple[Callable[..., Any] | None, str]:
         return None, "no module:function"
     try:
         found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return None, f"its import raised {type(error).__name__}: {error}{raised_at(error)}"
     if not callable(found):
         return None, f"{module} has no function {function!r}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -154,8 +153,6 @@ def read_secret(path: Path, is_explicit: bool = False) -> Secret:
         raise AuthError(text, reason="unreadable") from error
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise AuthError(f"the secret file {path} is not a regular file", reason="type")
         if found.st_uid != os.geteuid():
             raise AuthError(f"the secret file {path} belongs to another user", reason="owner")
         if found.st_mode & 0o077:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.spawn
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
 from dingsdk.errors import ConfigError
@@ -20,6 +22,25 @@ UNGUARDED_TEXT = (
     "a worker process imports the script that started the run, and the script would start another "
     'run; put what it does below `if __name__ == "__main__":`'
 )
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "dingsdk"
+_starts = 0
+"""Number of ``signals_blocked`` blocks that are active."""
+_starts_lock = threading.Lock()
+
+
+class _Process(SpawnProcess):
+    def run(self) -> None:
+        _drop_safe_path()  # it is not for the processes that this one starts
+        super().run()
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+def _drop_safe_path() -> None:
+    if os.environ.get(_SAFE_PATH) == _OURS:
+        del os.environ[_SAFE_PATH]
 
 
 def spawn_context(path: str) -> SpawnContext:
@@ -51,7 +72,27 @@ def spawn_context(path: str) -> SpawnContext:
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # The new process would have to know it: in a worker of joblib it is "loky".
         multiprocessing.set_start_method("spawn", force=True)
-    return multiprocessing.get_context("spawn")
+    return _Context()
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """In the block, new processes do not import from the working directory while they start.
+
+    By default they look there first, even for the standard library, until they get the module path
+    of this process. The working directory may be a run folder from elsewhere.
+    """
+    global _starts
+    with _starts_lock:
+        _starts += 1
+        os.environ[_SAFE_PATH] = os.environ.get(_SAFE_PATH) or _OURS
+    try:
+        yield
+    finally:
+        with _starts_lock:
+            _starts -= 1
+            if not _starts:
+                _drop_safe_path()
 
 
 @contextmanager
@@ -64,12 +105,14 @@ def signals_blocked(
     decides when its processes end. A child process inherits the blocked signals of the thread that
     started it.
     """
-    resource_tracker.ensure_running()  # before: its own process unblocks them, and ignores Ctrl-C
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _safe_path():
+        # Before the block: its own process unblocks them, and ignores Ctrl-C.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def is_at_top(target: object) -> bool:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from dingsdk.data import SampleBatch
-from dingsdk.data.columns import leaves
 from dingsdk.errors import SamplesLostError
-from dingsdk.worker.replay_buffer.sampler.sequence import MASK
 
 EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
 """Fields of ``BufferStats`` that count removed rows."""
@@ -70,15 +63,3 @@ class SampleCounts:
                 live=self.live,
                 evicted=dict(self.evicted),
             )
-
-
-def rows_in(batch: Any, buffer: Any) -> int:
-    """Return how many samples a batch has: of sequences, their rows without the padding."""
-    if getattr(buffer, "needs_order", None) != "sequence":
-        return len(batch)
-    if not isinstance(batch, SampleBatch):
-        return sum(map(len, batch))
-    if (mask := batch.columns.get(MASK)) is not None:
-        return int(np.count_nonzero(mask))
-    _, column = next(leaves(batch.columns))
-    return math.prod(column.shape[:2])

@@ -39,10 +39,10 @@ from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.replay_buffer.home import Home
+from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
 from dingsdk.worker.replay_server import ReplayClient
-from dingsdk.worker.sample_counts import rows_in
 
 _log = logging.getLogger(__name__)
 

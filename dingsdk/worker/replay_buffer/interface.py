@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
+from dingsdk.data.columns import leaves
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 Order = Literal["none", "sequence", "episode"]
@@ -235,3 +237,17 @@ class NoMetadata:
             CheckpointCorruptError: the entries of the state contradict each other.
         """
         return self
+
+
+def rows_in(batch: Any, buffer: Any) -> int:
+    """Return how many samples a batch of a buffer has: of sequences, their rows without padding."""
+    if getattr(buffer, "needs_order", None) != "sequence":
+        return len(batch)
+    if not isinstance(batch, SampleBatch):
+        return sum(map(len, batch))
+    from dingsdk.worker.replay_buffer.sampler.sequence import MASK  # needs numba
+
+    if (mask := batch.columns.get(MASK)) is not None:
+        return int(np.count_nonzero(mask))
+    _, column = next(leaves(batch.columns))
+    return math.prod(column.shape[:2])

@@ -80,6 +80,8 @@ class Table(IBuffer, Closing):
     needs_fifo: ClassVar[bool] = False
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
+    _origins: Origins | None = None
+    """Counts the stored rows of each payload, if the table is the home of a buffer."""
     _why_closed = "is closed"
 
     def __init__(
@@ -107,7 +109,6 @@ class Table(IBuffer, Closing):
         # Rows removed in this critical section; None if no listener wants them.
         self._departures: list[tuple[Rows, str]] | None = None
         self._copies: tuple[state.TableCopy, ...] = ()
-        self._origins: Origins | None = None
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)

@@ -60,7 +60,7 @@ def test_page_of_a_run_is_shown_until_the_run_closes_it(
         assert page._printer.daemon
     assert process.poll() == 0
     assert capsys.readouterr().out.splitlines() == [
-        "-m dingsdk watch --until-closed /runs/mine",
+        "-P -m dingsdk watch --until-closed /runs/mine",
         "gone",
     ]
 
@@ -139,7 +139,7 @@ def test_watched_run_waits_for_its_page_at_the_end(
 ) -> None:
     waited = []
     monkeypatch.setattr(LivePage, "wait", lambda page: waited.append(process_of(page).poll()))
-    show('echo "page of $5"; cat > /dev/null')
+    show('echo "page of $6"; cat > /dev/null')
     sets = (
         "env.collector_env_num=1",
         "env.evaluator_env_num=1",

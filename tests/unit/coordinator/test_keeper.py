@@ -18,10 +18,10 @@ class FullableFolder(Folder):
     refuses_states = False
     refuses_facts = False
 
-    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> int:
         if self.refuses_facts:
             raise StorageFullError("no room", path=name, reason="ENOSPC")
-        super().append(name, content, at, durable)
+        return super().append(name, content, at, durable)
 
     def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
         if self.refuses_states and name.endswith(".state"):

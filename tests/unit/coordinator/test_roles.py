@@ -64,6 +64,7 @@ class Control:
         self.timeouts: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.done_at: set[int] = set()
+        self.home_of = self.begin_home = lambda state: None  # the coordinator leases batches
         """Steps of reports and learn infos at which the task is done."""
         self.refusals = 0
         self.states: list[TaskState] = []

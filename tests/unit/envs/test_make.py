@@ -162,10 +162,11 @@ def test_module_of_an_env_id_is_imported_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "native"])
-def test_kwargs_that_the_env_does_not_take_are_a_config_error(mode: str) -> None:
-    env_fns = make_env_fns({"env_id": "CartPole-v1", "kwargs": {"gravitee": 1}}, 2)
+@pytest.mark.parametrize("name", ["gravitee", "self", "maker", "spec", "id", "num_envs"])
+def test_kwargs_that_the_env_does_not_take_are_a_config_error(mode: str, name: str) -> None:
+    env_fns = make_env_fns({"env_id": "CartPole-v1", "kwargs": {name: 1}}, 2)
     manager = create_env_manager({"type": "vector", "vectorization_mode": mode}, env_fns)
-    with pytest.raises(ConfigError, match="gravitee") as caught:
+    with pytest.raises(ConfigError, match=name) as caught:
         manager.launch()
     assert caught.value.path == "env.kwargs"
     assert manager.closed

@@ -106,8 +106,11 @@ def test_error_says_why_a_name_is_no_function(name: str, why: str) -> None:
     assert text.startswith(why)
 
 
-def test_failed_import_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "fails_at_import.py").write_text("x = 1\nraise RuntimeError('no')\n")
+@pytest.mark.parametrize("raised", ["RuntimeError", "SystemExit"])
+def test_failed_import_names_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
+) -> None:
+    (tmp_path / "fails_at_import.py").write_text(f"x = 1\nraise {raised}('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
     found, text = find_function("fails_at_import:f")
     assert found is None

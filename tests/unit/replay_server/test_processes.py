@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from dingsdk.runtime.channel import MAGIC, Channel
 
 from dingsdk import ReplayClient
+from dingsdk.data.channel import MAGIC, Channel
 from dingsdk.errors import ServerLostError
 from dingsdk.runtime import PrivateDir, find_secret
 

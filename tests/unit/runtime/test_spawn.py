@@ -130,3 +130,24 @@ def test_missing_script_cannot_start_processes(
         spawn_context("some.key")
     Path(script.__file__).touch()
     spawn_context("some.key")
+
+
+def test_new_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    script, stranger, found = (tmp_path / name for name in ("script.py", "stranger", "found"))
+    (stranger / "multiprocessing").mkdir(parents=True)
+    (stranger / "multiprocessing" / "__init__.py").write_text(f"open({str(found)!r}, 'w')\n")
+    script.write_text(
+        "import os\n"
+        "from dingsdk.runtime.spawn import signals_blocked, spawn_context\n"
+        "def check():\n"
+        "    assert 'PYTHONSAFEPATH' not in os.environ\n"
+        "if __name__ == '__main__':\n"
+        "    process = spawn_context('some.key').Process(target=check)\n"
+        "    with signals_blocked(), signals_blocked():\n"
+        "        process.start()\n"
+        "    check()\n"
+        "    process.join()\n"
+        "    assert process.exitcode == 0, process.exitcode\n"
+    )
+    subprocess.run([sys.executable, str(script)], cwd=stranger, check=True, timeout=60)
+    assert not found.exists()
