@@ -129,8 +129,6 @@ class BaseVectorEnvManager(EnvManager):
                 reward = np.array(reward, dtype=np.float32)
                 terminated = np.array(terminated, dtype=np.bool_)
                 truncated = np.array(truncated, dtype=np.bool_)
-            if self._looks_beyond:
-                self._look_beyond(obs)
             self._infos = infos
             self._is_fresh = False
             valid = None
@@ -157,9 +155,11 @@ class BaseVectorEnvManager(EnvManager):
                 or (has_ended and self._resetting is None)
                 or (infos and not _UNUSUAL.isdisjoint(infos))
             ):
-                return self._settle(step, infos)
+                step = self._settle(step, infos)
         except Exception as error:
             return self._restart(error)
+        if self._looks_beyond:
+            self._look_beyond([step.final_obs])
         return step
 
     @property

@@ -60,10 +60,10 @@ class InProcessEnvManager(EnvManager):
         timesteps = {}
         for env_id, action in checked.items():
             obs, reward, terminated, truncated, info = self._step_one(env_id, action)
-            if self._looks_beyond:
-                self._look_beyond(obs)
             info = {**info, "terminated": terminated, "truncated": truncated}
             timesteps[env_id] = self._timestep(env_id, obs, reward, info)
+        if self._looks_beyond:
+            self._look_beyond([each.obs for each in timesteps.values()])
         return timesteps
 
     def current_obs(self) -> Obs:
@@ -103,7 +103,7 @@ class InProcessEnvManager(EnvManager):
                     episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
         if self._looks_beyond:
-            self._look_beyond(final_obs)
+            self._look_beyond([final_obs])
         obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info

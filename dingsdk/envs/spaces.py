@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from sys import getrefcount
 from typing import Any
 
@@ -67,8 +66,7 @@ class ObservationSchema:
         # The lowest and the highest value that a discrete space allows.
         self._limits = _low_and_high(space) if self._is_array and not is_box else None
         self.is_bounded = is_box and _has_bounds(space)
-        # The bounds, in the shape of the observations that `beyond` compared them with last.
-        self._wide = [np.empty((0, 0))] * 2
+        self._most: Any = np.finfo(self.dtype.type).max if self._is_float else 0
         if self._children is not None:
             self.is_bounded = any(child.is_bounded for child in self._children.values())
         # Python's integers are compared faster than arrays.
@@ -90,7 +88,7 @@ class ObservationSchema:
             return {name: child.conform(obs[name]) for name, child in self._children.items()}
         if not self._is_array:
             return obs
-        if isinstance(obs, int | np.integer) and int(obs) in self._indices:
+        if self._indices and isinstance(obs, int | np.integer) and int(obs) in self._indices:
             return self.dtype.type(obs)
         array = self._cast(obs, self._shape)
         return array if self._shape else array[()]
@@ -178,36 +176,40 @@ class ObservationSchema:
             return next((part for part in parts if part is not None), None)
         if not self.is_bounded:
             return None
-        if self._wide[0].shape != obs.shape:
-            # A comparison of small arrays takes a third of the time if their shapes are equal.
-            self._wide = [np.full(obs.shape, bound) for bound in _low_and_high(self.space)]
-        low, high = self._wide
+        low, high = _low_and_high(self.space)
         for name, bound, outside in (("low", low, obs < low), ("high", high, obs > high)):
-            # Looking for a byte costs a fraction of any() on small arrays.
-            if 1 in outside.tobytes("A"):
+            if outside.any():
                 where = tuple(np.argwhere(outside)[0])
-                return f"{self.key} holds {obs[where]}, and {name} of the space is {bound[where]}"
+                bound = np.broadcast_to(bound, obs.shape)[where]
+                return f"{self.key} holds {obs[where]}, and {name} of the space is {bound}"
         return None
 
     def _cast(self, found: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return a copy in the space's dtype, checked."""
         if type(found) is np.ndarray and found.dtype is self.dtype:
-            array = source = found.copy("K")
+            array = found.copy("K")
+            self._check(array, shape, array)
+            return array
+        try:
+            source = np.asarray(found)
+            if source.dtype.kind == "O":
+                source = np.asarray(source.tolist())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise self._mismatch(f"{type(found).__name__} ({error})") from error
+        kind = source.dtype.kind
+        if kind not in "biuf":
+            raise self._mismatch(_type_of(source))
+        # A cast that may overflow needs np.errstate, which takes longer than all the rest.
+        if (
+            kind == self.dtype.kind == "f"
+            and source.shape == shape
+            and 0 not in (np.abs(source) <= self._most).tobytes("A")
+        ):
+            return source.astype(self.dtype)
+        if kind == "f" or self.dtype == np.float16:
+            array = _cast_quietly(source, self.dtype)
         else:
-            try:
-                source = np.asarray(found)
-                if source.dtype.kind == "O":
-                    source = np.asarray(source.tolist())
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise self._mismatch(f"{type(found).__name__} ({error})") from error
-            if source.dtype.kind not in "biuf":
-                raise self._mismatch(_type_of(source))
-            try:
-                # np.errstate would take longer than the cast.
-                is_quiet = self._is_float or source.dtype.kind != "f"
-                array = (source.astype if is_quiet else partial(_cast_quietly, source))(self.dtype)
-            except RuntimeWarning:  # a filter has made an error of it
-                array = _cast_quietly(source, self.dtype)
+            array = source.astype(self.dtype)
         self._check(array, shape, source)
         return array
 

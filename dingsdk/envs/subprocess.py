@@ -223,8 +223,6 @@ class SubprocessEnvManager(EnvManager):
         self._finished.difference_update(env_ids.tolist())
         infos = {i: self._infos.pop(i) for i in env_ids.tolist() if i in self._infos}
         obs = final_obs = part_of(board.obs, env_ids)
-        if self._looks_beyond:
-            self._look_beyond(obs)
         reward, terminated, truncated, abnormal = (
             column[env_ids]
             for column in (board.reward, board.terminated, board.truncated, board.abnormal)
@@ -243,6 +241,8 @@ class SubprocessEnvManager(EnvManager):
                 self._group_of[env_id].failures_in_row = 0
                 if info := infos.get(env_id, {}).get(EPISODE_INFO):
                     episode_info[row] = info
+        if self._looks_beyond:
+            self._look_beyond([final_obs])
         step = step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )

@@ -16,6 +16,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import dingsdk
 from dingsdk.config import load_config, save_config
+from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import map_leaves
 from dingsdk.envs.space_description import make_space
 from dingsdk.errors import (
@@ -525,7 +526,7 @@ def test_policy_of_every_example_plays_its_env(name: str, tmp_path: Path) -> Non
     save_checkpoint(tmp_path / "ckpt", "ckpt_best", state, iteration=1, envstep=100)
 
     found = load_policy(tmp_path)
-    obs, memory = found.observation_space.sample(), None
+    obs, memory = sample_obs(found.observation_space), None
     for deterministic in (True, False, True):
         action, memory = found.predict(obs, memory, deterministic)
         assert found.action_space.contains(action)
