@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import numbers
 import os
 import socket
 import struct
@@ -11,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
-
-import numpy as np
 
 from dingsdk.errors import ConfigError, wrong_type
 
@@ -33,7 +32,7 @@ def checked_timeout(timeout_s: Any) -> float:
     """
     if type(timeout_s) is float and 0.0 <= timeout_s <= threading.TIMEOUT_MAX:
         return timeout_s  # most waits; the checks below take longer than some of them
-    is_number = isinstance(timeout_s, int | float | np.integer | np.floating)
+    is_number = isinstance(timeout_s, numbers.Real)
     if not is_number or isinstance(timeout_s, bool):
         raise wrong_type("timeout_s", "a number of seconds", timeout_s)
     if timeout_s != timeout_s:

@@ -110,10 +110,10 @@ def test_run_stopped_by_a_plugin_can_be_resumed(tmp_path: Path, manager: PluginM
 def test_run_without_an_iteration_ends_with_a_warning(
     tmp_path: Path, mode: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limiter = "policy.other.replay_buffer.limiter.min_size=5000"
+    too_large = "policy.learn.batch_size=256"
 
     result = train(
-        "cartpole-dqn", mode, sets=(*SETS, "system.max_env_steps=64", limiter), output=tmp_path
+        "cartpole-dqn", mode, sets=(*SETS, "system.max_env_steps=64", too_large), output=tmp_path
     )
 
     assert (result.reason, result.train_iter) == ("limit", 0)
