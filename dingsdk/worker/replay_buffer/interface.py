@@ -18,6 +18,8 @@ from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 Order = Literal["none", "sequence", "episode"]
 Drawn = Literal["rows", "sequences", "episodes"]
+MASK = "mask"
+"""The column of padded sequences that is False at padding."""
 
 
 class Needs:
@@ -245,8 +247,6 @@ def rows_in(batch: Any, buffer: Any) -> int:
         return len(batch)
     if not isinstance(batch, SampleBatch):
         return sum(map(len, batch))
-    from dingsdk.worker.replay_buffer.sampler.sequence import MASK  # needs numba
-
     if (mask := batch.columns.get(MASK)) is not None:
         return int(np.count_nonzero(mask))
     _, column = next(leaves(batch.columns))

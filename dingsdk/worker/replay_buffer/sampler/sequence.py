@@ -13,12 +13,11 @@ from dingsdk.config import Count, PartSection, Whole
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.interface import Order
+from dingsdk.worker.replay_buffer.interface import MASK, Order
 from dingsdk.worker.replay_buffer.kernels import compiled
 from dingsdk.worker.replay_buffer.sampler import ENDS, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
-MASK = "mask"
 _ROUNDS = 4
 """Rounds of drawing starts of sequences; if they do not suffice, all valid starts are listed."""
 
