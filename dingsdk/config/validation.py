@@ -210,7 +210,8 @@ class _Walk:
             if is_wrong and not path and not is_plain:
                 break  # for a wrong name or seed of a run, torch and plugins are not imported
             try:
-                full[name] = self._value(section, field, given, join_key(path, name))
+                where = f"{path}.{name}" if path else name
+                full[name] = self._value(section, field, given, where)
             except UnknownKeyError as error:
                 self.refused.append(error)
             except DingError as error:
