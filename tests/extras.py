@@ -6,7 +6,12 @@ from importlib.util import find_spec
 
 import pytest
 
-MODULES = {"atari": ("ale_py", "cv2"), "box2d": ("Box2D",), "video": ("moviepy",)}
+MODULES = {
+    "atari": ("ale_py", "cv2"),
+    "box2d": ("Box2D",),
+    "di-engine": ("dingsdk_di_engine",),
+    "video": ("moviepy",),
+}
 
 
 def needs(extra: str) -> pytest.MarkDecorator:

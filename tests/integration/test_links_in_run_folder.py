@@ -198,7 +198,7 @@ def test_folder_of_another_user_is_read_but_written_only_by_root(
         )
         # It imports all modules before it becomes another user, who cannot read this Python.
         program = (
-            "import os, dingsdk.cli, dingsdk.pipeline.resume\n"
+            "import os, dingsdk.cli.status, dingsdk.cli.train, dingsdk.pipeline.resume\n"
             f"assert not dingsdk.cli.main({commands[1]!r}.split())\n"
             "os.setgid(65534); os.setuid(65534)\n"
             f"print([dingsdk.cli.main(each.split()) for each in {commands!r}])"

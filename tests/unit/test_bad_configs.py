@@ -21,6 +21,7 @@ from dingsdk.errors import CheckpointMissingError, ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.policy import create_policy
 from dingsdk.worker import EvalSchedule
+from tests.extras import needs
 
 
 def alias_bomb() -> str:
@@ -139,7 +140,13 @@ def test_command_line_reports_a_bad_config_in_one_line_with_little_memory(
     assert int(done.stdout) < 200 << 10, "KiB"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=needs("di-engine")) if name == "number as key.py" else name
+        for name in CONFIGS
+    ],
+)
 def test_bad_config_is_a_config_error_of_one_line(tmp_path: Path, name: str) -> None:
     from dingsdk.pipeline.train import compile_run
 

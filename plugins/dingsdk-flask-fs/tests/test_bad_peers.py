@@ -33,11 +33,12 @@ class BadPeers:
         self._over = threading.Event()
         self.links = [self._dial() for _ in range(12 * THREADS)]
         _silent, half_closed, in_head, in_body = (self.links[n::4] for n in range(4))
-        for link in half_closed:
-            link.sendall(HEAD)
-            link.shutdown(socket.SHUT_WR)
-        for link in in_body:
-            link.sendall(HEAD)
+        for link in (*half_closed, *in_body):
+            # The server may have closed it, as newer connections need its place.
+            with contextlib.suppress(OSError):
+                link.sendall(HEAD)
+                if link in half_closed:
+                    link.shutdown(socket.SHUT_WR)
         self._threads = [
             threading.Thread(target=self._drip, args=([*in_head, *in_body],)),
             threading.Thread(target=self._reset),

@@ -612,7 +612,7 @@ def test_process_of_a_rank_gets_the_plugins_and_its_exit_code_shows_failure(
     with link, theirs, use_manager(PluginManager()):
         try:
             cfg = {**CFG, **changes}
-            spec = aggregator._RankSpec(3, 1, tmp_path / "store", cfg, 1, 20.0, snapshot)
+            spec = aggregator._RankSpec(3, 1, tmp_path / "store", cfg, 1, 20.0, snapshot, ())
             aggregator.rank_main(spec, theirs)
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         finally:

@@ -99,7 +99,7 @@ class Saver:
     def save_if_due(self) -> None:
         self.asked.append(self.parts.train_iter)
 
-    def save(self) -> None:
+    def save(self, *, is_last: bool = False) -> None:
         self.saved.append((self.parts.train_iter, self.parts.names().count("eval")))
 
 
