@@ -145,7 +145,9 @@ def describe_interface(kind: str, target: Any) -> str:
         if not (isinstance(target, type) and issubclass(target, base)):
             place = interface.base.replace(":", ".")
             raise _unfit(kind, f"{name_of(target)} is no subclass of {place}")
-        if missing := missing_methods(kind, target):
+        # A class with its own __new__ makes objects of other classes, which have the methods.
+        own, usual = (inspect.getattr_static(each, "__new__") for each in (target, base))
+        if own is usual and (missing := missing_methods(kind, target)):
             raise _unfit(kind, f"{name_of(target)} lacks {listing(missing)}")
         if wrong := list(_misfits(target, base)):
             raise _unfit(kind, "; ".join(wrong))
