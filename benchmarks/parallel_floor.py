@@ -263,7 +263,8 @@ def main() -> None:
         else:
             found = run_ours(args.run, name, job, args.first_seed)
         wanted = updates_of(job)
-        if not 0.9 * wanted <= found["updates"] <= 1.2 * wanted:
+        # Collectors of parallel runs end a little late.
+        if not 0.9 * wanted <= found["updates"] <= 1.1 * wanted + 200:
             raise SystemExit(f"{args.run} made {found}, not about {wanted:,} updates")
         sys.stdout.write(json.dumps(found) + "\n")
         return

@@ -49,6 +49,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from dingsdk import train
+from dingsdk.worker.run_id import run_id
 from tools.chaos.counting import count_acknowledged
 
 count_acknowledged(Path(sys.argv[1]))
@@ -101,7 +102,7 @@ def recovered(run: Path, copy: Path) -> Iterator[Coordinator]:
     cfg = worker_config(cfg, copy)
     transport = make_transport(cfg, copy)
     with Folder(copy / "journal") as folder:
-        coordinator = Coordinator(cfg, transport, journal=Journal(folder))
+        coordinator = Coordinator(cfg, transport, journal=Journal(folder, run=run_id(copy)))
         coordinator.start()
         yield coordinator
         coordinator.close()

@@ -251,7 +251,7 @@ def test_run_leaves_its_folder_and_nothing_else(tmp_path: Path) -> None:
     assert load_checkpoint(run_dir / "ckpt").iteration >= 0
     assert {path.name for path in run_dir.iterdir()} == {
         "ckpt", "config.yaml", "curve.png", "log", "result.json", "status.json",
-        "journal", "progress.jsonl", "transport",
+        "journal", "progress.jsonl", "run.json", "transport",
     }  # fmt: skip
     assert len(pids) >= 2
     expect_gone(list(pids))

@@ -325,7 +325,7 @@ def test_other_sites_can_neither_open_nor_frame_the_page(
 
     browser.open(site)
     browser.driver.find_element(By.ID, "link").click()
-    browser.wait(lambda: "requests that other sites cause" in browser.text("body"))
+    browser.wait(lambda: "pages of other sites are not served" in browser.text("body"))
     browser.open(f"{site}/frame")
     browser.driver.switch_to.frame("frame")
     assert "cartpole" not in browser.run("return document.documentElement.textContent")
@@ -333,7 +333,7 @@ def test_other_sites_can_neither_open_nor_frame_the_page(
     with_token = elsewhere(server.url)
     browser.open(with_token)
     browser.driver.find_element(By.ID, "link").click()
-    browser.wait(lambda: "requests that other sites cause" in browser.text("body"))
+    browser.wait(lambda: "pages of other sites are not served" in browser.text("body"))
 
 
 def test_several_runs_are_compared_and_one_is_chosen(
