@@ -36,6 +36,7 @@ from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.run_id import run_id
 from tools.chaos.counting import acknowledged_rows
 
 ITERATIONS = "policy.learn.learner.train_iterations"
@@ -49,7 +50,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from dingsdk import train
-from dingsdk.worker.run_id import run_id
 from tools.chaos.counting import count_acknowledged
 
 count_acknowledged(Path(sys.argv[1]))
