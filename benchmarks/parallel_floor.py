@@ -101,7 +101,10 @@ def collect(pipe: Any, cfg: Any, env: Any, stop_at: int) -> None:
     manager = create_env_manager(cfg.env_manager, [env] * cfg.env.collector_env_num)
     manager.seed(cfg.seed)
     collector = create_serial_collector(
-        cfg.policy.collect.collector, env=manager, policy=policy.collect_mode
+        cfg.policy.collect.collector,
+        env=manager,
+        policy=policy.collect_mode,
+        exp_name=os.environ[MARKS],
     )
     rows, ahead, train_iter = max(PIECE_ROWS, cfg.policy.collect.n_sample), 0, 0
     while collector.envstep < stop_at:
