@@ -212,10 +212,7 @@ class LearnerRole(Role):
                     coordinator.condition.wait_for(
                         lambda: coordinator.is_ending or _has_news(coordinator, state), WAIT_S
                     )
-        finished = coordinator.ask(state, {"name": "learner_close_task"})
-        if "info" in finished:
-            coordinator.deal_with_learner_send_info(state, finished["info"])
-        coordinator.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
+        self._finish(coordinator, state, is_done)
 
     def _train(self, coordinator: Coordinator, state: TaskState, is_done: bool) -> None:
         demand = None
@@ -235,6 +232,10 @@ class LearnerRole(Role):
             coordinator.deal_with_learner_send_info(state, answer["info"])
             is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
             demand = answer.get("demand")
+        self._finish(coordinator, state, is_done)
+
+    def _finish(self, coordinator: Coordinator, state: TaskState, is_done: bool) -> None:
+        """Close the learner, and process its last report and its result."""
         finished = coordinator.ask(state, {"name": "learner_close_task"})
         if "info" in finished:
             coordinator.deal_with_learner_send_info(state, finished["info"])
