@@ -191,20 +191,25 @@ def test_folder_of_another_user_is_read_but_written_only_by_root(
         for path in (run, *run.rglob("*")):
             os.chown(path, 12345, 12345)
             path.chmod(0o777 if path.is_dir() else 0o666)
-        commands = (
-            f"status {run}",
-            f"eval {run} --episodes 1",
-            f"train --resume {run} --set {MORE[0]}",
-        )
-        # It imports all modules before it becomes another user, who cannot read this Python.
+
+        def commands(run: Path) -> list[list[str]]:
+            train = ["train", "--resume", str(run), "--set", MORE[0]]
+            return [["status", str(run)], ["eval", str(run), "--episodes", "1"], train]
+
+        # What root does first, with a copy and with no run at all, imports all modules: the other
+        # user cannot read this Python.
+        own = Path(place) / "own"
+        shutil.copytree(trained, own)
         program = (
-            "import os, dingsdk.cli.status, dingsdk.cli.train, dingsdk.pipeline.resume\n"
-            f"assert not dingsdk.cli.main({commands[1]!r}.split())\n"
+            "import os; from dingsdk.cli import main\n"
+            f"assert not any(main(each) for each in {commands(own)!r})\n"
+            f"assert main(['status', {str(own / 'none')!r}])\n"
             "os.setgid(65534); os.setuid(65534)\n"
-            f"print([dingsdk.cli.main(each.split()) for each in {commands!r}])"
+            f"print([main(each) for each in {commands(run)!r}])"
         )
+        # In that folder, as the checkout and its runs may be closed to the other user.
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+            [sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=False
         )
         assert done.stdout.splitlines()[-1] == "[0, 0, 2]", done.stdout + done.stderr
         assert "belongs to user 12345" in done.stderr
