@@ -431,17 +431,6 @@ def _check_on_policy(run: _Run) -> str:
     )
 
 
-def _check_storage(run: _Run) -> str:
-    """In parallel mode, the storage of the replay buffer stores columns."""
-    storage = (run.buffer.get("storage") or {}).get("type")
-    if run.policy["on_policy"] or storage != "object":
-        return ""
-    return (
-        f"{_BUFFER}.storage.type 'object' keeps objects row by row, but parallel mode moves "
-        "columns; choose auto, array or memmap, or --mode serial"
-    )
-
-
 def _check_memory_limit(run: _Run) -> str:
     """If workers are to be restarted above a memory limit, they are processes."""
     if run.system["worker_memory_limit"] is None or not run.runs_threads():
@@ -510,4 +499,4 @@ _ALWAYS = (
     _check_unused_buffer,
     _check_sequences,
 )
-_IN_PARALLEL = (_check_on_policy, _check_storage, _check_memory_limit, _check_inference)
+_IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data.list_samples import pack_samples
-from dingsdk.data.policy_versions import versions_of
+from dingsdk.data.policy_versions import counted, versions_of
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
@@ -378,6 +378,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             "rows": rows,
             "episodes": self._unsent_episodes,
             "policy_iter": self._policy_iter if versions is None else int(versions.min()),
+            "versions": [] if versions is None else counted(versions),
             "unroll_len": self._unroll_len,
             "get_data_time": time.time(),
             **self._counts(),
