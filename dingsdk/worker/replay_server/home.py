@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.data import SampleBatch
-from dingsdk.worker.replay_buffer.home import Home
+from dingsdk.worker.replay_buffer.home import Home, HomeReport
 from dingsdk.worker.replay_server.client import ReplayClient
 
 FIGURES_S = 0.5
@@ -30,6 +30,7 @@ class ServedHome(Home):
         self._wait_s = wait_s
         self._figures: dict[str, int] = {}
         self._asked_at = 0.0
+        self._is_news = False
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
         batch = self._client.sample(size, train_iter=train_iter, timeout_s=self._wait_s)
@@ -45,7 +46,14 @@ class ServedHome(Home):
             self._ask()
 
     def _ask(self) -> None:
-        self._figures, self._asked_at = self._client.stats(), time.monotonic()
+        self._figures, self._asked_at, self._is_news = self._client.stats(), time.monotonic(), True
+
+    def report(self) -> None:
+        """Make a report whenever there are new counts; it says no more than that."""
+        if self._is_news:
+            self._is_news = False
+            self._reported += 1
+            self._reports.append(HomeReport(self._reported, [], [], []))
 
     def count(self) -> int:
         return self._figures.get("count", 0)
