@@ -66,7 +66,9 @@ def check_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
     # Samplers can work without the columns that their section names.
     names = [name for part in parts for name in getattr(part, "needs_columns", ())]
     samples = _first_samples(cfg, classes) if names else None
-    for name in () if samples is None else names:
+    if samples is None:
+        return
+    for name in names:
         if not isinstance(samples.columns.get(name), np.ndarray):
             raise ConfigError(
                 f"the replay buffer needs the column {name!r} of each sample, and the policy's "
