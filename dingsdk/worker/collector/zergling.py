@@ -58,14 +58,15 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
 
         Attributes:
             compressor: Has no effect, because the transport compresses; kept for older configs.
-            update_policy_second: Seconds between two checks for a newer policy.
+            update_policy_second: Seconds between two checks for a newer policy; 0: after each round of
+                env steps.
             policy_timeout_s: Seconds to wait for a policy; a learner may take
                 ``system.coordinator.start_timeout_s`` to start.
         """
 
         type: str = "zergling"
         compressor: str = "none"
-        update_policy_second: NotNegative = 3.0
+        update_policy_second: NotNegative = 0.0
         policy_timeout_s: Positive = 180.0
 
     acts_remotely: ClassVar[bool] = True
