@@ -397,7 +397,7 @@ def test_serial_collector_without_episodes_is_called_a_fixed_number_of_times(mak
     wire = Wire()
     batch = SampleBatch({"x": np.array([4.0, 5.0], np.float32)})
     gives = [rows_of(1, 2), [], batch, [rows_of(6), rows_of(7)]]
-    task = make_given(wire, gives)
+    task = make_given(wire, gives, update_policy_second=3600)
     task.start()
 
     assert Given.asked == [(wire.polls, 0.5, None)] * 4
