@@ -58,8 +58,8 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
 
         Attributes:
             compressor: Has no effect, because the transport compresses; kept for older configs.
-            update_policy_second: Seconds between two checks for a newer policy; 0: after each round of
-                env steps.
+            update_policy_second: Seconds between two checks for a newer policy; 0: after each
+                round of env steps.
             policy_timeout_s: Seconds to wait for a policy; a learner may take
                 ``system.coordinator.start_timeout_s`` to start.
         """
@@ -97,6 +97,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._payload_count = 0
         self._least_rows = int(cfg.get("payload_rows", 1))
         self._unsent_episodes = 0  # that ended since the last payload
+        self._step_limit = 0.0
         self._writers: Sequence[Writer] = ()
         try:
             self._target_episodes, before = self._set_up_envs(cfg)
@@ -287,9 +288,17 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return self._rollout.is_finished or self._episode_count >= self._target_episodes
 
     def _may_go_on(self) -> bool:
-        if not self._is_on_policy:
-            return True
-        return self._is_admitted(self._paths[0], self._rollout.env_steps)
+        steps = self._rollout.env_steps
+        if self._is_on_policy:
+            return self._is_admitted(self._paths[0], steps)
+        return self._eval_flag or steps < self._step_limit or self._may_take_more(steps)
+
+    def _may_take_more(self, steps: int) -> bool:
+        """Wait until the task may take more than ``steps`` env steps; False: it is over."""
+        if steps:
+            self.send_metadata(self._progress())
+        self._step_limit = self.await_steps(steps)
+        return steps < self._step_limit
 
     def _send_all(self) -> None:
         for writer in self._writers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -84,6 +85,9 @@ class BaseCommCollector(CommWorker):
         self._held_up_by = ""
         self._is_run_held_up = False
         self._admission = (0, 0)
+        self._step_limit: float | None = 0
+        """Env steps that the task may take in total; None for no limit."""
+        self._is_to_end = False
         self._policy_versions: dict[str, int] = {}
         self._policy_model: Mapping[str, Any] | None = None
 
@@ -130,14 +134,17 @@ class BaseCommCollector(CommWorker):
             self._sent_reports = []
             # Not yet, if the new coordinator may not know all payloads of these steps.
             delivered = {} if self._reports else self._delivered
-        return {"admitted_steps": self._admission[0], **delivered, **self.task_ids()}
+        limits = {"admitted_steps": self._admission[0], "step_limit": self._step_limit}
+        return {**limits, **delivered, **self.task_ids()}
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         self._is_run_held_up = bool(task.get("is_held_up"))
-        if "admitted_steps" in task:
-            with self.condition:
+        with self.condition:
+            self._step_limit = task.get("step_limit")
+            self._is_to_end |= bool(task.get("ends_now"))
+            if "admitted_steps" in task:
                 self._admission = (int(task["admitted_steps"]), int(task["policy_iter"]))
-                self.condition.notify_all()
+            self.condition.notify_all()
         if "collect_setting" in task and self._collector is not None:
             self._collector.collect_setting = task["collect_setting"]
         if task.get("ends_now") and self._collector is not None:
@@ -205,6 +212,7 @@ class BaseCommCollector(CommWorker):
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
         collector.await_admission = self.await_admission
+        collector.await_steps = self.await_steps
         collector.yield_turn = self.yield_turn
         collector.clock = self.scheduler.clock
         return collector
@@ -237,6 +245,20 @@ class BaseCommCollector(CommWorker):
         with self.condition:
             is_admitted = self.job_wait(lambda: self._admission[0] > taken)
             return self._admission if is_admitted else None
+
+    def await_steps(self, taken: int) -> float:
+        """Wait until the task may take more than ``taken`` env steps.
+
+        Returns:
+            How many it may take in total; at most ``taken`` if the task is over.
+        """
+
+        def limit() -> float:
+            return math.inf if self._step_limit is None else self._step_limit
+
+        with self.condition:
+            self.job_wait(lambda: self._is_to_end or limit() > taken)
+            return limit()
 
     def _payload_id(self, path: str) -> str:
         prefix = self._task_info.get("payload_prefix")

@@ -170,6 +170,7 @@ class Coordinator(Configurable):
         self._is_started = False
         self._is_closed = False
         self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
+        self._max_env_steps = cfg["system"].get("max_env_steps")
         self._last_collects: dict[str, int] | None = None
         """By buffer id: number of its collects when the env steps are used up."""
         self._collectors_end_at = math.inf
@@ -570,6 +571,17 @@ class Coordinator(Configurable):
         if self._is_collecting_over and not state.is_evaluation:
             return True
         return self._state.commander.wants_end_of(state.task_id)
+
+    def step_limit(self, state: TaskState) -> int | None:
+        """Return how many env steps a task may take in total, None for no limit.
+
+        Call with the condition held.
+        """
+        payloads = self.payloads_of(state)
+        is_admitted = payloads is not None and payloads.admission is not None
+        if self._max_env_steps is None or state.is_evaluation or is_admitted:
+            return None
+        return self._state.grant_steps(state, self._max_env_steps)
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
         """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.

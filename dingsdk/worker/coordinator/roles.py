@@ -257,6 +257,7 @@ class CollectorRole(Role):
         kept = {"name": "collector_go_on_task", "task_id": state.task_id}
         answer = coordinator.ask(state, kept)
         coordinator.deal_with_task_started(state)
+        state.step_limit = answer.get("step_limit") or 0
         with coordinator.condition:
             payloads = coordinator.payloads_of(state)
             admission = None if payloads is None else payloads.admission
@@ -274,6 +275,7 @@ class CollectorRole(Role):
             with coordinator.condition:
                 if coordinator.wants_end_of(state):
                     demand["ends_now"] = True
+                demand["step_limit"] = coordinator.step_limit(state)
                 demand |= _admit(coordinator, state) | coordinator.new_collect_setting(state)
             answer = coordinator.ask(state, demand)
             coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))

@@ -6,6 +6,7 @@ It holds state only and never waits: the coordinator calls it with its condition
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,6 +38,8 @@ LOSSES = (WorkerLostError, TaskTimeoutError)
 """Errors that end a task because its worker was lost."""
 LOSS_WINDOW_S = 600.0
 """How long a lost worker counts against its task."""
+LEAST_GRANT, LARGEST_GRANT = 64, 4096
+"""Env steps that a collector may get at once: others wait for those that it does not take."""
 _COMMANDER_BYTES = 1 << 30
 """Largest saved state of a commander."""
 TASK_TIMEOUT_S = 600.0
@@ -453,6 +456,21 @@ class SchedulerState:
         return "collector_done" in report and bool(
             self.commander.judge_collector_finish(state.task_id, report)
         )
+
+    def grant_steps(self, state: TaskState, last_env_step: int) -> int:
+        """Return how many env steps a collecting task may take in total.
+
+        Steps are granted in shares, so that all collectors together take ``last_env_step`` steps.
+        """
+        collecting = [each for each in self.running.values() if each.kind == "collector"]
+        others = (
+            max(0, each.step_limit - each.env_steps) for each in collecting if each is not state
+        )
+        left = max(0, last_env_step - self.env_steps - sum(others))
+        share = max(LEAST_GRANT, math.ceil(left / max(1, len(collecting))))
+        more = min(left, share, LARGEST_GRANT)
+        state.step_limit = max(state.step_limit, state.env_steps + more)
+        return state.step_limit
 
     def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> None:
         """Report a learner's result to the commander, and close its buffer."""
