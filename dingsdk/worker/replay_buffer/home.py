@@ -12,7 +12,7 @@ import msgspec
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import has_lists, unpack_samples
-from dingsdk.errors import DataCorruptError, DataMissingError
+from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
 from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
@@ -223,16 +223,38 @@ class TableHome(Home):
         return pace is None or pace.may_push or not self.buffer.can_sample(pace.batch_size)
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
-        """Insert what was announced, and return a batch; None while there is none to train on."""
+        """Insert what was announced, and return a batch; None while there is none to train on.
+
+        Raises:
+            ConfigError: the limiter will never admit anything again.
+        """
         if self._waiting or self._earlier is not None:
             self._insert_waiting()
         if self._pace is not None and not self._pace.may_draw:
             return None
         buffer: Any = self.buffer
         batch: SampleBatch | list[Any] | None = buffer.sample(size, cur_learner_iter=train_iter)
-        if batch is not None and self._pace is not None:
+        if batch is None:
+            self._check_limiter()
+        elif self._pace is not None:
             self._pace.batches += 1
         return batch
+
+    def _check_limiter(self) -> None:
+        """Find out what ends the wait of a learner that has no batch.
+
+        Raises:
+            ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
+        """
+        self.retry_s = self.buffer.retry_after_s()
+        if self._waiting and self.retry_s is None:
+            path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
+            raise ConfigError(
+                f"{path} admits neither the next {rows} rows nor a batch, with {self.count()} "
+                f"samples in the buffer and the counts {self.buffer.limiter_counts()}; give it more "
+                "room, such as a larger error_buffer, or choose another type",
+                path=path,
+            )
 
     def rows_of(self, batch: SampleBatch | list[Any]) -> int:
         return rows_in(batch, self.buffer)
