@@ -98,6 +98,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Counter[str]]
 
     def noted(self: TableHome, announced: Any, load: Any) -> Any:
         batch = loaded(self, announced, load)
+        assert batch is not None
         rows = unpack_samples(batch) if has_lists(batch.columns) else batch
         contents[announced.data_id] = rows_of(rows)
         return batch
