@@ -272,6 +272,7 @@ class BaseCommLearner(CommWorker):
         if self._clock() >= self._save_at:
             self._save()
         while not self.is_stopping:
+            announced = home.announced
             batch = home.sample(batch_size, self._learner.train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
@@ -283,6 +284,8 @@ class BaseCommLearner(CommWorker):
                 self.pause(home.retry_s)
                 continue
             with self.condition:
+                if home.announced > announced:
+                    continue  # some arrived since it looked
                 self._is_idle = True
                 self.condition.notify_all()
                 if not self.job_wait(lambda: not self._is_idle, self._catch_up):
@@ -299,7 +302,7 @@ class BaseCommLearner(CommWorker):
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
 
         Returns:
-            The task's ids, and ``info`` if it has trained since its last info.
+            The task's ids, and the learner's last ``info``.
         """
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")

@@ -81,6 +81,7 @@ class Home(ABC):
 
     Attributes:
         known: Ids of the announced payloads that the home still needs.
+        announced: Number of announcements that it has taken.
         retry_s: Seconds to wait before asking again for a batch; None: until an announcement.
     """
 
@@ -88,6 +89,7 @@ class Home(ABC):
 
     def __init__(self) -> None:
         self.known: set[str] = set()
+        self.announced = 0
         self._waiting: deque[Announcement] = deque()
         self._lock = threading.Lock()
         """Guards what a report reads; a report between two parts of a push would be wrong."""
@@ -103,6 +105,7 @@ class Home(ABC):
             if each.data_id not in self.known:
                 self.known.add(each.data_id)
                 self._waiting.append(each)
+                self.announced += 1
 
     @abstractmethod
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
