@@ -225,7 +225,7 @@ class BaseCommLearner(CommWorker):
         self.go_on_with_job(task_id)
         home = self._the_home()
         info = self._info(home, confirmed)
-        return {"info": info, "known": sorted(home.known), **self.task_ids()}
+        return {"info": info, "known": home.known_ids(), **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Take new announcements; answer when it has no data, or after ``EXCHANGE_S``.

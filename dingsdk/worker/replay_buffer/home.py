@@ -98,6 +98,11 @@ class Home(ABC):
         self._reports: deque[HomeReport] = deque(maxlen=REPORTS_KEPT)
         self._reported = 0
 
+    def known_ids(self) -> list[str]:
+        """Return ``known``, sorted."""
+        with self._lock:
+            return sorted(self.known)
+
     def announce(self, news: Iterable[Mapping[str, Any]]) -> None:
         """Add announcements, in order of arrival; those that it has had are ignored."""
         found = [msgspec.convert(each, Announcement) for each in news]
