@@ -259,8 +259,8 @@ class TableHome(Home):
             path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
             raise ConfigError(
                 f"{path} admits neither the next {rows} rows nor a batch, with {self.count()} "
-                f"samples in the buffer and the counts {self.buffer.limiter_counts()}; give it more "
-                "room, such as a larger error_buffer, or choose another type",
+                f"samples in the buffer and the counts {self.buffer.limiter_counts()}; give it "
+                "more room, such as a larger error_buffer, or choose another type",
                 path=path,
             )
 
