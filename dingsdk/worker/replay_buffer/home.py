@@ -203,17 +203,18 @@ class TableHome(Home):
         self._ids: dict[int, str] = {}  # of the payloads with rows in the buffer, by number
         self._numbers = 0
 
-    def _insert_waiting(self) -> None:
-        """Insert announced payloads in order, as long as the limiter admits them."""
+    def _insert_waiting(self) -> bool:
+        """Insert announced payloads in order; return False once the limiter refuses one."""
         while self._waiting:
             first = self._waiting[0]
             if not first.was_inserted:
                 self._go_on_counting()
             if not (first.was_inserted or self._can_push(first)):
-                return
+                return False
             self._insert(first)
             self._waiting.popleft()
         self._go_on_counting()
+        return True
 
     def _go_on_counting(self) -> None:
         """Restore the limiter's counts, once the rows that it has counted are in the buffer."""
@@ -236,26 +237,25 @@ class TableHome(Home):
         Raises:
             ConfigError: the limiter will never admit anything again.
         """
-        if self._waiting or self._earlier is not None:
-            self._insert_waiting()
+        is_admitted = self._insert_waiting()
         if self._pace is not None and not self._pace.may_draw:
             return None
         buffer: Any = self.buffer
         batch: SampleBatch | list[Any] | None = buffer.sample(size, cur_learner_iter=train_iter)
         if batch is None:
-            self._check_limiter()
+            self._check_limiter(is_admitted)
         elif self._pace is not None:
             self._pace.batches += 1
         return batch
 
-    def _check_limiter(self) -> None:
+    def _check_limiter(self, is_admitted: bool) -> None:
         """Find out what ends the wait of a learner that has no batch.
 
         Raises:
             ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
         """
         self.retry_s = self.buffer.retry_after_s()
-        if self._waiting and self.retry_s is None:
+        if not is_admitted and self.retry_s is None:
             path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
             raise ConfigError(
                 f"{path} admits neither the next {rows} rows nor a batch, with {self.count()} "
