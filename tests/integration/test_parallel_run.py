@@ -12,7 +12,7 @@ import gymnasium.envs.classic_control
 import pytest
 
 from dingsdk import hookimpl
-from dingsdk.errors import ConfigError, DingError, TaskFailedError
+from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.pipeline import parallel
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
