@@ -383,7 +383,7 @@ def _serial(part: _Part) -> Callable[..., Any]:
 
 
 def _drawing(part: _Part) -> Callable[..., Any]:
-    return lambda capacity, seed, _folder: part.create({}, capacity, seed)
+    return lambda capacity, seed, _folder, **options: part.create(options, capacity, seed)
 
 
 # Kind -> a function that returns how its rules make the part.
