@@ -250,7 +250,7 @@ class CountsOutsideTheLock(Naive):
         self._pushed = pushed
 
 
-@mutant(40, 39)
+@mutant(39)
 class PushesInTwoSteps(Naive):
     def push(self, data: Any, *args: Any, **options: Any) -> None:
         if isinstance(data, SampleBatch) and 1 < len(data) < 6:
