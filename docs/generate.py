@@ -139,8 +139,11 @@ def template_page(kind: str) -> str:
     folder, module = f"dingsdk-rl-{name}", f"dingsdk_{name.replace('-', '_')}"
     files = render(kind, name)
     commands = [f"dingsdk new plugin {kind} {name}", *next_steps(kind, name, f"./{folder}")]
+    own = f"{module}/{kind.replace('-', '_')}.py"
+    init = f"{module}/__init__.py"
     shown = {
-        "The plugin": ("python", f"{module}/__init__.py"),
+        "The plugin": ("python", own if own in files else init),
+        **({"Its registration": ("python", init)} if own in files else {}),
         "A config that uses it": ("yaml", "example.yaml"),
     }
     noun = kind.replace("-", " ")

@@ -37,7 +37,7 @@ class HasOneSeed(Naive):
         super().__init__({**cfg, "seed": 0})
 
 
-@mutant(22)
+@mutant(22, 24)
 class ForgetsTheRandomState(Naive):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if "sampler" in state_dict:

@@ -45,6 +45,7 @@ def test_package_has_its_own_name_entry_point_and_files(kind: str) -> None:
         ".github/workflows/test.yml",
         "example.yaml",
         "dingsdk_own_part/__init__.py",
+        *([] if kind == "observer" else [f"dingsdk_own_part/{kind.replace('-', '_')}.py"]),
         "dingsdk_own_part/py.typed",
         "tests/test_plugin.py",
     }
@@ -75,8 +76,8 @@ def test_packages_pass_their_own_linter(name: str, tmp_path: Path) -> None:
 def test_class_name_does_not_repeat_its_ending(kind: str, name: str, cls: str) -> None:
     files = render(kind, name)
 
-    (module,) = (text for path, text in files.items() if path.endswith("__init__.py"))
-    assert f", {cls})" in module.splitlines()[-1]
+    init, module, _ = (text for path, text in sorted(files.items()) if path.endswith(".py"))
+    assert f", {cls})" in init.splitlines()[-1]
     assert f"class {cls}(" in module
 
 
