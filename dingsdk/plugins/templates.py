@@ -133,6 +133,7 @@ def render(kind: str, name: str) -> dict[str, str]:
     words = {
         "PLUGIN_SUMMARY": template.summary,
         "PLUGIN_GROUP": template.group,
+        "plugin_group": template.group,
         "PLUGIN_MODE": template.mode,
         "PLUGIN_KEY": key,
         "PLUGIN_FILE": file,

@@ -7,6 +7,6 @@ from .PLUGIN_FILE import PLUGIN_PART
 
 
 @hookimpl
-def dingsdk_register_PLUGIN_GROUP(registry: Registry) -> None:
+def dingsdk_register_plugin_group(registry: Registry) -> None:
     """Register the plugin under its type key."""
     registry.register("PLUGIN_KEY", PLUGIN_PART)

@@ -17,8 +17,6 @@ CAPACITY = 8
 MakePart = Callable[..., Any]
 """``make(capacity, seed, folder)`` returns a new part; a priority sampler also gets ``alpha=``."""
 
-_TYPE = "part under test"
-
 
 class PartBench(RuleBench[MakePart]):
     """The bench of a part: makes parts, and closes them at the end."""
@@ -47,17 +45,19 @@ class PartBench(RuleBench[MakePart]):
             capabilities: The capabilities of the buffer, of ``BUFFER_CAPABILITIES``.
         """
 
+        key = f"part under test {id(self)}"
+
         def made(cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> Any:
             settings = {name: cfg[name] for name in config if name in cfg and name != "type"}
             return self.part(capacity, 0 if seed is None else int(seed), **settings)
 
-        config = {"type": _TYPE, **({"alpha": None} if "priorities" in capabilities else {})}
+        config = {"type": key, **({"alpha": None} if "priorities" in capabilities else {})}
         made.config = config  # type: ignore[attr-defined]
         registry = default_manager().registry(f"{kind}s")
         with transaction("the rules") as changes:
-            registry.register(_TYPE, made)
+            registry.register(key, made)
         self.exits.callback(changes.roll_back)
-        make = partial(_buffer, {"type": buffer, kind: {"type": _TYPE}})
+        make = partial(_buffer, {"type": buffer, kind: {"type": key}})
         try:
             BUFFER_BOOK.check(make, capabilities=capabilities, patience_s=self.patience_s)
         except ContractError as error:

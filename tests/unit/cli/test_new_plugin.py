@@ -23,7 +23,7 @@ from dingsdk.plugins.templates import render
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_no_placeholder_is_left_in_a_package(kind: str) -> None:
     for path, text in render(kind, "own-part").items():
-        left = re.search(r"plugin[-_]name|PluginName|PLUGIN_[A-Z]+", path + text)
+        left = re.search(r"plugin[-_](name|group)|PluginName|PLUGIN_[A-Z]+", path + text)
 
         assert not left, f"{path}: {left}"
 
