@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from sys import getrefcount
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
 
 Obs = Any
@@ -23,12 +22,8 @@ _ARRAY_SPACES = (
     gym.spaces.MultiDiscrete,
 )
 
-_FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
-
 _MOST_VALUES = 4096
 """Discrete spaces with more actions are checked by comparison instead of with a set."""
-_FEW_VALUES = 24
-"""Arrays of at most this length are compared faster as lists."""
 
 
 class ObservationSchema:
@@ -69,7 +64,6 @@ class ObservationSchema:
         # The lowest and the highest value that a discrete space allows.
         self._limits = _low_and_high(space) if self._is_array and not is_box else None
         self.is_bounded = is_box and _has_bounds(space)
-        self._most = float(np.finfo(self.dtype.type).max) if self._is_float else 0.0
         if self._children is not None:
             self.is_bounded = any(child.is_bounded for child in self._children.values())
         # Python's integers are compared faster than arrays.
@@ -138,35 +132,10 @@ class ObservationSchema:
 
     def replace(self, columns: Obs, rows: Sequence[int], values: Sequence[Any]) -> Obs:
         """Return a copy of ``columns`` whose ``rows`` hold ``values``."""
-        replaced = self.own(columns)
+        replaced = map_leaves(np.array, columns)
         for row, value in zip(rows, values, strict=True):
             self.put(replaced, row, value)
         return replaced
-
-    def check_columns(self, columns: Obs, count: int) -> None:
-        """Check ``count`` observations in columns of the space's dtype; errors as ``conform``."""
-        if self._children is not None:
-            self._check_keys(columns)
-            for name, child in self._children.items():
-                child.check_columns(columns[name], count)
-            return
-        self._check(columns, (count, *self._shape), columns)
-
-    def keep(self, columns: Any, rows: NDArray[np.bool_], kept: Obs) -> Any:
-        """Return a copy of columns whose ``rows`` are those of ``kept``."""
-        if self._children is not None:
-            self._check_keys(columns)
-            parts = self._children.items()
-            return {name: child.keep(columns[name], rows, kept[name]) for name, child in parts}
-        columns = np.array(columns)
-        columns[rows] = kept[rows]
-        return columns
-
-    def own(self, columns: Obs) -> Obs:
-        """Return an independent copy of checked columns."""
-        if self._children is not None:
-            return {name: child.own(columns[name]) for name, child in self._children.items()}
-        return np.array(columns)
 
     def beyond(self, obs: Obs) -> str | None:
         """Return the first value beyond the bounds of its Box, in words; None if there is none.
@@ -202,23 +171,12 @@ class ObservationSchema:
         kind = source.dtype.kind
         if kind not in "biuf":
             raise self._mismatch(_type_of(source))
-        # A cast that may overflow needs np.errstate, which takes longer than all the rest.
-        if kind == self.dtype.kind == "f" and source.shape == shape and self._can_hold(source):
-            return source.astype(self.dtype)
         if kind == "f" or self.dtype == np.float16:
             array = _cast_quietly(source, self.dtype)
         else:
             array = source.astype(self.dtype)
         self._check(array, shape, source)
         return array
-
-    def _can_hold(self, source: NDArray[Any]) -> bool:
-        """Whether no value is NaN or too large for the dtype."""
-        if source.ndim != 1 or not 0 < len(source) <= _FEW_VALUES:
-            return 0 not in (np.abs(source) <= self._most).tobytes("A")
-        values = source.tolist()
-        most = self._most
-        return math.isfinite(sum(values)) and -most <= min(values) and max(values) <= most
 
     def _check(self, array: NDArray[Any], shape: tuple[int, ...], source: NDArray[Any]) -> None:
         """Check the shape and the values of an array that was cast from ``source``."""
@@ -403,44 +361,3 @@ def has_nan(array: NDArray[Any]) -> bool:
     # Looking for a byte costs a fraction of any() on small arrays. "A": columns of a native vector
     # env are often in Fortran order, which "C" would convert first.
     return 1 in np.isnan(array).tobytes("A")
-
-
-def are_fresh(obs: Any, reward: Any, terminated: Any, truncated: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether the caller's variables are the only references to the four arrays of a step.
-
-    A native vector env may hand out new arrays at each step or the same buffers again; the
-    reference counts tell which, exactly, and cost less than the copies that they may save.
-
-    Args:
-        obs: Any value; only an array of ``dtype`` can be fresh.
-        reward: Only float32 can be fresh.
-        terminated: Only bool can be fresh.
-        truncated: Only bool can be fresh.
-        dtype: Dtype of the observation space.
-    """
-    most = _REFERENCES_OF_A_FRESH_ARRAY
-    return (
-        type(obs) is type(reward) is type(terminated) is type(truncated) is np.ndarray
-        and obs.dtype is dtype
-        and reward.dtype is _FLOAT32
-        and terminated.dtype is truncated.dtype is _BOOL
-        and obs.base is reward.base is terminated.base is truncated.base is None
-        and getrefcount(obs) <= most
-        and getrefcount(reward) <= most
-        and getrefcount(terminated) <= most
-        and getrefcount(truncated) <= most
-    )
-
-
-def _count_references(array: Any) -> int:
-    return getrefcount(array)
-
-
-def _references_of_a_fresh_array() -> int:
-    # 3 up to CPython 3.13 (the caller's variable, the parameter, the argument of
-    # getrefcount); measured, because later versions borrow some of them.
-    array = np.empty(1)
-    return _count_references(array)
-
-
-_REFERENCES_OF_A_FRESH_ARRAY = _references_of_a_fresh_array()

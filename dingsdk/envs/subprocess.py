@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
 from dingsdk.data.action_mask import open_masks
-from dingsdk.data.pytree import part_of
+from dingsdk.data.pytree import map_leaves, part_of
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
@@ -118,7 +118,7 @@ class SubprocessEnvManager(EnvManager):
 
     def current_obs(self) -> Obs:
         self._check_open()
-        return self._spaces[0].own(self._board.obs)
+        return map_leaves(np.array, self._board.obs)
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         self._begin(actions)
@@ -362,11 +362,11 @@ class SubprocessEnvManager(EnvManager):
 
     def _envs_state(self) -> Any:
         # Results of steps that are under way, which `_call` waits for, are part of the state.
-        schema, board = self._spaces[0], self._board
+        board = self._board
         return {
             "envs": [self._call(env_id, "get_state") for env_id in range(self._env_num)],
             "groups": [[group.failures_in_row, group.rebuilds] for group in self._groups],
-            "obs": [schema.own(each) for each in (board.obs, board.final_obs)],
+            "obs": map_leaves(np.array, [board.obs, board.final_obs]),
             "results": {name: getattr(board, name).copy() for name in _RESULTS},
         }
 

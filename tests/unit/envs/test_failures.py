@@ -333,7 +333,6 @@ def test_native_failure_rebuilds_all_and_marks_all_rows(env: str, fault: int) ->
         assert not columns.valid.any()
         assert columns.obs[:, 1].tolist() == [0, 0, 0]
         assert manager.failure_count == 3
-        manager.reset({0: None})  # does nothing: the restart has reset all envs
         assert step(manager, 0, 0, 0).final_obs[:, 1].tolist() == [1, 1, 1]
         step(manager, 0, 0, 0)  # the first env completes an episode here
         step(manager, 0, fault, 0)
@@ -349,8 +348,6 @@ def test_native_failure_is_abnormal_for_every_env_in_dict_form() -> None:
         timesteps = manager.step({0: 0, 1: RAISE})
         assert [t.info["abnormal"] for t in timesteps.values()] == [True, True]
         assert timesteps[0].info["error"] == "RuntimeError: step on cue"
-        for env_id in timesteps:
-            manager.reset({env_id: None})
         assert manager.step({0: 0, 1: 0})[1].reward == 1.0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import (
@@ -178,10 +177,6 @@ def test_native_mode_refuses_unsupported_operations() -> None:
         with pytest.raises(ConfigError, match="sync") as refused:
             manager.reset({0: None})
         assert refused.value.path == "env_manager.vectorization_mode"
-        manager.reset()
-        start = starts(manager)
-        manager.reset({0: None})  # allowed: its episode has no step yet
-        assert starts(manager) == start
         manager.step_batch(np.zeros(2, int), np.arange(2))
         with pytest.raises(PolicyOutputError, match="in_process") as caught:
             manager.step_batch(np.zeros(1, int), np.array([1]))
@@ -471,36 +466,6 @@ def test_envs_are_seeded_from_a_branch_of_the_seed_tree() -> None:
             manager.seed(seed)
             manager.launch()
             assert starts(manager) == found[3]
-
-
-class Fresh(gym.vector.VectorEnv[Any, Any, Any]):
-    """Returns new arrays in the dtypes of its spaces, and records their ids."""
-
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-
-    def __init__(self, num_envs: int = 1, **_: Any) -> None:
-        self.num_envs = num_envs
-        self.single_observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-        self.single_action_space = gym.spaces.Discrete(2)
-        self.ids: list[int] = []
-
-    def reset(self, **_: Any) -> Any:
-        return np.zeros((self.num_envs, 2), np.float32), {}
-
-    def step(self, actions: Any) -> Any:
-        made = [np.zeros((self.num_envs, 2), np.float32), np.zeros(self.num_envs, np.float32)]
-        made += [np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)]
-        self.ids = [id(array) for array in made]
-        return made.pop(0), made.pop(0), made.pop(0), made.pop(0), {}
-
-
-def test_new_arrays_of_a_native_env_are_not_copied() -> None:
-    gym.register("Tiny/Fresh-v0", vector_entry_point=Fresh)
-    with make(NATIVE, env_id="Tiny/Fresh-v0") as manager:
-        manager.launch()
-        step = manager.step_batch(np.zeros(2, int))
-        handed_out = [step.obs, step.reward, step.terminated, step.truncated]
-        assert [id(array) for array in handed_out] == manager._vec.ids  # type: ignore[attr-defined]
 
 
 def test_env_that_is_registered_with_wrappers_is_not_native() -> None:
