@@ -49,7 +49,7 @@ class VectorEnvManager(EnvManager):
         section = cls.read(cfg, "env_manager")
         mode, obstacle = section.vectorization_mode, None
         if mode in ("auto", "native") and isinstance(env_fns, Sequence) and env_fns:
-            obstacle = _why_not_native(env_fns, section.autoreset_mode)
+            obstacle = why_not_native(env_fns, section.autoreset_mode)
             if obstacle is None:
                 return _managed(NativeEnvManager, section, env_fns)
         if obstacle is not None and mode == "native":
@@ -75,7 +75,7 @@ class NativeEnvManager(BaseVectorEnvManager):
         self._autoreset = _native_autoreset(env_fns[0])
 
     def make_vector_env(self) -> Any:
-        env_fn: Any = self._env_fns[0]  # an EnvFn, as _why_not_native has found
+        env_fn: Any = self._env_fns[0]  # an EnvFn, as why_not_native has found
         return env_fn.make_native(self._env_num)
 
 
@@ -86,7 +86,8 @@ def _managed(
     return manager({**{key: getattr(section, key) for key in keys}, **more}, env_fns)
 
 
-def _why_not_native(env_fns: Sequence[Callable[[], Any]], autoreset: str) -> str | None:
+def why_not_native(env_fns: Sequence[Callable[[], Any]], autoreset: str) -> str | None:
+    """Return why envs cannot be made as the env's own vector env; None if they can."""
     first = env_fns[0]
     if not isinstance(first, EnvFn):
         return "the envs are made by functions of their own"
