@@ -151,9 +151,8 @@ class InProcessEnvManager(EnvManager):
         return self._envs[env_id].call(name, *args)
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
-        for env in self._envs:
-            env.keep_seed = not self._dynamic_seed
         for env_id, seed in zip(env_ids, self._new_seeds(env_ids), strict=True):
+            self._envs[env_id].keep_seed = not self._dynamic_seed
             self._reset_one(env_id, {"seed": seed, **(kwargs.get(env_id) or {})})
             self._returns[env_id], self._parked[env_id] = 0.0, False
 
