@@ -483,12 +483,15 @@ class EnvManager(Configurable, Closing, ABC):
         """Return which envs wait for an action."""
         return ~self._parked
 
-    def _ids_of(self, actions: Mapping[int, Any]) -> list[int]:
-        """Return the envs that ``actions`` names.
+    def _checked(self, actions: Mapping[int, Any]) -> dict[int, Any]:
+        """Return actions in dict form, checked.
 
         Raises:
-            PolicyOutputError: it is no dict.
+            ClosedError: the manager is closed.
+            PolicyOutputError: ``actions`` is no dict, names an env that takes no action, or holds
+                an action outside the space.
         """
+        self._check_open()
         if not isinstance(actions, Mapping):
             raise PolicyOutputError(
                 "step() takes a dict of actions by env id, and step_batch() an array; found "
@@ -497,7 +500,9 @@ class EnvManager(Configurable, Closing, ABC):
                 expected="dict",
                 found=type(actions).__name__,
             )
-        return list(actions)
+        self._check_running(list(actions))
+        check = self._spaces[1].single
+        return {env_id: check(action) for env_id, action in actions.items()}
 
     def _check_running(self, env_ids: Sequence[int]) -> None:
         self._check_ids(env_ids)

@@ -141,7 +141,7 @@ class BaseVectorEnvManager(EnvManager):
                     self._resetting = ended
             self._obs = obs
             if self._resetting is not None or self._may_park:
-                self._obs = open_masks(obs, ~self._waiting())
+                self._obs = open_masks(obs, ~self._running())
             step = StepColumns(self._obs, obs, reward, terminated, truncated, valid)
             if (
                 self._may_park
@@ -166,13 +166,12 @@ class BaseVectorEnvManager(EnvManager):
         An env whose reset takes a step (``capabilities.reset_takes_step``) is not ready for
         one round; if no env is ready, this method steps that round too.
         """
-        self._check_open()
-        ready, checker = self._ready(), self._spaces[1]
-        if (found := sorted(self._ids_of(actions))) != ready:
-            raise self._wrong_envs(ready, found)
+        checked, ready = self._checked(actions), self._ready()
+        if sorted(checked) != ready:
+            raise self._wrong_envs(ready, sorted(checked))
         batch = self._fillers()
-        for row, action in actions.items():
-            batch[row] = checker.single(action)
+        for row, action in checked.items():
+            batch[row] = action
         columns = self.step_batch(batch)
         timesteps = {}
         for row in ready:
@@ -313,11 +312,10 @@ class BaseVectorEnvManager(EnvManager):
         return {row: info[EPISODE_INFO] for row, info in infos.items() if info.get(EPISODE_INFO)}
 
     def _ready(self) -> list[int]:
-        ready: list[int] = np.flatnonzero(self._waiting()).tolist()
+        ready: list[int] = np.flatnonzero(self._running()).tolist()
         return ready
 
-    def _waiting(self) -> NDArray[np.bool_]:
-        """Return which envs wait for an action: those that are neither DONE nor to be reset."""
+    def _running(self) -> NDArray[np.bool_]:
         return ~(self._parked if self._resetting is None else self._parked | self._resetting)
 
     @staticmethod

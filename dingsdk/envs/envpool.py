@@ -37,7 +37,7 @@ class EnvpoolEnvManager(BaseVectorEnvManager):
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         super().__init__(cfg, env_fns)
         self._env_fns = [_pooled(env_fn, self.section.num_threads) for env_fn in env_fns]
-        if why := why_not_native(self._env_fns, "auto"):
+        if why := why_not_native(self._env_fns):
             raise ConfigError(
                 f"env_manager.type: envpool makes its own envs, but {why}; use envpool's options "
                 "in env.kwargs, or env_manager.type in_process, vector or subprocess",

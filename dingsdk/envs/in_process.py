@@ -53,12 +53,8 @@ class InProcessEnvManager(EnvManager):
         return {env_id: self._image(env_id) for env_id in self.ready_obs}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
-        self._check_open()
-        self._check_running(self._ids_of(actions))
-        checker = self._spaces[1]
-        checked = {env_id: checker.single(action) for env_id, action in actions.items()}
         timesteps = {}
-        for env_id, action in checked.items():
+        for env_id, action in self._checked(actions).items():
             obs, reward, terminated, truncated, info = self._step_one(env_id, action)
             info = {**info, "terminated": terminated, "truncated": truncated}
             timesteps[env_id] = self._timestep(env_id, obs, reward, info)

@@ -155,11 +155,7 @@ class SubprocessEnvManager(EnvManager):
 
     def _begin(self, actions: Mapping[int, Any]) -> None:
         """Check actions in dict form, and start their steps."""
-        self._check_open()
-        self._check_running(self._ids_of(actions))
-        checker = self._spaces[1]
-        checked = {env_id: checker.single(action) for env_id, action in actions.items()}
-        for env_id, action in checked.items():
+        for env_id, action in self._checked(actions).items():
             self._board.actions[env_id] = action
         self._send(np.array(list(actions), dtype=np.int64), _STEP_WITH_INFOS)
 

@@ -58,8 +58,6 @@ def test_native_mode_refuses_unsupported_operations() -> None:
         assert (caught.value.facts["expected"], caught.value.facts["found"]) == ([0, 1], [1])
     with pytest.raises(ConfigError, match="no vector env of its own"):
         make(NATIVE, env_id="MountainCar-v0")
-    with pytest.raises(ConfigError, match="resets in mode next_step"):
-        make({**NATIVE, "autoreset_mode": "same_step"})
 
 
 def test_closed_manager_refuses_env_methods() -> None:
@@ -140,7 +138,6 @@ def test_rendered_images_are_for_ready_envs() -> None:
         {"type": "in_process", "max_retry": -1},
         {"type": "in_process", "retry_type": "again"},
         {"type": "vector", "vectorization_mode": "fast"},
-        {"type": "vector", "autoreset_mode": "never"},
         {"type": "vector", "step_timeout": "soon"},
     ],
     ids=lambda cfg: list(cfg)[1],
@@ -234,7 +231,6 @@ def test_defaults_of_the_sections() -> None:
     assert {key: default[key] for key in own} == own
     own |= {
         "vectorization_mode": "auto",
-        "autoreset_mode": "auto",
         "step_timeout": 60.0,
         "reset_timeout": 60.0,
     }

@@ -95,7 +95,6 @@ def test_observation_without_columns_works_in_dict_form_only() -> None:
     ("env_id", "cfg", "manager"),
     [
         ("CartPole-v1", {}, NativeEnvManager),
-        ("CartPole-v1", {"autoreset_mode": "same_step"}, InProcessEnvManager),
         ("CartPole-v1", {"vectorization_mode": "sync", "max_retry": 5}, InProcessEnvManager),
         ("CartPole-v1", {"vectorization_mode": "async", "max_retry": 5}, SubprocessEnvManager),
         ("MountainCar-v0", {}, InProcessEnvManager),
