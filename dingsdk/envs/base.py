@@ -81,11 +81,11 @@ class StepColumns(NamedTuple):
     ``obs``. A named tuple, because building a frozen dataclass of eight fields costs 1 us.
 
     Attributes:
-        obs: What the policy acts on next: the new episode's first observation where an
+        obs: The observation for the next action: the new episode's first observation where an
             episode ended and the env was reset in this step.
         final_obs: The observation that the action led to; equal to ``obs`` except at
-            episode ends, where it is the true last one. May be the same object as ``obs``
-            when no episode ended.
+            episode ends, where ``final_obs`` is the true last observation. May be the same
+            object as ``obs`` when no episode ended.
         reward: float32[n]; float32[n, players] for envs of several players.
         terminated: bool[n], the task ended (no bootstrap).
         truncated: bool[n], the episode was cut (bootstrap from ``final_obs``).
@@ -206,7 +206,7 @@ class EnvManager(Configurable, Closing, ABC):
         self._dynamic_seed = True
         self._failure_count = 0
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
-        # Whether to look for values beyond the bounds of their Box; one is reported.
+        # Whether to look for values beyond the bounds of their Box; the first one is reported.
         self._looks_beyond = True
         self._looks = 0
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
@@ -369,7 +369,7 @@ class EnvManager(Configurable, Closing, ABC):
 
         Raises:
             ConfigError: the env has no such method, or the manager cannot call it.
-                ``enable_save_figure`` and ``enable_save_replay`` raise it too.
+                ``enable_save_figure`` and ``enable_save_replay`` raise this error too.
         """
         shaped = self._call(env_id, "reward_shaping", transitions)
         if shaped is not None and shaped is not transitions:
@@ -418,7 +418,7 @@ class EnvManager(Configurable, Closing, ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Make the envs and set ``_spaces``; if it fails half-way, ``_discard`` must undo it."""
+        """Make the envs and set ``_spaces``; if this fails, ``_discard`` closes the made envs."""
 
     @abstractmethod
     def _discard(self) -> None:

@@ -39,8 +39,8 @@ class BaseVectorEnvManager(EnvManager):
     rebuilt and all rows of that step are abnormal. An env that takes no actions (DONE, or
     waiting for the caller's reset) gets a placeholder action, and its rows are not valid.
 
-    The vector env merges the infos of its envs, and gymnasium's does so into arrays of the type
-    of the first value: statistics of one key must have one type in all envs.
+    The vector env merges the infos of its envs. gymnasium merges them into arrays of the type of
+    the first value, so statistics of one key must have one type in all envs.
 
     Example:
         >>> class SixDice(BaseVectorEnvManager):

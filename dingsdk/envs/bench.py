@@ -52,9 +52,9 @@ class EnvSpeed:
     Attributes:
         manager: Type of the env manager.
         env_num: Number of envs that it steps together.
-        steps_per_s: Env steps a second, of all envs together, with random actions; 0 if it
-            cannot step the env.
-        error: Why it cannot step the env; empty if it can.
+        steps_per_s: Env steps a second, of all envs together, with random actions; 0 if the
+            manager cannot step the env.
+        error: Why the manager cannot step the env; empty if it can.
         envs_per_process: As in the section ``env_manager``; None for the default.
     """
 
@@ -100,7 +100,7 @@ def bench_env(
 
     Raises:
         ConfigError: the env cannot be made as described.
-        EnvError: no manager can step it.
+        EnvError: no manager can step the env.
     """
     started = time.perf_counter()
     env_fn = env_maker(env, kwargs, wrappers)

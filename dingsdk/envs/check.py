@@ -41,7 +41,8 @@ class EnvCheck(NamedTuple):
 
     Attributes:
         name: Name of the check.
-        state: ``problem``: workers cannot use the env; ``warning``: they can, but look at it.
+        state: ``problem``: workers cannot use the env; ``warning``: they can, with the weakness
+            that ``detail`` names.
         detail: The result in words, and what to do.
     """
 
@@ -133,8 +134,8 @@ def check_env(
 ) -> list[EnvCheck]:
     """Check that an env follows the rules that workers rely on, by using it.
 
-    It is made several times, also in each env manager that a config can choose, the default first;
-    some use child processes, so a script needs the ``__main__`` guard.
+    The env is made several times, also in each env manager that a config can choose, the default
+    first. Some managers use child processes, so a script needs the ``__main__`` guard.
 
     Args:
         env: An env id, ``module:Class``, or a class or function that makes the env.
@@ -265,7 +266,7 @@ def _check_manager(kind: str, subject: _Subject) -> str | None:
     try:
         with closing(create_env_manager(section, [subject.env_fn] * 2)) as manager:
             if cls is InProcessEnvManager and not subject.has_native:
-                return None  # the default has used it
+                return None  # `vector`, the default, is the same manager here
             own_seeds = manager.capabilities.per_env_seed
             subject.has_native |= not own_seeds
             manager.seed(subject.seed)
@@ -316,7 +317,10 @@ _CHECKS: tuple[tuple[str, Callable[[_Subject], str | None], bool], ...] = (
     *((f"env manager {kind}", partial(_check_manager, kind), False) for kind in _MANAGERS),
     ("policies that take it", _check_policies, False),
 )
-"""Name, function, which returns None if it does not apply, and whether the checks after need it."""
+"""Name of a check, its function, and whether the checks after it need its success.
+
+The function returns None if the check does not apply.
+"""
 
 
 def _play(subject: _Subject, seed: int) -> list[Any]:

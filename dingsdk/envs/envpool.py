@@ -43,7 +43,7 @@ class EnvpoolEnvManager(BaseVectorEnvManager):
                 "in env.kwargs, or env_manager.type in_process, vector or subprocess",
                 path="env_manager.type",
             )
-        _ = self._spaces  # refuses an unknown env, and options that it does not take
+        _ = self._spaces  # refuses an unknown env, and options that the env does not have
 
     def make_vector_env(self) -> Any:
         env_fn: Any = self._env_fns[0]

@@ -142,7 +142,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         """Call a method that not every env has.
 
         Raises:
-            ConfigError: this one does not have it.
+            ConfigError: this env has no such method.
         """
         if name in ("get_state", "set_state"):
             return getattr(self, name)(*args)
@@ -261,7 +261,7 @@ def count_failure(
     section: RetrySection,
     env_id: int | None = None,
 ) -> None:
-    """Log a failure of an env, a vector env or a process, and wait until it is to be rebuilt.
+    """Log a failure of an env, a vector env or a process, and wait for ``retry_waiting_time``.
 
     Raises:
         EnvError: there were too many in a row.
@@ -368,7 +368,7 @@ def parts_of(method: str, answer: Any, parts: str) -> Sequence[Any]:
     """Check that the env's ``method`` returned these ``parts``, and return them.
 
     Raises:
-        SchemaMismatchError: it did not; the last one must be a dict.
+        SchemaMismatchError: the answer has other parts, or its last part is no dict.
     """
     if not isinstance(answer, tuple | list) or len(answer) != parts.count(",") + 1:
         found, advice = type(answer).__name__, ""

@@ -17,11 +17,11 @@ from dingsdk.errors import ConfigError
 
 
 class InProcessEnvManager(EnvManager):
-    """Types ``in_process`` and ``base``: a loop over single envs; it supports everything.
+    """Types ``in_process`` and ``base``: a loop over single envs, with all capabilities except one.
 
-    Each env has its own seed, is reset on its own and can be stepped on its own. Envs may
-    have any observation space in the dict form; the batched form needs columns. For the
-    config keys see EnvManager.
+    Each env has its own seed, is reset on its own and can be stepped on its own; only
+    ``asynchronous`` is missing. Envs may have any observation space in the dict form; the batched
+    form needs columns. For the config keys see EnvManager.
     """
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:

@@ -32,8 +32,9 @@ class ObservationSchema:
     Array spaces and (nested) Dict spaces of them can be put into columns. Other spaces (Tuple,
     Text, Graph, ...) pass through single steps unchecked and have no columns.
 
-    A value that the space's dtype can hold only after rounding a float is cast; one that a cast
-    would change otherwise is refused. A Box may be left (see ``beyond``), a discrete space not.
+    A float that the space's dtype rounds is accepted; a value that a cast would change in another
+    way is refused. Values beyond the bounds of a Box are accepted (see ``beyond``), values outside
+    of a discrete space are refused.
 
     Args:
         space: The space of one env's observation.

@@ -59,15 +59,15 @@ _RESULTS = ("reward", "terminated", "truncated", "abnormal")
 
 
 class SubprocessEnvManager(EnvManager):
-    """Type ``subprocess``: groups of envs in child processes; it supports everything.
+    """Type ``subprocess``: groups of envs in child processes, with all capabilities but ``asynchronous``.
 
     Observations and actions are in shared memory, so that a step pickles nothing; only the dict
     form sends the contents of ``info``. A process steps its envs one after the other, all processes
     work at the same time, and ``step`` waits for all envs that it was given.
 
-    If a process ends or takes longer than its timeout, the episodes of its envs are dropped. It
-    is started again, up to ``max_retry`` times in a row. Processes are spawned: the code that makes
-    the envs must be importable, and a script needs the ``__main__`` guard.
+    If a process ends or takes longer than its timeout, the episodes of its envs are dropped. The
+    process is started again, up to ``max_retry`` times in a row. Processes are spawned: the code
+    that makes the envs must be importable, and a script needs the ``__main__`` guard.
     """
 
     class Config(EnvManager.Config, frozen=True, kw_only=True):
@@ -151,7 +151,10 @@ class SubprocessEnvManager(EnvManager):
         return 1 if is_async else math.ceil(self._env_num / len(os.sched_getaffinity(0)))
 
     def _running(self) -> NDArray[np.bool_]:
-        return ~(self._parked | self._under_way)
+        is_running: NDArray[np.bool_] = ~(self._parked | self._under_way)
+        for group in self._busy.values():
+            is_running[group.env_ids] = False  # a process runs one command at a time
+        return is_running
 
     def _begin(self, actions: Mapping[int, Any]) -> None:
         """Check actions in dict form, and start their steps."""
@@ -299,7 +302,7 @@ class SubprocessEnvManager(EnvManager):
                         raise TypeError(f"{each} is defined in a notebook or a shell")
                 group.connection.send((self._env_num, dict(made)))
             except OSError:
-                continue  # it has ended, as its answer will show
+                continue  # the process has ended, as its answer will show
             except Exception as error:
                 raise ConfigError(
                     f"env_manager.type: the envs of {group} cannot be sent to a child process "
@@ -307,7 +310,7 @@ class SubprocessEnvManager(EnvManager):
                     path="env_manager.type",
                 ) from error
         for group in groups:
-            group.answer(wait=True)  # it has finished its imports
+            group.answer(wait=True)  # the process has finished its imports
             group.deadline = time.monotonic() + self.section.reset_timeout
         for group in groups:
             spaces = group.answer(wait=True)
@@ -356,7 +359,7 @@ class SubprocessEnvManager(EnvManager):
             }
             self._busy[self._ask_reset(group, given)] = group
         self._wait(for_all=True)
-        # If a process was lost during this, its envs were reset as well.
+        # If a process was lost during the reset, its new envs were reset as well.
         self._lost[rows] = False
         for env_id in env_ids:
             self._infos.pop(env_id, None)
@@ -406,10 +409,10 @@ class SubprocessEnvManager(EnvManager):
         """Start a lost process again; its envs begin new episodes.
 
         Raises:
-            EnvError: it was lost too often in a row, or the program ends.
+            EnvError: the process was lost too often in a row, or the program ends.
         """
         if is_exiting():
-            # multiprocessing ends its processes, and this is a thread that was left behind.
+            # At its exit the program ends the processes of multiprocessing; this thread still runs.
             raise EnvError(f"{error}, because the program ends", env_id=None) from error
         self._failure_count += len(group.env_ids)
         group.failures_in_row += 1
@@ -520,7 +523,7 @@ class _Group:
 
         Raises:
             ProcessLostError: the process has ended or is late.
-            ConfigError: it would have run the user's script again.
+            ConfigError: the process would have run the user's script again.
             DingError: an error that its envs raised.
         """
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):

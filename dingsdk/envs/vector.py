@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import gymnasium as gym
-from gymnasium.vector import AutoresetMode
-
 from dingsdk.config import Positive
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.base_vector import BaseVectorEnvManager
@@ -66,14 +63,6 @@ class NativeEnvManager(BaseVectorEnvManager):
     """Drives the vector env that an env has of its own."""
 
     _instead = "env_manager.vectorization_mode to sync"
-
-    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
-        super().__init__(cfg, env_fns)
-        entry = env_fns[0].spec.vector_entry_point
-        if not callable(entry):
-            entry = gym.envs.registration.load_env_creator(entry)
-        metadata = getattr(entry, "metadata", {})
-        self._autoreset = AutoresetMode(metadata.get("autoreset_mode", self._autoreset))
 
     def make_vector_env(self) -> Any:
         env_fn: Any = self._env_fns[0]  # an EnvFn, as why_not_native has found

@@ -144,6 +144,19 @@ def test_batched_step_waits_for_running_steps(launch: Launch, gate: Path) -> Non
         timer.join()
 
 
+def test_envs_of_a_busy_process_wait_for_its_answer(launch: Launch, gate: Path) -> None:
+    with launch({**ASYNC, "envs_per_process": 2}, 3) as manager:
+        assert manager.step({0: HANG, 2: STEP}).keys() == {2}
+        assert sorted(manager.ready_obs) == [2]
+        with pytest.raises(PolicyOutputError):
+            manager.step({1: STEP})
+        gate.open("w").close()
+        while not (steps := manager.step({})):
+            pass
+        assert {env_id: step.reward for env_id, step in steps.items()} == {0: 1.0}
+        assert manager.step({1: STEP})[1].reward == 1.0
+
+
 def test_envs_are_spread_over_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", {0: {2, 5, 7}}.__getitem__)
     env_fns = make_env_fns({"env_id": "CartPole-v1"}, 7)
