@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable
 from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
+from dingsdk.data.pytree import part_of
 from dingsdk.envs.guard import ABNORMAL, RetrySection, close_quietly
 from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.saving import set_attributes
@@ -573,6 +574,14 @@ class EnvManager(Configurable, Closing, ABC):
                 each.setdefault("eval_episode_return", float(total))
             self._returns[env_id] = 0.0
         return Timestep(obs, reward, done, infos if self._reward_shape else info)
+
+    def _timestep_of(
+        self, columns: StepColumns, row: int, env_id: int, info: dict[str, Any]
+    ) -> Timestep:
+        """Return a row of columns in dict form; ``info`` is changed in place."""
+        info["terminated"] = bool(columns.terminated[row])
+        info["truncated"] = bool(columns.truncated[row])
+        return self._timestep(env_id, part_of(columns.final_obs, row), columns.reward[row], info)
 
 
 def _no_seed(found: object) -> ConfigTypeError:

@@ -175,12 +175,9 @@ class BaseVectorEnvManager(EnvManager):
         columns = self.step_batch(batch)
         timesteps = {}
         for row in ready:
-            terminated, truncated = bool(columns.terminated[row]), bool(columns.truncated[row])
-            info = info_row(self._final_infos if terminated or truncated else self._infos, row)
-            info.update(terminated=terminated, truncated=truncated)
-            timesteps[row] = self._timestep(
-                row, part_of(columns.final_obs, row), float(columns.reward[row]), info
-            )
+            has_ended = columns.terminated[row] or columns.truncated[row]
+            info = info_row(self._final_infos if has_ended else self._infos, row)
+            timesteps[row] = self._timestep_of(columns, row, row, info)
         if not self._ready() and self._resetting is not None:
             self.step_batch(self._fillers())
         return timesteps
@@ -227,8 +224,6 @@ class BaseVectorEnvManager(EnvManager):
             self._reset_vec(self._seeds[0] if seed is None and not self._dynamic_seed else seed)
         except Exception as error:
             self._recover(error)
-        self._returns[:] = 0.0
-        self._resetting = None
 
     def _reset_vec(self, seed: int | None, rows: NDArray[np.bool_] | None = None) -> None:
         """Reset the vector env, or some rows of one that is in mode DISABLED."""
@@ -236,6 +231,9 @@ class BaseVectorEnvManager(EnvManager):
         kwargs = {} if rows is None else {"options": {"reset_mask": rows}}
         obs, _ = self._vec.reset(seed=seed, **kwargs)
         self._obs = self._spaces[0].conform_columns(obs, self._env_num)
+        if rows is None:
+            self._returns[:] = 0.0
+            self._resetting = None
 
     def _recover(self, error: Exception) -> None:
         """Count a failure of the whole vector env, build a new one and reset it.
@@ -255,8 +253,6 @@ class BaseVectorEnvManager(EnvManager):
         except Exception as again:
             self._recover(again)
         self._closed = False
-        self._resetting = None
-        self._returns[:] = 0.0
 
     def _fillers(self) -> NDArray[Any]:
         """Return an action for each env, for those whose action has no effect."""
@@ -294,16 +290,10 @@ class BaseVectorEnvManager(EnvManager):
         count = self._env_num
         text = f"{type(error).__name__}: {error}"
         self._infos = {ERROR: [text] * count, ABNORMAL: [True] * count}
-        none = np.zeros(count, dtype=np.bool_)
-        return StepColumns(
-            self._obs,
-            self._obs,
-            np.zeros(count, dtype=np.float32),
-            none,
-            none.copy(),
-            valid=none.copy(),
-            abnormal=~self._parked,
-        )
+        reward = np.zeros(count, dtype=np.float32)
+        terminated, truncated, valid = np.zeros((3, count), dtype=np.bool_)
+        obs, abnormal = self._obs, ~self._parked
+        return step_columns(obs, obs, reward, terminated, truncated, valid, abnormal, {})
 
     def _episode_info(self, rows: NDArray[np.int64]) -> Mapping[int, Mapping[str, Any]]:
         if EPISODE_INFO not in self._final_infos:

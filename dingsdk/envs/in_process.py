@@ -56,8 +56,8 @@ class InProcessEnvManager(EnvManager):
         timesteps = {}
         for env_id, action in self._checked(actions).items():
             obs, reward, terminated, truncated, info = self._step_one(env_id, action)
-            info = {**info, "terminated": terminated, "truncated": truncated}
-            timesteps[env_id] = self._timestep(env_id, obs, reward, info)
+            ends = {"terminated": terminated, "truncated": truncated}
+            timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
         if self._looks_beyond:
             self._look_beyond([each.obs for each in timesteps.values()])
         return timesteps

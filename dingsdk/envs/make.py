@@ -74,7 +74,7 @@ class EnvFn:
             ``{type, ...}`` whose other keys go to the wrapper. If ``is_evaluation`` is true, the
             wrappers that are only for training are left out: ``evaluate`` of their section is
             false, or ``evaluate`` is not set and the wrapper is ``clip_reward``,
-            ``NormalizeReward`` or a class whose ``training_only`` is true. A PettingZoo env, such as
+            ``NormalizeReward`` or a class whose ``training_only`` is true. A PettingZoo env, as
             ``pettingzoo.classic.tictactoe_v3:env``, has several players (``PlayersEnv``), or one
             if ``eval_opponent`` names the opponent that plays the others. Other keys are ignored.
             ``module:`` imports the module. Its class or function is called only if it is known to

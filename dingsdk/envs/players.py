@@ -69,7 +69,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
         self._has_mask = _is_masked(env.observation_space(self._agents[0]))
         if self._has_mask:
-            # PettingZoo logs two lines for each illegal action; a policy that learns takes thousands.
+            # PettingZoo logs two lines for each illegal action, and a policy takes thousands.
             logging.getLogger("pettingzoo.utils.env_logger").setLevel(logging.ERROR)
         for name in ("observation_space", "action_space"):
             spaces = {agent: getattr(env, name)(agent) for agent in self._agents}

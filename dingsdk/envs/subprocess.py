@@ -59,7 +59,7 @@ _RESULTS = ("reward", "terminated", "truncated", "abnormal")
 
 
 class SubprocessEnvManager(EnvManager):
-    """Type ``subprocess``: groups of envs in child processes, with all capabilities but ``asynchronous``.
+    """Type ``subprocess``: groups of envs in child processes; can all that ``in_process`` can.
 
     Observations and actions are in shared memory, so that a step pickles nothing; only the dict
     form sends the contents of ``info``. A process steps its envs one after the other, all processes
@@ -260,15 +260,10 @@ class SubprocessEnvManager(EnvManager):
         if not ids.size:
             return {}
         columns, infos = self._take(ids)
-        timesteps = {}
-        for row, env_id in enumerate(ids.tolist()):
-            info = infos.get(env_id, {})
-            info["terminated"] = bool(columns.terminated[row])
-            info["truncated"] = bool(columns.truncated[row])
-            timesteps[env_id] = self._timestep(
-                env_id, part_of(columns.final_obs, row), columns.reward[row], info
-            )
-        return timesteps
+        return {
+            env_id: self._timestep_of(columns, row, env_id, infos.get(env_id, {}))
+            for row, env_id in enumerate(ids.tolist())
+        }
 
     def _open(self) -> None:
         self._under_way[:] = self._lost[:] = False
