@@ -30,8 +30,6 @@ EPISODE_STEPS = 20_000
 """Steps to wait for the end of an episode."""
 EPISODE_S = 5.0
 """How long to wait for the end of an episode."""
-CHILD_S = 60.0
-"""How long a child process may take to start, to reset its env, or for one step."""
 
 State = Literal["ok", "warning", "problem"]
 
@@ -254,11 +252,9 @@ def _check_manager(kind: str, subject: _Subject) -> str | None:
     if kind == "envpool" and not is_pooled:
         return None
     section: dict[str, Any] = {"type": kind, "max_retry": 0}
-    if issubclass(cls, SubprocessEnvManager):
-        if not subject.has_columns:
-            subject.warn(f"the env manager {kind} needs spaces that have columns")
-            return ""
-        section |= {"step_timeout": CHILD_S, "reset_timeout": CHILD_S}
+    if issubclass(cls, SubprocessEnvManager) and not subject.has_columns:
+        subject.warn(f"the env manager {kind} needs spaces that have columns")
+        return ""
     if cls is SubprocessEnvManager:
         section["envs_per_process"] = 2
     actions = subject.actions(STEPS)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import open_masks
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
-from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, FAILURES, GuardedEnv, close_quietly
+from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, GuardedEnv, close_quietly
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError
 
@@ -153,14 +153,16 @@ class InProcessEnvManager(EnvManager):
             self._returns[env_id], self._parked[env_id] = 0.0, False
 
     def _reset_one(self, env_id: int, kwargs: Mapping[str, Any]) -> None:
-        self._obs[env_id], info = self._envs[env_id].reset(**kwargs)
-        self._failure_count += info.get(FAILURES, 0)
+        env = self._envs[env_id]
+        self._obs[env_id], _ = env.reset(**kwargs)
+        self._failure_count += env.take_failures()
 
     def _step_one(self, env_id: int, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step an env, reset it if its episode ends, and return the result of the step."""
-        step = obs, _, terminated, truncated, info = self._envs[env_id].step(action)
+        env = self._envs[env_id]
+        step = obs, _, terminated, truncated, _ = env.step(action)
         self._obs[env_id] = obs
-        self._failure_count += info.get(FAILURES, 0)
+        self._failure_count += env.take_failures()
         if terminated or truncated:
             self._count_episodes([env_id])
             if not self._parked[env_id]:

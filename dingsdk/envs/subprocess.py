@@ -27,7 +27,6 @@ from dingsdk.envs.guard import (
     ABNORMAL,
     EPISODE_INFO,
     ERROR,
-    FAILURES,
     GuardedEnv,
     GuardedEnvFn,
     close_quietly,
@@ -609,9 +608,9 @@ def _serve(connection: Connection) -> None:
                 keep_seed, kwargs = connection.recv()
                 for env_id, given in kwargs.items():
                     envs[env_id].keep_seed = keep_seed
-                    obs, info = envs[env_id].reset(**given)
+                    obs, _ = envs[env_id].reset(**given)
                     schema.put(board.obs, env_id, obs)
-                    board.failures[env_id] = info.get(FAILURES, 0)
+                    board.failures[env_id] = envs[env_id].take_failures()
             elif command == _CALL:
                 env_id, name, args = connection.recv()
                 infos[_CALLED] = _call(envs[env_id], name, args)
@@ -656,12 +655,10 @@ def _answer(connection: Connection, answer: Any = None) -> None:
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
     """Step an env, put the result on the board, and return its info."""
     obs, reward, terminated, truncated, info = env.step(board.actions[env_id].copy())
-    failures = info.get(FAILURES, 0)
     if terminated or truncated:
         schema.put(board.final_obs, env_id, obs)
         if board.goes_on[env_id]:
-            obs, of_reset = env.reset()
-            failures += of_reset.get(FAILURES, 0)
+            obs, _ = env.reset()
         else:
             obs = open_masks(obs)
     schema.put(board.obs, env_id, obs)
@@ -669,7 +666,7 @@ def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board
     board.terminated[env_id] = terminated
     board.truncated[env_id] = truncated
     board.abnormal[env_id] = bool(info.get(ABNORMAL))
-    board.failures[env_id] = failures
+    board.failures[env_id] = env.take_failures()
     return info
 
 
