@@ -102,7 +102,8 @@ class SubprocessEnvManager(EnvManager):
         # True for envs that waited for an action when their process was lost; their next step
         # reports the loss.
         self._lost = np.zeros(self._env_num, dtype=np.bool_)
-        self._infos: dict[int, dict[str, Any]] = {}
+        # Infos by env id, and under _CALLED the result of a called method.
+        self._infos: dict[Any, dict[str, Any]] = {}
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
 
     @property
