@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable
 from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
+from dingsdk.data.pytree import part_of
 from dingsdk.envs.guard import ABNORMAL, RetrySection, close_quietly
 from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.saving import set_attributes
@@ -81,11 +82,11 @@ class StepColumns(NamedTuple):
     ``obs``. A named tuple, because building a frozen dataclass of eight fields costs 1 us.
 
     Attributes:
-        obs: What the policy acts on next: the new episode's first observation where an
+        obs: The observation for the next action: the new episode's first observation where an
             episode ended and the env was reset in this step.
         final_obs: The observation that the action led to; equal to ``obs`` except at
-            episode ends, where it is the true last one. May be the same object as ``obs``
-            when no episode ended.
+            episode ends, where ``final_obs`` is the true last observation. May be the same
+            object as ``obs`` when no episode ended.
         reward: float32[n]; float32[n, players] for envs of several players.
         terminated: bool[n], the task ended (no bootstrap).
         truncated: bool[n], the episode was cut (bootstrap from ``final_obs``).
@@ -206,7 +207,7 @@ class EnvManager(Configurable, Closing, ABC):
         self._dynamic_seed = True
         self._failure_count = 0
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
-        # Whether to look for values beyond the bounds of their Box; one is reported.
+        # Whether to look for values beyond the bounds of their Box; the first one is reported.
         self._looks_beyond = True
         self._looks = 0
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
@@ -369,7 +370,7 @@ class EnvManager(Configurable, Closing, ABC):
 
         Raises:
             ConfigError: the env has no such method, or the manager cannot call it.
-                ``enable_save_figure`` and ``enable_save_replay`` raise it too.
+                ``enable_save_figure`` and ``enable_save_replay`` raise this error too.
         """
         shaped = self._call(env_id, "reward_shaping", transitions)
         if shaped is not None and shaped is not transitions:
@@ -418,7 +419,7 @@ class EnvManager(Configurable, Closing, ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Make the envs and set ``_spaces``; if it fails half-way, ``_discard`` must undo it."""
+        """Make the envs and set ``_spaces``; if this fails, ``_discard`` closes the made envs."""
 
     @abstractmethod
     def _discard(self) -> None:
@@ -483,12 +484,15 @@ class EnvManager(Configurable, Closing, ABC):
         """Return which envs wait for an action."""
         return ~self._parked
 
-    def _ids_of(self, actions: Mapping[int, Any]) -> list[int]:
-        """Return the envs that ``actions`` names.
+    def _checked(self, actions: Mapping[int, Any]) -> dict[int, Any]:
+        """Return actions in dict form, checked.
 
         Raises:
-            PolicyOutputError: it is no dict.
+            ClosedError: the manager is closed.
+            PolicyOutputError: ``actions`` is no dict, names an env that takes no action, or holds
+                an action outside the space.
         """
+        self._check_open()
         if not isinstance(actions, Mapping):
             raise PolicyOutputError(
                 "step() takes a dict of actions by env id, and step_batch() an array; found "
@@ -497,7 +501,9 @@ class EnvManager(Configurable, Closing, ABC):
                 expected="dict",
                 found=type(actions).__name__,
             )
-        return list(actions)
+        self._check_running(list(actions))
+        check = self._spaces[1].single
+        return {env_id: check(action) for env_id, action in actions.items()}
 
     def _check_running(self, env_ids: Sequence[int]) -> None:
         self._check_ids(env_ids)
@@ -568,6 +574,14 @@ class EnvManager(Configurable, Closing, ABC):
                 each.setdefault("eval_episode_return", float(total))
             self._returns[env_id] = 0.0
         return Timestep(obs, reward, done, infos if self._reward_shape else info)
+
+    def _timestep_of(
+        self, columns: StepColumns, row: int, env_id: int, info: dict[str, Any]
+    ) -> Timestep:
+        """Return a row of columns in dict form; ``info`` is changed in place."""
+        info["terminated"] = bool(columns.terminated[row])
+        info["truncated"] = bool(columns.truncated[row])
+        return self._timestep(env_id, part_of(columns.final_obs, row), columns.reward[row], info)
 
 
 def _no_seed(found: object) -> ConfigTypeError:

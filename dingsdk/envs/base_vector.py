@@ -23,8 +23,8 @@ from dingsdk.envs.guard import (
     restart_seed,
 )
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
-from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema, are_fresh
-from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
+from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.errors import ConfigError, PolicyOutputError
 
 _NOT_STATE = ("envs", "env_fns")
 """Attributes of gymnasium's vector envs that are saved env by env."""
@@ -39,8 +39,8 @@ class BaseVectorEnvManager(EnvManager):
     rebuilt and all rows of that step are abnormal. An env that takes no actions (DONE, or
     waiting for the caller's reset) gets a placeholder action, and its rows are not valid.
 
-    The vector env merges the infos of its envs, and gymnasium's does so into arrays of the type
-    of the first value: statistics of one key must have one type in all envs.
+    The vector env merges the infos of its envs. gymnasium merges them into arrays of the type of
+    the first value, so statistics of one key must have one type in all envs.
 
     Example:
         >>> class SixDice(BaseVectorEnvManager):
@@ -53,7 +53,6 @@ class BaseVectorEnvManager(EnvManager):
         *EnvManager._saved,
         "_obs",
         "_resetting",
-        "_is_fresh",
         "_failures_in_row",
         "_rebuilds",
     )
@@ -70,8 +69,6 @@ class BaseVectorEnvManager(EnvManager):
         self._resetting: NDArray[np.bool_] | None = None
         # Whether an env may have to stop after an episode.
         self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
-        # True if no step was made since all envs were reset.
-        self._is_fresh = False
         self._failures_in_row = self._rebuilds = 0
         # Infos of the last step, and the infos that include those of the ended episodes.
         self._infos: Mapping[str, Any] = {}
@@ -122,15 +119,11 @@ class BaseVectorEnvManager(EnvManager):
         actions = checker.batch(actions, self._env_num)
         try:
             obs, reward, terminated, truncated, infos = self._vec.step(actions)
-            if not self._may_park and are_fresh(obs, reward, terminated, truncated, schema.dtype):
-                schema.check_columns(obs, self._env_num)
-            else:
-                obs = self._conform(obs)
-                reward = np.array(reward, dtype=np.float32)
-                terminated = np.array(terminated, dtype=np.bool_)
-                truncated = np.array(truncated, dtype=np.bool_)
+            obs = schema.conform_columns(obs, self._env_num)
+            reward = np.array(reward, dtype=np.float32)
+            terminated = np.array(terminated, dtype=np.bool_)
+            truncated = np.array(truncated, dtype=np.bool_)
             self._infos = infos
-            self._is_fresh = False
             valid = None
             resetting, self._resetting = self._resetting, None
             if resetting is not None:
@@ -148,7 +141,7 @@ class BaseVectorEnvManager(EnvManager):
                     self._resetting = ended
             self._obs = obs
             if self._resetting is not None or self._may_park:
-                self._obs = open_masks(obs, ~self._waiting())
+                self._obs = open_masks(obs, ~self._running())
             step = StepColumns(self._obs, obs, reward, terminated, truncated, valid)
             if (
                 self._may_park
@@ -173,22 +166,18 @@ class BaseVectorEnvManager(EnvManager):
         An env whose reset takes a step (``capabilities.reset_takes_step``) is not ready for
         one round; if no env is ready, this method steps that round too.
         """
-        self._check_open()
-        ready, checker = self._ready(), self._spaces[1]
-        if (found := sorted(self._ids_of(actions))) != ready:
-            raise self._wrong_envs(ready, found)
+        checked, ready = self._checked(actions), self._ready()
+        if sorted(checked) != ready:
+            raise self._wrong_envs(ready, sorted(checked))
         batch = self._fillers()
-        for row, action in actions.items():
-            batch[row] = checker.single(action)
+        for row, action in checked.items():
+            batch[row] = action
         columns = self.step_batch(batch)
         timesteps = {}
         for row in ready:
-            terminated, truncated = bool(columns.terminated[row]), bool(columns.truncated[row])
-            info = info_row(self._final_infos if terminated or truncated else self._infos, row)
-            info.update(terminated=terminated, truncated=truncated)
-            timesteps[row] = self._timestep(
-                row, part_of(columns.final_obs, row), float(columns.reward[row]), info
-            )
+            has_ended = columns.terminated[row] or columns.truncated[row]
+            info = info_row(self._final_infos if has_ended else self._infos, row)
+            timesteps[row] = self._timestep_of(columns, row, row, info)
         if not self._ready() and self._resetting is not None:
             self.step_batch(self._fillers())
         return timesteps
@@ -223,8 +212,6 @@ class BaseVectorEnvManager(EnvManager):
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         if len(env_ids) < self._env_num or any(kwargs.values()):
-            if self._is_fresh and not any(kwargs.values()):
-                return  # a restart after a failure has already reset them
             raise ConfigError(
                 f"these envs are reset all together and without arguments, asked for "
                 f"{dict(kwargs)}; set {self._instead}",
@@ -237,22 +224,16 @@ class BaseVectorEnvManager(EnvManager):
             self._reset_vec(self._seeds[0] if seed is None and not self._dynamic_seed else seed)
         except Exception as error:
             self._recover(error)
-        self._returns[:] = 0.0
-        self._resetting = None
-        self._is_fresh = True
 
     def _reset_vec(self, seed: int | None, rows: NDArray[np.bool_] | None = None) -> None:
         """Reset the vector env, or some rows of one that is in mode DISABLED."""
         # A vector env must be reset as a whole before it can reset some rows.
         kwargs = {} if rows is None else {"options": {"reset_mask": rows}}
         obs, _ = self._vec.reset(seed=seed, **kwargs)
-        self._obs = self._conform(obs)
-
-    def _conform(self, obs: Any) -> Obs:
-        """Return a checked copy of columns; an env that is DONE keeps its last observation."""
-        if self._may_park and self._obs is not None and self._parked.any():
-            obs = self._spaces[0].keep(obs, self._parked, self._obs)
-        return self._spaces[0].conform_columns(obs, self._env_num)
+        self._obs = self._spaces[0].conform_columns(obs, self._env_num)
+        if rows is None:
+            self._returns[:] = 0.0
+            self._resetting = None
 
     def _recover(self, error: Exception) -> None:
         """Count a failure of the whole vector env, build a new one and reset it.
@@ -260,27 +241,18 @@ class BaseVectorEnvManager(EnvManager):
         Raises:
             EnvError: too many failures in a row.
         """
-        while True:
-            self._failure_count += self._env_num
-            self._failures_in_row += 1
-            self._discard()
-            try:
-                count_failure(error, "the vector env", self._failures_in_row, self.section)
-            except EnvError:
-                self._closed = True
-                raise
-            self._rebuilds += 1
-            try:
-                self._open()
-                keep = not self._dynamic_seed
-                self._reset_vec(restart_seed(self._seeds[0], self._rebuilds, keep, "rebuild_all"))
-            except Exception as again:
-                error = again
-            else:
-                self._resetting = None
-                self._returns[:] = 0.0
-                self._is_fresh = True
-                return
+        self._failure_count += self._env_num
+        self._failures_in_row += 1
+        self.close()
+        count_failure(error, "the vector env", self._failures_in_row, self.section)
+        self._rebuilds += 1
+        keep = not self._dynamic_seed
+        try:
+            self._open()
+            self._reset_vec(restart_seed(self._seeds[0], self._rebuilds, keep, "rebuild_all"))
+        except Exception as again:
+            self._recover(again)
+        self._closed = False
 
     def _fillers(self) -> NDArray[Any]:
         """Return an action for each env, for those whose action has no effect."""
@@ -318,16 +290,10 @@ class BaseVectorEnvManager(EnvManager):
         count = self._env_num
         text = f"{type(error).__name__}: {error}"
         self._infos = {ERROR: [text] * count, ABNORMAL: [True] * count}
-        none = np.zeros(count, dtype=np.bool_)
-        return StepColumns(
-            self._obs,
-            self._obs,
-            np.zeros(count, dtype=np.float32),
-            none,
-            none.copy(),
-            valid=none.copy(),
-            abnormal=~self._parked,
-        )
+        reward = np.zeros(count, dtype=np.float32)
+        terminated, truncated, valid = np.zeros((3, count), dtype=np.bool_)
+        obs, abnormal = self._obs, ~self._parked
+        return step_columns(obs, obs, reward, terminated, truncated, valid, abnormal, {})
 
     def _episode_info(self, rows: NDArray[np.int64]) -> Mapping[int, Mapping[str, Any]]:
         if EPISODE_INFO not in self._final_infos:
@@ -336,11 +302,10 @@ class BaseVectorEnvManager(EnvManager):
         return {row: info[EPISODE_INFO] for row, info in infos.items() if info.get(EPISODE_INFO)}
 
     def _ready(self) -> list[int]:
-        ready: list[int] = np.flatnonzero(self._waiting()).tolist()
+        ready: list[int] = np.flatnonzero(self._running()).tolist()
         return ready
 
-    def _waiting(self) -> NDArray[np.bool_]:
-        """Return which envs wait for an action: those that are neither DONE nor to be reset."""
+    def _running(self) -> NDArray[np.bool_]:
         return ~(self._parked if self._resetting is None else self._parked | self._resetting)
 
     @staticmethod

@@ -31,8 +31,6 @@ FASTEST_SHARE = 0.97
 """Of the choices with at least this share of the best speed, the one with the fewest envs wins."""
 _SEARCH_SHARE = 0.6
 """Share of the time for the search; the rest is for the last comparison."""
-_HOPELESS = 0.4
-"""The best choice of a manager is compared again if its speed is above this share of the best."""
 _DROP = 0.8
 """Fewer envs are not tried if the speed has fallen below this share of the manager's best."""
 _MAKING_S = 2.0
@@ -54,9 +52,9 @@ class EnvSpeed:
     Attributes:
         manager: Type of the env manager.
         env_num: Number of envs that it steps together.
-        steps_per_s: Env steps a second, of all envs together, with random actions; 0 if it
-            cannot step the env.
-        error: Why it cannot step the env; empty if it can.
+        steps_per_s: Env steps a second, of all envs together, with random actions; 0 if the
+            manager cannot step the env.
+        error: Why the manager cannot step the env; empty if it can.
         envs_per_process: As in the section ``env_manager``; None for the default.
     """
 
@@ -102,16 +100,18 @@ def bench_env(
 
     Raises:
         ConfigError: the env cannot be made as described.
-        EnvError: no manager can step it.
+        EnvError: no manager can step the env.
     """
     started = time.perf_counter()
     env_fn = env_maker(env, kwargs, wrappers)
     most = _most_envs(env_fn)
     counts = [count for count in COUNTS if count <= most]
-    search_until = started + _SEARCH_SHARE * seconds
-    found = _measure_processes(env_fn, counts, search_until) if _waits(env_fn) else []
-    for kind in KINDS:
-        found += _measure_kind(kind, env_fn, counts, search_until)
+    tried: list[tuple[str, int | None, Sequence[int]]] = [(kind, None, counts) for kind in KINDS]
+    if _waits(env_fn):
+        tried.append(("subprocess", 1, [count for count in counts if 1 < count <= _MOST_PROCESSES]))
+    found: list[EnvSpeed] = []
+    for kind, per_process, some_counts in tried:
+        found += _measure(kind, per_process, env_fn, some_counts, started + _SEARCH_SHARE * seconds)
     if not any(each.steps_per_s for each in found):
         raise EnvError(
             "no env manager can step this env: "
@@ -119,23 +119,14 @@ def bench_env(
             env_id=None,
             failures=len(found),
         )
-    finalists = _finalists(found)
+    ranked = sorted(found, key=lambda each: -each.steps_per_s)
+    finalists = [each for each in ranked if each.steps_per_s][:FINALISTS]
     last = _compare(finalists, env_fn, started + seconds)
     rest = [each for each in found if each not in finalists]
     ranked = sorted([*last, *rest], key=lambda each: -each.steps_per_s)
     enough = FASTEST_SHARE * max(each.steps_per_s for each in last)
     fast = [each for each in last if each.steps_per_s >= enough]
     return min(fast, key=lambda each: each.env_num), ranked
-
-
-def _finalists(found: Sequence[EnvSpeed]) -> list[EnvSpeed]:
-    """Return the best choice of each manager, and the next best ones."""
-    ranked = sorted(found, key=lambda each: -each.steps_per_s)
-    best_by_kind = {(each.manager, each.envs_per_process): each for each in reversed(ranked)}
-    enough = _HOPELESS * ranked[0].steps_per_s
-    hopeful = [each for each in best_by_kind.values() if each.steps_per_s > enough]
-    others = [each for each in ranked if each.steps_per_s and each not in hopeful]
-    return [*hopeful, *others][:FINALISTS]
 
 
 def _most_envs(env_fn: Callable[[], Any]) -> int:
@@ -166,8 +157,12 @@ def _memory_bytes() -> int:
         return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _measure_kind(
-    kind: str, env_fn: Callable[[], Any], counts: Sequence[int], deadline: float
+def _measure(
+    kind: str,
+    per_process: int | None,
+    env_fn: Callable[[], Any],
+    counts: Sequence[int],
+    deadline: float,
 ) -> list[EnvSpeed]:
     """Measure a manager with the most envs, then with fewer while it is about as fast."""
     found: list[EnvSpeed] = []
@@ -175,31 +170,12 @@ def _measure_kind(
         if found and time.perf_counter() > deadline:
             break
         try:
-            with closing(launched(kind, env_fn, count)) as manager:
-                turns = [step_for(manager, TURN_S) for _ in range(FIRST_TURNS)]
-                speed = EnvSpeed(kind, count, max(turns))
+            with closing(launched(kind, env_fn, count, per_process)) as manager:
+                speed = max(step_for(manager, TURN_S) for _ in range(FIRST_TURNS))
         except DingError as error:
-            return found or [EnvSpeed(kind, count, 0.0, str(error))]
-        found.append(speed)
-        if speed.steps_per_s < _DROP * max(each.steps_per_s for each in found):
-            break
-    return found
-
-
-def _measure_processes(
-    env_fn: Callable[[], Any], counts: Sequence[int], deadline: float
-) -> list[EnvSpeed]:
-    """Measure processes with one env each: more of them as long as that is faster."""
-    found: list[EnvSpeed] = []
-    for count in (count for count in counts if 1 < count <= _MOST_PROCESSES):
-        if found and time.perf_counter() > deadline:
-            break
-        try:
-            with closing(launched("subprocess", env_fn, count, 1)) as manager:
-                found.append(EnvSpeed("subprocess", count, step_for(manager, TURN_S), "", 1))
-        except DingError:
-            break  # `subprocess` has reported it
-        if found[-1].steps_per_s < max(each.steps_per_s for each in found):
+            return found or [EnvSpeed(kind, count, 0.0, str(error), per_process)]
+        found.append(EnvSpeed(kind, count, speed, "", per_process))
+        if speed < _DROP * max(each.steps_per_s for each in found):
             break
     return found
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from dingsdk.data.action_mask import legal_action
 from dingsdk.data.pytree import flatten
-from dingsdk.envs.envpool import EnvpoolEnvManager
 from dingsdk.envs.guard import RESET_PARTS, STEP_PARTS, parts_of, plain_reward
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.envs.make import EnvFn, create_env_manager
@@ -31,8 +30,6 @@ EPISODE_STEPS = 20_000
 """Steps to wait for the end of an episode."""
 EPISODE_S = 5.0
 """How long to wait for the end of an episode."""
-CHILD_S = 60.0
-"""How long a child process may take to start, to reset its env, or for one step."""
 
 State = Literal["ok", "warning", "problem"]
 
@@ -42,7 +39,8 @@ class EnvCheck(NamedTuple):
 
     Attributes:
         name: Name of the check.
-        state: ``problem``: workers cannot use the env; ``warning``: they can, but look at it.
+        state: ``problem``: workers cannot use the env; ``warning``: they can, with the weakness
+            that ``detail`` names.
         detail: The result in words, and what to do.
     """
 
@@ -134,8 +132,8 @@ def check_env(
 ) -> list[EnvCheck]:
     """Check that an env follows the rules that workers rely on, by using it.
 
-    It is made several times, also in each env manager that a config can choose, the default first;
-    some use child processes, so a script needs the ``__main__`` guard.
+    The env is made several times, also in each env manager that a config can choose, the default
+    first. Some managers use child processes, so a script needs the ``__main__`` guard.
 
     Args:
         env: An env id, ``module:Class``, or a class or function that makes the env.
@@ -251,14 +249,12 @@ def _check_manager(kind: str, subject: _Subject) -> str | None:
     """Compare env 0 of a manager of two envs with an env that is stepped without a manager."""
     cls = default_manager().get("env_managers", kind)
     is_pooled = isinstance(subject.env_fn, EnvFn) and subject.env_fn.env_id.startswith(PREFIX)
-    if cls is EnvpoolEnvManager and not is_pooled:
+    if kind == "envpool" and not is_pooled:
         return None
     section: dict[str, Any] = {"type": kind, "max_retry": 0}
-    if issubclass(cls, SubprocessEnvManager):
-        if not subject.has_columns:
-            subject.warn(f"the env manager {kind} needs spaces that have columns")
-            return ""
-        section |= {"step_timeout": CHILD_S, "reset_timeout": CHILD_S}
+    if issubclass(cls, SubprocessEnvManager) and not subject.has_columns:
+        subject.warn(f"the env manager {kind} needs spaces that have columns")
+        return ""
     if cls is SubprocessEnvManager:
         section["envs_per_process"] = 2
     actions = subject.actions(STEPS)
@@ -266,7 +262,7 @@ def _check_manager(kind: str, subject: _Subject) -> str | None:
     try:
         with closing(create_env_manager(section, [subject.env_fn] * 2)) as manager:
             if cls is InProcessEnvManager and not subject.has_native:
-                return None  # the default has used it
+                return None  # `vector`, the default, is the same manager here
             own_seeds = manager.capabilities.per_env_seed
             subject.has_native |= not own_seeds
             manager.seed(subject.seed)
@@ -317,7 +313,10 @@ _CHECKS: tuple[tuple[str, Callable[[_Subject], str | None], bool], ...] = (
     *((f"env manager {kind}", partial(_check_manager, kind), False) for kind in _MANAGERS),
     ("policies that take it", _check_policies, False),
 )
-"""Name, function, which returns None if it does not apply, and whether the checks after need it."""
+"""Name of a check, its function, and whether the checks after it need its success.
+
+The function returns None if the check does not apply.
+"""
 
 
 def _play(subject: _Subject, seed: int) -> list[Any]:

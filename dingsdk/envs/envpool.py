@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dingsdk.config import Whole
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.base_vector import BaseVectorEnvManager
 from dingsdk.envs.make import EnvFn
-from dingsdk.envs.pooled import PREFIX, PooledEnvs
-from dingsdk.envs.spaces import ActionChecker, ObservationSchema
+from dingsdk.envs.pooled import PREFIX
+from dingsdk.envs.vector import why_not_native
 from dingsdk.errors import ConfigError
 
 
@@ -34,38 +34,30 @@ class EnvpoolEnvManager(BaseVectorEnvManager):
 
         num_threads: Whole = 0
 
-    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
+    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         super().__init__(cfg, env_fns)
-        first = env_fns[0]
-        if not isinstance(first, EnvFn) or any(env_fn != first for env_fn in env_fns):
+        self._env_fns = [_pooled(env_fn, self.section.num_threads) for env_fn in env_fns]
+        if why := why_not_native(self._env_fns):
             raise ConfigError(
-                "env_manager.type: envpool makes its own envs, all alike, and takes no functions "
-                "that make others; use in_process, vector or subprocess",
+                f"env_manager.type: envpool makes its own envs, but {why}; use envpool's options "
+                "in env.kwargs, or env_manager.type in_process, vector or subprocess",
                 path="env_manager.type",
             )
-        if first.wrappers:
-            raise ConfigError(
-                "env.wrappers: the envs of envpool run in C++ and take none; use its own options "
-                "in env.kwargs, or env_manager.type in_process",
-                path="env.wrappers",
-                found=first.wrappers,
-            )
-        self._env = first
-        self.make_vector_env()  # refuses an unknown env, and options that it does not take
+        _ = self._spaces  # refuses an unknown env, and options that the env does not have
 
-    def make_vector_env(self) -> PooledEnvs:
-        name = self._env.env_id.removeprefix(PREFIX)
-        return PooledEnvs(name, self.env_num, self.section.num_threads, **self._env.kwargs)
+    def make_vector_env(self) -> Any:
+        env_fn: Any = self._env_fns[0]
+        return env_fn.make_native(self._env_num)
 
     # The state of the envs is in C++, where it cannot be read.
     _envs_state = EnvManager._envs_state
 
-    @cached_property
-    def _spaces(self) -> tuple[ObservationSchema, ActionChecker]:
-        # gymnasium's spaces of an env that it has as well may have another dtype.
-        envs = self.make_vector_env()
-        self._set_players(1)
-        return (
-            ObservationSchema(envs.single_observation_space),
-            ActionChecker(envs.single_action_space),
-        )
+
+def _pooled(env_fn: Callable[[], Any], threads: int) -> Callable[[], Any]:
+    """Return an ``EnvFn`` of the same env in envpool; other functions are returned as they are."""
+    if not isinstance(env_fn, EnvFn):
+        return env_fn
+    pooled = copy.copy(env_fn)
+    pooled.env_id = PREFIX + env_fn.env_id.removeprefix(PREFIX)
+    pooled.kwargs = {"num_threads": threads, **env_fn.kwargs}
+    return pooled

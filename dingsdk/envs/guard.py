@@ -26,8 +26,6 @@ ABNORMAL = "abnormal"
 """Info key, True: the env failed in this step and is at the start of a new episode."""
 ERROR = "error"
 """Info key of an abnormal step: the error in one line."""
-FAILURES = "env_failures"
-"""Info key, int: failures in this call of ``step`` or ``reset``; absent if there were none."""
 EPISODE_INFO = "episode_info"
 """Info key of an episode's last step: a dict of the env's own statistics."""
 
@@ -108,7 +106,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             kwargs["options"] = options
         if kwargs:
             self._reset_kwargs = kwargs
-        return self._reset(seed, self._failures)
+        return self._reset(seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env; if it fails, restart it and return an abnormal step.
@@ -129,8 +127,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
-            before = self._failures
-            obs, info = self._reset(self._recover(error), before)
+            obs, info = self._reset(self._recover(error))
             info |= {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
             nothing = plain_reward(np.zeros(self.player_num), self.player_num)
             return obs, nothing, False, False, info
@@ -138,11 +135,16 @@ class GuardedEnv(gym.Env[Any, Any]):
             self._failures_in_row = 0
         return obs, reward, terminated, truncated, info
 
+    def take_failures(self) -> int:
+        """Return the number of failures since the last call of this method."""
+        taken, self._failures = self._failures, 0
+        return taken
+
     def call(self, name: str, *args: Any) -> Any:
         """Call a method that not every env has.
 
         Raises:
-            ConfigError: this one does not have it.
+            ConfigError: this env has no such method.
         """
         if name in ("get_state", "set_state"):
             return getattr(self, name)(*args)
@@ -194,7 +196,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         set_first_seat(env, self._env_id)
         return env  # type: ignore[no-any-return]
 
-    def _reset(self, seed: int | None, failures_before: int) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
         while True:
             try:
                 obs, info = parts_of(
@@ -204,8 +206,6 @@ class GuardedEnv(gym.Env[Any, Any]):
             except _FAULTS as error:
                 seed = self._recover(error)
             else:
-                if self._failures > failures_before:
-                    info[FAILURES] = self._failures - failures_before
                 return obs, info
 
     def _recover(self, error: BaseException) -> int | None:
@@ -261,7 +261,7 @@ def count_failure(
     section: RetrySection,
     env_id: int | None = None,
 ) -> None:
-    """Log a failure of an env, a vector env or a process, and wait until it is to be rebuilt.
+    """Log a failure of an env, a vector env or a process, and wait for ``retry_waiting_time``.
 
     Raises:
         EnvError: there were too many in a row.
@@ -368,7 +368,7 @@ def parts_of(method: str, answer: Any, parts: str) -> Sequence[Any]:
     """Check that the env's ``method`` returned these ``parts``, and return them.
 
     Raises:
-        SchemaMismatchError: it did not; the last one must be a dict.
+        SchemaMismatchError: the answer has other parts, or its last part is no dict.
     """
     if not isinstance(answer, tuple | list) or len(answer) != parts.count(",") + 1:
         found, advice = type(answer).__name__, ""

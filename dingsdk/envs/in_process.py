@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import open_masks
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
-from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, FAILURES, GuardedEnv, close_quietly
+from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, GuardedEnv, close_quietly
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError
 
 
 class InProcessEnvManager(EnvManager):
-    """Types ``in_process`` and ``base``: a loop over single envs; it supports everything.
+    """Types ``in_process`` and ``base``: a loop over single envs, with all capabilities except one.
 
-    Each env has its own seed, is reset on its own and can be stepped on its own. Envs may
-    have any observation space in the dict form; the batched form needs columns. For the
-    config keys see EnvManager.
+    Each env has its own seed, is reset on its own and can be stepped on its own; only
+    ``asynchronous`` is missing. Envs may have any observation space in the dict form; the batched
+    form needs columns. For the config keys see EnvManager.
     """
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
@@ -53,15 +53,11 @@ class InProcessEnvManager(EnvManager):
         return {env_id: self._image(env_id) for env_id in self.ready_obs}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
-        self._check_open()
-        self._check_running(self._ids_of(actions))
-        checker = self._spaces[1]
-        checked = {env_id: checker.single(action) for env_id, action in actions.items()}
         timesteps = {}
-        for env_id, action in checked.items():
+        for env_id, action in self._checked(actions).items():
             obs, reward, terminated, truncated, info = self._step_one(env_id, action)
-            info = {**info, "terminated": terminated, "truncated": truncated}
-            timesteps[env_id] = self._timestep(env_id, obs, reward, info)
+            ends = {"terminated": terminated, "truncated": truncated}
+            timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
         if self._looks_beyond:
             self._look_beyond([each.obs for each in timesteps.values()])
         return timesteps
@@ -151,21 +147,22 @@ class InProcessEnvManager(EnvManager):
         return self._envs[env_id].call(name, *args)
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
-        for env in self._envs:
-            env.keep_seed = not self._dynamic_seed
         for env_id, seed in zip(env_ids, self._new_seeds(env_ids), strict=True):
+            self._envs[env_id].keep_seed = not self._dynamic_seed
             self._reset_one(env_id, {"seed": seed, **(kwargs.get(env_id) or {})})
             self._returns[env_id], self._parked[env_id] = 0.0, False
 
     def _reset_one(self, env_id: int, kwargs: Mapping[str, Any]) -> None:
-        self._obs[env_id], info = self._envs[env_id].reset(**kwargs)
-        self._failure_count += info.get(FAILURES, 0)
+        env = self._envs[env_id]
+        self._obs[env_id], _ = env.reset(**kwargs)
+        self._failure_count += env.take_failures()
 
     def _step_one(self, env_id: int, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step an env, reset it if its episode ends, and return the result of the step."""
-        step = obs, _, terminated, truncated, info = self._envs[env_id].step(action)
+        env = self._envs[env_id]
+        step = obs, _, terminated, truncated, _ = env.step(action)
         self._obs[env_id] = obs
-        self._failure_count += info.get(FAILURES, 0)
+        self._failure_count += env.take_failures()
         if terminated or truncated:
             self._count_episodes([env_id])
             if not self._parked[env_id]:

@@ -71,14 +71,14 @@ class EnvFn:
             ``envpool:Id`` for an env of envpool), ``kwargs``
             for the env (``max_episode_steps`` among them) and ``wrappers``, from the inside out:
             types of kind ``env_wrappers`` or classes of ``gymnasium.wrappers``, or sections
-            ``{type, ...}`` whose other keys go to the wrapper. If ``is_evaluation`` is true, those
-            that are only for training are left out: ``evaluate`` of their section is false, or it
-            is not set and the wrapper is ``clip_reward``, ``NormalizeReward`` or a class whose
-            ``training_only`` is true. A PettingZoo env, such as
+            ``{type, ...}`` whose other keys go to the wrapper. If ``is_evaluation`` is true, the
+            wrappers that are only for training are left out: ``evaluate`` of their section is
+            false, or ``evaluate`` is not set and the wrapper is ``clip_reward``,
+            ``NormalizeReward`` or a class whose ``training_only`` is true. A PettingZoo env, as
             ``pettingzoo.classic.tictactoe_v3:env``, has several players (``PlayersEnv``), or one
             if ``eval_opponent`` names the opponent that plays the others. Other keys are ignored.
-            ``module:`` imports the module. What it names is called only if it is known to make
-            envs; see ``why_refused``.
+            ``module:`` imports the module. Its class or function is called only if it is known to
+            make envs; see ``why_refused``.
 
     Raises:
         ConfigError: a section of the wrong form.

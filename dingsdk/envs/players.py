@@ -5,7 +5,7 @@ An env of several players has an attribute ``player_num``. Its observations and 
 hold one dict per player with any of
 
 - ``acted``: whether the player's action was used in this step;
-- ``acts_next``: whether it will be used in the next one;
+- ``acts_next``: whether the player's action will be used in the next step;
 - ``terminated``, ``truncated``: whether the player has left.
 
 An observation that is a dict may have an ``action_mask`` ``[player_num, actions]``.
@@ -41,13 +41,13 @@ class PlayersEnv(gym.Env[Any, Any]):
     """A PettingZoo env, parallel or turn-based (AEC), as a gymnasium env with a player axis.
 
     Players change their agents (seats) in each episode, so that no player always begins. The
-    first seats depend on ``first_seat``. They are taken again at a reset with a seed, and at a
-    reset before player 0 has acted, which is how evaluations begin.
+    first seats depend on ``first_seat``. A reset with a seed gives the players their first seats
+    again, and so does a reset before player 0 has acted, which is how evaluations begin.
 
     In a turn-based env each step is the turn of one player; the actions of the others are ignored,
     and a player's reward comes with its next turn. The ``action_mask`` of a player whose action is
-    ignored is that of the game; if that allows no action, or the game has terminated, it allows
-    all.
+    ignored is the mask of the game. If that mask allows no action, or the game has terminated, all
+    actions are allowed.
 
     Args:
         env: A PettingZoo env whose agents have equal spaces.
@@ -69,7 +69,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
         self._has_mask = _is_masked(env.observation_space(self._agents[0]))
         if self._has_mask:
-            # It logs two lines for each illegal action, and a policy that learns takes thousands.
+            # PettingZoo logs two lines for each illegal action, and a policy takes thousands.
             logging.getLogger("pettingzoo.utils.env_logger").setLevel(logging.ERROR)
         for name in ("observation_space", "action_space"):
             spaces = {agent: getattr(env, name)(agent) for agent in self._agents}
@@ -222,7 +222,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
         while not self._players[0].get("acts_next", True):
             reward, terminated, truncated, info = self._step_all(self.action_space.sample())
             self._earlier += reward
-            if terminated or truncated:  # it was over before the player's first turn
+            if terminated or truncated:  # the game was over before the player's first turn
                 return self.reset(options=options)
         return part_of(self._all_obs, 0), self._own(info)
 

@@ -39,7 +39,7 @@ class PooledEnvs(VectorEnv[Any, Any, Any]):
 
     Raises:
         UnknownEnvError: envpool has no such env, or is not installed.
-        ConfigError: options that it does not take, or an env of several players.
+        ConfigError: options that the env does not have, or an env of several players.
     """
 
     def __init__(self, name: str, num_envs: int = 1, num_threads: int = 0, **kwargs: Any) -> None:

@@ -45,7 +45,7 @@ def env_state(env: gym.Env[Any, Any]) -> dict[str, Any]:
     """Return the state of an env and its wrappers.
 
     Raises:
-        NotSavableError: it has state that is not plain data, and no ``get_state``.
+        NotSavableError: the env has state that is not plain data, and no ``get_state``.
     """
     return {"layers": [_layer_state(layer) for layer in _layers(env)]}
 
@@ -82,7 +82,7 @@ def attributes_of(owner: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
             continue
         if functions := _SIMULATORS.get(_key(value)):
             if isinstance(owner, gym.Wrapper):
-                continue  # it belongs to the env
+                continue  # the env inside saves its simulator
             if getattr(owner, "continuous", False):
                 raise NotSavableError(
                     f"{name} has continuous actions, one of which its emulator may repeat",
@@ -101,7 +101,7 @@ def set_attributes(owner: Any, state: Mapping[str, Any]) -> None:
     """Set the attributes that ``attributes_of`` returned.
 
     Raises:
-        CheckpointCorruptError: they are of another object.
+        CheckpointCorruptError: the attributes are those of another object.
     """
     for key, value in state.items():
         tag = next(iter(value), None) if isinstance(value, dict) else None
@@ -138,8 +138,8 @@ def _layer_state(layer: Any) -> dict[str, Any]:
 def _mujoco_state(data: Any) -> dict[str, Any]:
     """Return all arrays of an ``MjData``.
 
-    The physical state is not enough: when a step ends, the positions are those after it, but the
-    forces, velocities and inertias, which envs observe, are those before it.
+    The physical state is not enough: when a step ends, the positions are those after the step, but
+    the forces, velocities and inertias, which envs observe, are those before the step.
     """
     if data.model.nplugin:
         raise NotSavableError(

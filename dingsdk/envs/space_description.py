@@ -53,7 +53,7 @@ def make_space(description: Mapping[str, Any], path: str) -> Any:
         path: Path of the description in the config, for the message.
 
     Raises:
-        ConfigError: it describes no space.
+        ConfigError: ``description`` describes no space.
     """
     try:
         return _make(description, path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from sys import getrefcount
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
 
 Obs = Any
@@ -22,8 +22,6 @@ _ARRAY_SPACES = (
     gym.spaces.MultiBinary,
     gym.spaces.MultiDiscrete,
 )
-
-_FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 _MOST_VALUES = 4096
 """Discrete spaces with more actions are checked by comparison instead of with a set."""
@@ -37,8 +35,9 @@ class ObservationSchema:
     Array spaces and (nested) Dict spaces of them can be put into columns. Other spaces (Tuple,
     Text, Graph, ...) pass through single steps unchecked and have no columns.
 
-    A value that the space's dtype can hold only after rounding a float is cast; one that a cast
-    would change otherwise is refused. A Box may be left (see ``beyond``), a discrete space not.
+    A float that the space's dtype rounds is accepted; a value that a cast would change in another
+    way is refused. Values beyond the bounds of a Box are accepted (see ``beyond``), values outside
+    of a discrete space are refused.
 
     Args:
         space: The space of one env's observation.
@@ -138,35 +137,10 @@ class ObservationSchema:
 
     def replace(self, columns: Obs, rows: Sequence[int], values: Sequence[Any]) -> Obs:
         """Return a copy of ``columns`` whose ``rows`` hold ``values``."""
-        replaced = self.own(columns)
+        replaced = map_leaves(np.array, columns)
         for row, value in zip(rows, values, strict=True):
             self.put(replaced, row, value)
         return replaced
-
-    def check_columns(self, columns: Obs, count: int) -> None:
-        """Check ``count`` observations in columns of the space's dtype; errors as ``conform``."""
-        if self._children is not None:
-            self._check_keys(columns)
-            for name, child in self._children.items():
-                child.check_columns(columns[name], count)
-            return
-        self._check(columns, (count, *self._shape), columns)
-
-    def keep(self, columns: Any, rows: NDArray[np.bool_], kept: Obs) -> Any:
-        """Return a copy of columns whose ``rows`` are those of ``kept``."""
-        if self._children is not None:
-            self._check_keys(columns)
-            parts = self._children.items()
-            return {name: child.keep(columns[name], rows, kept[name]) for name, child in parts}
-        columns = np.array(columns)
-        columns[rows] = kept[rows]
-        return columns
-
-    def own(self, columns: Obs) -> Obs:
-        """Return an independent copy of checked columns."""
-        if self._children is not None:
-            return {name: child.own(columns[name]) for name, child in self._children.items()}
-        return np.array(columns)
 
     def beyond(self, obs: Obs) -> str | None:
         """Return the first value beyond the bounds of its Box, in words; None if there is none.
@@ -403,44 +377,3 @@ def has_nan(array: NDArray[Any]) -> bool:
     # Looking for a byte costs a fraction of any() on small arrays. "A": columns of a native vector
     # env are often in Fortran order, which "C" would convert first.
     return 1 in np.isnan(array).tobytes("A")
-
-
-def are_fresh(obs: Any, reward: Any, terminated: Any, truncated: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether the caller's variables are the only references to the four arrays of a step.
-
-    A native vector env may hand out new arrays at each step or the same buffers again; the
-    reference counts tell which, exactly, and cost less than the copies that they may save.
-
-    Args:
-        obs: Any value; only an array of ``dtype`` can be fresh.
-        reward: Only float32 can be fresh.
-        terminated: Only bool can be fresh.
-        truncated: Only bool can be fresh.
-        dtype: Dtype of the observation space.
-    """
-    most = _REFERENCES_OF_A_FRESH_ARRAY
-    return (
-        type(obs) is type(reward) is type(terminated) is type(truncated) is np.ndarray
-        and obs.dtype is dtype
-        and reward.dtype is _FLOAT32
-        and terminated.dtype is truncated.dtype is _BOOL
-        and obs.base is reward.base is terminated.base is truncated.base is None
-        and getrefcount(obs) <= most
-        and getrefcount(reward) <= most
-        and getrefcount(terminated) <= most
-        and getrefcount(truncated) <= most
-    )
-
-
-def _count_references(array: Any) -> int:
-    return getrefcount(array)
-
-
-def _references_of_a_fresh_array() -> int:
-    # 3 up to CPython 3.13 (the caller's variable, the parameter, the argument of
-    # getrefcount); measured, because later versions borrow some of them.
-    array = np.empty(1)
-    return _count_references(array)
-
-
-_REFERENCES_OF_A_FRESH_ARRAY = _references_of_a_fresh_array()

@@ -11,22 +11,22 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
 from dingsdk.data.action_mask import open_masks
-from dingsdk.data.pytree import part_of
+from dingsdk.data.pytree import map_leaves, part_of
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
     EPISODE_INFO,
     ERROR,
-    FAILURES,
     GuardedEnv,
     GuardedEnvFn,
     close_quietly,
@@ -49,24 +49,24 @@ _CLOSE_TIMEOUT_S = 4.0
 IMPORT_S = 300.0
 """How long a process may take to start and to import the code of its envs, on a busy machine."""
 
-# Commands to a process, and its answers. A step and its answer are one byte each, unless there are
-# infos.
+# Commands to a process. Its answer to a step is an empty message, unless there are infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
-_DONE, _DONE_AND_MORE, _FAILED = b"d", b"m", b"f"
+_CALLED = "called"
+"""Key of an answer that holds the result of a called method."""
 # Columns of the board that say how a step ended.
 _RESULTS = ("reward", "terminated", "truncated", "abnormal")
 
 
 class SubprocessEnvManager(EnvManager):
-    """Type ``subprocess``: groups of envs in child processes; it supports everything.
+    """Type ``subprocess``: groups of envs in child processes; can all that ``in_process`` can.
 
     Observations and actions are in shared memory, so that a step pickles nothing; only the dict
     form sends the contents of ``info``. A process steps its envs one after the other, all processes
     work at the same time, and ``step`` waits for all envs that it was given.
 
-    If a process ends or takes longer than its timeout, the episodes of its envs are dropped. It
-    is started again, up to ``max_retry`` times in a row. Processes are spawned: the code that makes
-    the envs must be importable, and a script needs the ``__main__`` guard.
+    If a process ends or takes longer than its timeout, the episodes of its envs are dropped. The
+    process is started again, up to ``max_retry`` times in a row. Processes are spawned: the code
+    that makes the envs must be importable, and a script needs the ``__main__`` guard.
     """
 
     class Config(EnvManager.Config, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class SubprocessEnvManager(EnvManager):
         step_timeout: Positive = 60.0
         reset_timeout: Positive = 60.0
 
-    _saved = (*EnvManager._saved, "_under_way", "_finished", "_lost", "_infos", "_reset_kwargs")
+    _saved = (*EnvManager._saved, "_under_way", "_lost", "_infos", "_reset_kwargs")
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         super().__init__(cfg, env_fns)
@@ -99,11 +99,11 @@ class SubprocessEnvManager(EnvManager):
         self._busy: dict[int, _Group] = {}
         # True for envs that are in a step, up to the call that returns its result.
         self._under_way = np.zeros(self._env_num, dtype=np.bool_)
-        # Envs whose step has ended; its result is on the board.
-        self._finished: set[int] = set()
-        # Envs that waited for an action when their process was lost; their next step reports it.
-        self._lost: set[int] = set()
-        self._infos: dict[int, dict[str, Any]] = {}
+        # True for envs that waited for an action when their process was lost; their next step
+        # reports the loss.
+        self._lost = np.zeros(self._env_num, dtype=np.bool_)
+        # Infos by env id, and under _CALLED the result of a called method.
+        self._infos: dict[Any, dict[str, Any]] = {}
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
 
     @property
@@ -118,7 +118,7 @@ class SubprocessEnvManager(EnvManager):
 
     def current_obs(self) -> Obs:
         self._check_open()
-        return self._spaces[0].own(self._board.obs)
+        return map_leaves(np.array, self._board.obs)
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         self._begin(actions)
@@ -147,58 +147,69 @@ class SubprocessEnvManager(EnvManager):
             group.rebuilds = 0
 
     def _group_size(self) -> int:
-        return math.ceil(self._env_num / len(os.sched_getaffinity(0)))
+        is_async = self.capabilities.asynchronous
+        return 1 if is_async else math.ceil(self._env_num / len(os.sched_getaffinity(0)))
 
     def _running(self) -> NDArray[np.bool_]:
-        return ~(self._parked | self._under_way)
+        is_running: NDArray[np.bool_] = ~(self._parked | self._under_way)
+        for group in self._busy.values():
+            is_running[group.env_ids] = False  # a process runs one command at a time
+        return is_running
 
     def _begin(self, actions: Mapping[int, Any]) -> None:
         """Check actions in dict form, and start their steps."""
-        self._check_open()
-        self._check_running(self._ids_of(actions))
-        checker = self._spaces[1]
-        checked = {env_id: checker.single(action) for env_id, action in actions.items()}
-        for env_id, action in checked.items():
+        for env_id, action in self._checked(actions).items():
             self._board.actions[env_id] = action
         self._send(np.array(list(actions), dtype=np.int64), _STEP_WITH_INFOS)
 
     def _send(self, env_ids: NDArray[np.int64], command: bytes) -> None:
         """Start the steps of envs whose actions are on the board."""
         self._under_way[env_ids] = True
-        if self._lost:
-            lost = self._lost.intersection(env_ids.tolist())
-            self._lost -= lost
-            self._finished |= lost
-            env_ids = np.setdiff1d(env_ids, list(lost))
-        self._board.asked[env_ids] = True
-        self._board.goes_on[env_ids] = self.section.auto_reset & (
-            self._episodes[env_ids] + 1 < self.episode_num
+        asked = env_ids[~self._lost[env_ids]]
+        self._lost[env_ids] = False
+        self._board.asked[asked] = True
+        self._board.goes_on[asked] = self.section.auto_reset & (
+            self._episodes[asked] + 1 < self.episode_num
         )
         groups: Iterable[_Group] = self._groups
-        if len(env_ids) < self._env_num:
-            groups = dict.fromkeys(self._group_of[env_id] for env_id in env_ids.tolist())
+        if len(asked) < self._env_num:
+            groups = dict.fromkeys(self._group_of[env_id] for env_id in asked.tolist())
         deadline = time.monotonic() + self.section.step_timeout
         for group in groups:
             self._busy[group.ask(command, deadline)] = group
 
+    def _ended(self) -> NDArray[np.bool_]:
+        """Return which envs have ended a step whose result was not returned yet."""
+        ended: NDArray[np.bool_] = self._under_way & ~self._board.asked
+        return ended
+
     def _wait(self, *, for_all: bool) -> None:
-        """Wait for the answers of all busy groups, or only until an env has ended its step."""
-        while self._busy:
-            wait_s = 0.0
-            if for_all or not self._finished:
-                deadline = min(group.deadline for group in self._busy.values())
-                wait_s = max(0.0, deadline - time.monotonic())
-            answers = self._poll.poll(math.ceil(wait_s * 1000))
-            for descriptor, _ in answers:
-                # If the process was not asked for anything, this means that it has ended.
-                self._receive(self._by_descriptor[descriptor])
-            if answers and for_all:
-                continue
-            now = time.monotonic()
-            for group in [group for group in self._busy.values() if group.deadline <= now]:
-                self._replace(group, ProcessLostError(f"{group} gave no answer in time"))
-            if not answers and self._finished and not for_all:
-                return
+        """Wait for the answers of all busy groups, or only until an env has ended its step.
+
+        Raises:
+            DingError: an env or a process failed too often; the manager is closed.
+        """
+        try:
+            while self._busy:
+                is_enough = not for_all and self._ended().any()
+                if not self._receive_some(0.0 if is_enough else math.inf) and is_enough:
+                    return
+        except DingError:
+            self.close()
+            raise
+
+    def _receive_some(self, timeout_s: float) -> bool:
+        """Receive answers, and replace groups that are late; return whether one has answered."""
+        deadline = min(group.deadline for group in self._busy.values())
+        wait_s = min(timeout_s, max(0.0, deadline - time.monotonic()))
+        answers = self._poll.poll(math.ceil(wait_s * 1000))
+        for descriptor, _ in answers:
+            # If the process was not asked for anything, this means that it has ended.
+            self._receive(self._by_descriptor[descriptor])
+        now = time.monotonic()
+        for group in [group for group in self._busy.values() if group.deadline <= now]:
+            self._replace(group, ProcessLostError(f"{group} gave no answer in time"))
+        return bool(answers)
 
     def _receive(self, group: _Group) -> None:
         """Process the answer of a group."""
@@ -208,19 +219,14 @@ class SubprocessEnvManager(EnvManager):
         except ProcessLostError as error:
             self._replace(group, error)
             return
-        except DingError:
-            self.close()
-            raise
         asked = [env_id for env_id in group.env_ids if self._board.asked[env_id]]
         self._board.asked[asked] = False
         self._failure_count += int(self._board.failures[asked].sum())
-        self._finished.update(env_id for env_id in asked if self._under_way[env_id])
 
     def _take(self, env_ids: NDArray[np.int64]) -> tuple[StepColumns, dict[int, dict[str, Any]]]:
         """Return the results and the infos of envs that have ended their step or are parked."""
         board, schema = self._board, self._spaces[0]
         self._under_way[env_ids] = False
-        self._finished.difference_update(env_ids.tolist())
         infos = {i: self._infos.pop(i) for i in env_ids.tolist() if i in self._infos}
         obs = final_obs = part_of(board.obs, env_ids)
         reward, terminated, truncated, abnormal = (
@@ -250,24 +256,19 @@ class SubprocessEnvManager(EnvManager):
 
     def _timesteps(self) -> dict[int, Timestep]:
         """Return the results of all envs that have ended their step, in dict form."""
-        ids = sorted(self._finished)
-        if not ids:
+        ids = np.flatnonzero(self._ended())
+        if not ids.size:
             return {}
-        columns, infos = self._take(np.array(ids))
-        timesteps = {}
-        for row, env_id in enumerate(ids):
-            info = infos.get(env_id, {})
-            info["terminated"] = bool(columns.terminated[row])
-            info["truncated"] = bool(columns.truncated[row])
-            timesteps[env_id] = self._timestep(
-                env_id, part_of(columns.final_obs, row), columns.reward[row], info
-            )
-        return timesteps
+        columns, infos = self._take(ids)
+        return {
+            env_id: self._timestep_of(columns, row, env_id, infos.get(env_id, {}))
+            for row, env_id in enumerate(ids.tolist())
+        }
 
     def _open(self) -> None:
-        self._under_way[:] = False
-        for waiting in (self._finished, self._lost, self._infos, self._reset_kwargs):
-            waiting.clear()
+        self._under_way[:] = self._lost[:] = False
+        self._infos.clear()
+        self._reset_kwargs.clear()
         for group in self._groups:
             group.failures_in_row = group.rebuilds = 0
         try:
@@ -296,7 +297,7 @@ class SubprocessEnvManager(EnvManager):
                         raise TypeError(f"{each} is defined in a notebook or a shell")
                 group.connection.send((self._env_num, dict(made)))
             except OSError:
-                continue  # it has ended, as its answer will show
+                continue  # the process has ended, as its answer will show
             except Exception as error:
                 raise ConfigError(
                     f"env_manager.type: the envs of {group} cannot be sent to a child process "
@@ -304,7 +305,7 @@ class SubprocessEnvManager(EnvManager):
                     path="env_manager.type",
                 ) from error
         for group in groups:
-            group.answer(wait=True)  # it has finished its imports
+            group.answer(wait=True)  # the process has finished its imports
             group.deadline = time.monotonic() + self.section.reset_timeout
         for group in groups:
             spaces = group.answer(wait=True)
@@ -340,12 +341,10 @@ class SubprocessEnvManager(EnvManager):
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         self._wait(for_all=True)
-        self._finished.difference_update(env_ids)
-        self._lost.difference_update(env_ids)
         self._reset_kwargs.update({i: kwargs[i] for i in env_ids if kwargs.get(i)})
         seeds = dict(zip(env_ids, self._new_seeds(env_ids), strict=True))
         rows = list(env_ids)
-        self._under_way[rows] = self._parked[rows] = False
+        self._under_way[rows] = self._lost[rows] = self._parked[rows] = False
         self._returns[rows] = 0.0
         for group in dict.fromkeys(self._group_of[env_id] for env_id in env_ids):
             given = {
@@ -355,18 +354,18 @@ class SubprocessEnvManager(EnvManager):
             }
             self._busy[self._ask_reset(group, given)] = group
         self._wait(for_all=True)
-        # If a process was lost during this, its envs were reset as well.
-        self._lost.difference_update(env_ids)
+        # If a process was lost during the reset, its new envs were reset as well.
+        self._lost[rows] = False
         for env_id in env_ids:
             self._infos.pop(env_id, None)
 
     def _envs_state(self) -> Any:
         # Results of steps that are under way, which `_call` waits for, are part of the state.
-        schema, board = self._spaces[0], self._board
+        board = self._board
         return {
             "envs": [self._call(env_id, "get_state") for env_id in range(self._env_num)],
             "groups": [[group.failures_in_row, group.rebuilds] for group in self._groups],
-            "obs": [schema.own(each) for each in (board.obs, board.final_obs)],
+            "obs": map_leaves(np.array, [board.obs, board.final_obs]),
             "results": {name: getattr(board, name).copy() for name in _RESULTS},
         }
 
@@ -385,12 +384,13 @@ class SubprocessEnvManager(EnvManager):
         self._check_open()
         self._wait(for_all=True)
         group = self._group_of[env_id]
-        group.ask(_CALL, time.monotonic() + self.section.step_timeout, (env_id, name, args))
-        try:
-            called = group.answer(wait=True)
-        except ProcessLostError as error:
-            self._replace(group, error)
-            raise EnvError(f"{error}, when {name} was called", env_id=env_id) from error
+        deadline = time.monotonic() + self.section.step_timeout
+        self._busy[group.ask(_CALL, deadline, (env_id, name, args))] = group
+        self._wait(for_all=True)
+        called = self._infos.pop(_CALLED, None)
+        if called is None:  # the process was lost and replaced
+            error = self._infos[env_id][ERROR]
+            raise EnvError(f"{error}, when {name} was called", env_id=env_id)
         if "error" in called:
             raise called["error"]
         return called["changed"] if called["value"] is None else called["value"]
@@ -398,55 +398,43 @@ class SubprocessEnvManager(EnvManager):
     def _ask_reset(self, group: _Group, kwargs: Mapping[int, Any]) -> int:
         self._board.asked[list(kwargs)] = True
         deadline = time.monotonic() + self.section.reset_timeout
-        self._board.keeps_seed[:] = not self._dynamic_seed
-        return group.ask(_RESET, deadline, kwargs)
+        return group.ask(_RESET, deadline, (not self._dynamic_seed, kwargs))
 
     def _replace(self, group: _Group, error: Exception) -> None:
         """Start a lost process again; its envs begin new episodes.
 
         Raises:
-            EnvError: it was lost too often in a row, or the program ends.
+            EnvError: the process was lost too often in a row, or the program ends.
         """
-        text = f"{type(error).__name__}: {error}"
-        while True:
-            if is_exiting():
-                # multiprocessing ends its processes, and this is a thread that was left behind.
-                self.close()
-                raise EnvError(f"{error}, because the program ends", env_id=None) from error
-            self._failure_count += len(group.env_ids)
-            group.failures_in_row += 1
-            self._end([group], 0.0)
-            try:
-                env_id = group.env_ids[0] if len(group.env_ids) == 1 else None
-                count_failure(error, str(group), group.failures_in_row, self.section, env_id)
-            except EnvError:
-                self.close()
-                raise
-            group.rebuilds += 1
-            keep = not self._dynamic_seed
-            kwargs = {
-                # A guarded env uses another name for its own rebuilds.
-                i: {
-                    **self._reset_kwargs.get(i, {}),
-                    "seed": restart_seed(self._seeds[i], group.rebuilds, keep, "rebuild_process"),
-                }
-                for i in group.env_ids
+        if is_exiting():
+            # At its exit the program ends the processes of multiprocessing; this thread still runs.
+            raise EnvError(f"{error}, because the program ends", env_id=None) from error
+        self._failure_count += len(group.env_ids)
+        group.failures_in_row += 1
+        self._end([group], 0.0)
+        env_id = group.env_ids[0] if len(group.env_ids) == 1 else None
+        count_failure(error, str(group), group.failures_in_row, self.section, env_id)
+        group.rebuilds += 1
+        keep = not self._dynamic_seed
+        kwargs = {
+            # A guarded env uses another name for its own rebuilds.
+            i: {
+                **self._reset_kwargs.get(i, {}),
+                "seed": restart_seed(self._seeds[i], group.rebuilds, keep, "rebuild_process"),
             }
-            try:
-                self._start([group])
-                self._ask_reset(group, kwargs)
-                group.answer(wait=True)
-                break
-            except ProcessLostError as again:
-                error = again
-            except DingError:
-                self.close()
-                raise
+            for i in group.env_ids
+        }
+        try:
+            self._start([group])
+            self._ask_reset(group, kwargs)
+            group.answer(wait=True)
+        except ProcessLostError as again:
+            self._replace(group, again)
         self._board.asked[group.env_ids] = False
         self._board.abnormal[group.env_ids] = True
-        for env_id in group.env_ids:
-            self._infos[env_id] = {ABNORMAL: True, ERROR: text}
-            (self._finished if self._under_way[env_id] else self._lost).add(env_id)
+        self._lost[group.env_ids] = ~self._under_way[group.env_ids]
+        info = {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
+        self._infos.update({env_id: dict(info) for env_id in group.env_ids})
 
 
 class AsyncSubprocessEnvManager(SubprocessEnvManager):
@@ -468,19 +456,23 @@ class AsyncSubprocessEnvManager(SubprocessEnvManager):
         """
         self._begin(actions)
         timesteps: dict[int, Timestep] = {}
-        while self._busy or self._finished:
+        while self._under_way.any():
             self._wait(for_all=False)
             timesteps |= self._timesteps()
             if self._running().any():
                 break
         return timesteps
 
-    def _group_size(self) -> int:
-        return 1
-
 
 class ProcessLostError(RuntimeError):
     """The process of a group of envs has ended, or did not answer in time."""
+
+
+class _Failure(NamedTuple):
+    """Answer of a process that ends, as its envs raised an error or cannot be used."""
+
+    error: DingError
+    text: str
 
 
 @dataclass(eq=False)
@@ -526,16 +518,13 @@ class _Group:
 
         Raises:
             ProcessLostError: the process has ended or is late.
-            ConfigError: it would have run the user's script again.
+            ConfigError: the process would have run the user's script again.
             DingError: an error that its envs raised.
         """
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
             raise ProcessLostError(f"{self} gave no answer in time")
         try:
-            answer = self.connection.recv_bytes()
-            more = {} if answer == _DONE else self.connection.recv()
-            if more is None:
-                answer, more = self.connection.recv_bytes(), self.connection.recv()
+            message = self.connection.recv_bytes()
         except BlockingIOError:
             raise ProcessLostError(f"{self} stopped in the middle of its answer") from None
         except (EOFError, OSError):
@@ -543,11 +532,11 @@ class _Group:
             code = self.process.exitcode
             check_guarded(code, "env_manager.type")
             raise ProcessLostError(f"{self} died: {how_it_ended(code)}") from None
-        if answer == _FAILED:
-            error, text = more
-            error.add_note(f"In the child process:\n{text}")
-            raise error
-        return more
+        answer = ForkingPickler.loads(message) if message else {}
+        if isinstance(answer, _Failure):
+            answer.error.add_note(f"In the child process:\n{answer.text}")
+            raise answer.error
+        return answer
 
     def end(self) -> None:
         """Wait for the end of the process until the deadline, then kill it."""
@@ -585,10 +574,9 @@ class _Board:
         self.actions = self._column(actions.shape, actions.dtype)
         self.reward = self._column(reward_shape, np.dtype(np.float32))
         self.failures = self._column((env_num,), np.dtype(np.int32))
-        flags = (self._column((env_num,), np.dtype(np.bool_)) for _ in range(6))
-        # The envs to step or to reset, those that begin another episode after this one, and those
-        # that begin every episode from their seed.
-        self.asked, self.goes_on, self.keeps_seed, *ends = flags
+        flags = (self._column((env_num,), np.dtype(np.bool_)) for _ in range(5))
+        # The envs to step or to reset, and those that begin another episode after this one.
+        self.asked, self.goes_on, *ends = flags
         self.terminated, self.truncated, self.abnormal = ends
 
     def _column(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -605,13 +593,12 @@ def _serve(connection: Connection) -> None:
     memory = None
     try:
         env_num, env_fns = connection.recv()  # imports the code of the envs
-        connection.send_bytes(_DONE)
+        _answer(connection)
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
         first = next(iter(envs.values()))
         spaces = (first.observation_space, first.action_space, first.player_num)
-        connection.send_bytes(_DONE_AND_MORE)
-        connection.send(spaces)
+        _answer(connection, spaces)
         memory = SharedMemory(connection.recv())
         schema = ObservationSchema(spaces[0])
         shape = (env_num, spaces[2]) if spaces[2] > 1 else (env_num,)
@@ -619,14 +606,15 @@ def _serve(connection: Connection) -> None:
         while (command := connection.recv_bytes()) != _CLOSE:
             infos: dict[Any, Any] = {}
             if command == _RESET:
-                for env_id, given in connection.recv().items():
-                    envs[env_id].keep_seed = bool(board.keeps_seed[env_id])
-                    obs, info = envs[env_id].reset(**given)
+                keep_seed, kwargs = connection.recv()
+                for env_id, given in kwargs.items():
+                    envs[env_id].keep_seed = keep_seed
+                    obs, _ = envs[env_id].reset(**given)
                     schema.put(board.obs, env_id, obs)
-                    board.failures[env_id] = info.get(FAILURES, 0)
+                    board.failures[env_id] = envs[env_id].take_failures()
             elif command == _CALL:
                 env_id, name, args = connection.recv()
-                infos = _call(envs[env_id], name, args)
+                infos[_CALLED] = _call(envs[env_id], name, args)
             else:
                 # Only its own rows: those of other processes change at the same time.
                 for env_id in [env_id for env_id in envs if board.asked[env_id]]:
@@ -635,9 +623,7 @@ def _serve(connection: Connection) -> None:
                         infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
                     elif command == _STEP_WITH_INFOS and info:
                         infos[env_id] = info
-            connection.send_bytes(_DONE_AND_MORE if infos else _DONE)
-            if infos:
-                _send(connection, infos)
+            _answer(connection, infos)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
@@ -645,8 +631,7 @@ def _serve(connection: Connection) -> None:
         if not isinstance(error, DingError):
             error = EnvError(f"{type(error).__name__}: {error}", env_id=None, traceback=text)
         with contextlib.suppress(OSError):
-            connection.send_bytes(_FAILED)
-            connection.send((error, error.facts.get("traceback", text)))
+            connection.send(_Failure(error, error.facts.get("traceback", text)))
     finally:
         close_quietly(*envs.values())
         board = None  # type: ignore[assignment]
@@ -654,32 +639,27 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
-def _send(connection: Connection, answer: Mapping[int, Any]) -> None:
-    """Send the infos of envs, or what one of their methods returned, to the manager."""
+def _answer(connection: Connection, answer: Any = None) -> None:
+    """Send an answer to the manager: infos of envs, or what one of their methods returned."""
     try:
-        connection.send(answer)
-    except OSError:
-        raise
+        message = ForkingPickler.dumps(answer) if answer else b""
     except Exception as error:
-        connection.send(None)  # nothing was written yet; the error follows
         raise EnvError(
             f"an env gave a value that cannot be sent to the manager's process ({error}): {answer} "
             "; make it of data and of objects of importable classes, or use env_manager.type "
             "in_process",
             env_id=None,
         ) from error
+    connection.send_bytes(message)
 
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
     """Step an env, put the result on the board, and return its info."""
-    env.keep_seed = bool(board.keeps_seed[env_id])
     obs, reward, terminated, truncated, info = env.step(board.actions[env_id].copy())
-    failures = info.get(FAILURES, 0)
     if terminated or truncated:
         schema.put(board.final_obs, env_id, obs)
         if board.goes_on[env_id]:
-            obs, of_reset = env.reset()
-            failures += of_reset.get(FAILURES, 0)
+            obs, _ = env.reset()
         else:
             obs = open_masks(obs)
     schema.put(board.obs, env_id, obs)
@@ -687,7 +667,7 @@ def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board
     board.terminated[env_id] = terminated
     board.truncated[env_id] = truncated
     board.abnormal[env_id] = bool(info.get(ABNORMAL))
-    board.failures[env_id] = failures
+    board.failures[env_id] = env.take_failures()
     return info
 
 

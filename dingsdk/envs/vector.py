@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import gymnasium as gym
-from gymnasium.vector import AutoresetMode
-
 from dingsdk.config import Positive
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.base_vector import BaseVectorEnvManager
@@ -32,14 +29,11 @@ class VectorEnvManager(EnvManager):
                 share one random stream, are reset together, and mostly spend a step on each reset.
                 ``sync`` is the manager ``in_process``, ``async`` the manager ``subprocess`` with a
                 process for each env; ``auto`` is native if possible, else sync.
-            autoreset_mode: Autoreset mode of gymnasium that a native vector env must have; ``auto``
-                accepts any. The other modes reset an env in the step that ends its episode.
             step_timeout: Seconds that a step may take in mode ``async``.
             reset_timeout: Seconds that a reset may take in mode ``async``.
         """
 
         vectorization_mode: Literal["auto", "native", "sync", "async"] = "auto"
-        autoreset_mode: Literal["auto", "next_step", "same_step", "disabled"] = "auto"
         step_timeout: Positive = 60.0
         reset_timeout: Positive = 60.0
 
@@ -49,7 +43,7 @@ class VectorEnvManager(EnvManager):
         section = cls.read(cfg, "env_manager")
         mode, obstacle = section.vectorization_mode, None
         if mode in ("auto", "native") and isinstance(env_fns, Sequence) and env_fns:
-            obstacle = _why_not_native(env_fns, section.autoreset_mode)
+            obstacle = why_not_native(env_fns)
             if obstacle is None:
                 return _managed(NativeEnvManager, section, env_fns)
         if obstacle is not None and mode == "native":
@@ -70,12 +64,8 @@ class NativeEnvManager(BaseVectorEnvManager):
 
     _instead = "env_manager.vectorization_mode to sync"
 
-    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
-        super().__init__(cfg, env_fns)
-        self._autoreset = _native_autoreset(env_fns[0])
-
     def make_vector_env(self) -> Any:
-        env_fn: Any = self._env_fns[0]  # an EnvFn, as _why_not_native has found
+        env_fn: Any = self._env_fns[0]  # an EnvFn, as why_not_native has found
         return env_fn.make_native(self._env_num)
 
 
@@ -86,7 +76,8 @@ def _managed(
     return manager({**{key: getattr(section, key) for key in keys}, **more}, env_fns)
 
 
-def _why_not_native(env_fns: Sequence[Callable[[], Any]], autoreset: str) -> str | None:
+def why_not_native(env_fns: Sequence[Callable[[], Any]]) -> str | None:
+    """Return why envs cannot be made as the env's own vector env; None if they can."""
     first = env_fns[0]
     if not isinstance(first, EnvFn):
         return "the envs are made by functions of their own"
@@ -98,15 +89,4 @@ def _why_not_native(env_fns: Sequence[Callable[[], Any]], autoreset: str) -> str
         return f"{first.env_id} is registered with wrappers"
     if first.spec.vector_entry_point is None:
         return f"{first.env_id} has no vector env of its own"
-    own = _native_autoreset(first).name.lower()
-    if autoreset not in ("auto", own):
-        return f"{first.env_id} resets in mode {own}, not {autoreset}"
     return None
-
-
-def _native_autoreset(env_fn: Any) -> AutoresetMode:
-    entry = env_fn.spec.vector_entry_point
-    if not callable(entry):
-        entry = gym.envs.registration.load_env_creator(entry)
-    mode = getattr(entry, "metadata", {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
-    return AutoresetMode(mode)

@@ -18,8 +18,7 @@ from dingsdk.envs.bench import (
     FIRST_TURNS,
     KINDS,
     TURNS,
-    _finalists,
-    _measure_kind,
+    _measure,
     _memory_bytes,
     _most_envs,
     step_for,
@@ -31,10 +30,6 @@ from dingsdk.errors import EnvError, UnknownEnvError
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
-def speeds(*values: float, kinds: str = "abab") -> list[EnvSpeed]:
-    return [EnvSpeed(kind, 1, value) for kind, value in zip(kinds, values, strict=False)]
 
 
 @pytest.mark.slow
@@ -104,7 +99,7 @@ def test_speed_of_a_manager_is_its_best_turn(monkeypatch: pytest.MonkeyPatch) ->
     found = iter([30.0, 40.0, 20.0, 10.0])
     monkeypatch.setattr("dingsdk.envs.bench.step_for", lambda manager, seconds: next(found))
     good = importlib.import_module("checked_envs").Good
-    kinds = _measure_kind("in_process", good, [1, 2], float("inf"))
+    kinds = _measure("in_process", None, good, [1, 2], float("inf"))
     assert [(each.env_num, each.steps_per_s) for each in kinds] == [(2, 40.0), (1, 20.0)]
 
 
@@ -184,13 +179,6 @@ def test_search_and_comparison_end_when_their_time_is_over(monkeypatch: pytest.M
     # A choice of the search takes 2 s, so the fourth begins after 6 s.
     assert {count for _, count, _ in found} == {16, 8, 4, 2}
     assert bench.turns == [16, 16, 8, 8, 4, 4, 2, 2, 16, 8, 4, 2]
-
-
-def test_best_of_each_manager_is_compared_again_unless_it_is_far_slower() -> None:
-    found = speeds(9, 10, 8, 7, 5, 3, kinds="aaaabc")
-    assert sorted(each.steps_per_s for each in _finalists(found)) == [5, 8, 9, 10]
-    found = speeds(0, 3.9, 10, kinds="abc")
-    assert [each.steps_per_s for each in _finalists(found)] == [10, 3.9]
 
 
 def test_steps_without_a_transition_do_not_count() -> None:

@@ -16,15 +16,11 @@ from dingsdk.errors import EnvError
 RAISE = 1
 IN_PROCESS = {"type": "in_process"}
 NATIVE = {"type": "vector", "vectorization_mode": "native"}
-MANAGERS = [
-    (IN_PROCESS, "Counter"),
-    *((NATIVE, name) for name in ("Native", "NativeSameStep", "NativeDisabled")),
-]
-every_manager = pytest.mark.parametrize(("cfg", "env"), MANAGERS)
+every_native_env = pytest.mark.parametrize("env", ["Native", "NativeSameStep", "NativeDisabled"])
 
 
-def make(cfg: dict[str, Any], env: str, n: int = 2) -> EnvManager:
-    return create_env_manager(cfg, make_env_fns({"env_id": f"Tiny/{env}-v0"}, n))
+def make(env: str, n: int = 2) -> EnvManager:
+    return create_env_manager(NATIVE, make_env_fns({"env_id": f"Tiny/{env}-v0"}, n))
 
 
 def relaunch(manager: EnvManager) -> None:
@@ -36,22 +32,16 @@ def restart(manager: EnvManager) -> None:
     manager.step(dict.fromkeys(manager.ready_obs, RAISE))
 
 
-def reset_the_first(manager: EnvManager) -> None:
-    manager.reset({0: None} if manager.capabilities.per_env_reset else None)
-
-
 def play(manager: EnvManager, action: int = 0) -> Any:
     return manager.step(dict.fromkeys(manager.ready_obs, action))
 
 
-@pytest.mark.parametrize(
-    "event", [lambda manager: manager.reset(), reset_the_first, restart, relaunch]
-)
-@every_manager
+@pytest.mark.parametrize("event", [lambda manager: manager.reset(), restart, relaunch])
+@every_native_env
 def test_return_counts_from_the_last_reset_or_restart(
-    cfg: dict[str, Any], env: str, event: Callable[[EnvManager], None]
+    env: str, event: Callable[[EnvManager], None]
 ) -> None:
-    with make(cfg, env) as manager:
+    with make(env) as manager:
         manager.launch()
         play(manager)
         event(manager)
@@ -60,21 +50,12 @@ def test_return_counts_from_the_last_reset_or_restart(
             for env_id, timestep in play(manager).items():
                 if timestep.done:
                     found[env_id] = timestep.info["eval_episode_return"]
-        assert found[0] == (6.0 if env == "Counter" else 3.0)
+        assert found[0] == 3.0
 
 
-def test_reset_of_one_env_keeps_the_return_of_another() -> None:
-    with make(IN_PROCESS, "Counter") as manager:
-        manager.launch()
-        play(manager)
-        manager.reset({0: None})
-        play(manager)
-        assert play(manager)[1].info["eval_episode_return"] == 6.0
-
-
-@every_manager
-def test_reseeding_resets_the_count_of_rebuilds(cfg: dict[str, Any], env: str) -> None:
-    with make(cfg, env, n=1) as manager:
+@every_native_env
+def test_reseeding_resets_the_count_of_rebuilds(env: str) -> None:
+    with make(env, n=1) as manager:
         manager.launch()
         runs = []
         for _ in range(2):
@@ -91,9 +72,9 @@ def test_reseeding_resets_the_count_of_rebuilds(cfg: dict[str, Any], env: str) -
         assert runs[0][1] != runs[0][2]
 
 
-@every_manager
-def test_reseeding_keeps_the_count_of_failures_in_a_row(cfg: dict[str, Any], env: str) -> None:
-    with make(cfg, env, n=1) as manager:
+@every_native_env
+def test_reseeding_keeps_the_count_of_failures_in_a_row(env: str) -> None:
+    with make(env, n=1) as manager:
         manager.launch()
         for _ in range(2):
             manager.step_batch(np.array([RAISE]))
@@ -104,9 +85,9 @@ def test_reseeding_keeps_the_count_of_failures_in_a_row(cfg: dict[str, Any], env
             manager.step_batch(np.array([RAISE]))
 
 
-@every_manager
-def test_launch_resets_all_failure_counts(cfg: dict[str, Any], env: str) -> None:
-    with make(cfg, env, n=1) as manager:
+@every_native_env
+def test_launch_resets_all_failure_counts(env: str) -> None:
+    with make(env, n=1) as manager:
         assert manager.failure_count == 0
         manager.launch()
         for _ in range(2):

@@ -15,7 +15,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns
-from dingsdk.envs.guard import FAILURES, GuardedEnv
+from dingsdk.envs.guard import GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
 from dingsdk.runtime.spawn import signals_blocked
 
@@ -60,6 +60,17 @@ def test_steps_between_failures_do_not_reset_the_count() -> None:
             step(manager, 0)
         with pytest.raises(EnvError, match="env 0 failed 3 times"):
             step(manager, RAISE)
+
+
+def test_third_failure_in_a_row_is_fatal_and_keeps_its_cause() -> None:
+    with launch(IN_PROCESS) as manager:
+        step(manager, 0, RAISE)
+        step(manager, 0, RAISE)
+        with pytest.raises(EnvError, match="env 1 failed 3 times") as caught:
+            step(manager, 0, RAISE)
+    assert (caught.value.env_id, caught.value.failures) == (1, 3)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "step on cue" in caught.value.traceback
 
 
 @pytest.mark.parametrize(
@@ -180,31 +191,6 @@ def test_error_names_the_invalid_part_of_a_dict_observation() -> None:
         assert caught.value.__cause__.key == "obs.box"  # type: ignore[union-attr]
 
 
-def test_rebuilt_env_keeps_a_fixed_seed() -> None:
-    with launch(IN_PROCESS, n=1) as manager:
-        manager.seed(3, dynamic_seed=False)
-        manager.reset()
-        first = manager.current_obs()
-        step(manager, RAISE)
-        np.testing.assert_array_equal(manager.current_obs(), first)
-
-
-def test_guarded_env_repeats_its_seed_only_with_keep_seed(counter_cls: Any) -> None:
-    env = GuardedEnv(counter_cls, 0, EnvManager.Config())
-    first = env.reset(seed=7)[0].tolist()
-    assert env.reset()[0].tolist() != first
-    env.keep_seed = True
-    assert env.reset()[0].tolist() == first
-
-
-def test_info_holds_the_failures_of_a_call_if_any(counter_cls: Any) -> None:
-    env = GuardedEnv(counter_cls, 0, EnvManager.Config())
-    for expected in (1, 1):
-        assert FAILURES not in env.reset()[1]
-        assert FAILURES not in env.step(0)[4]
-        assert env.step(RAISE)[4][FAILURES] == expected
-
-
 def test_guarded_env_keeps_metadata_and_render_mode(counter_cls: Any) -> None:
     env = GuardedEnv(partial(counter_cls, render_mode="rgb_array"), 0, EnvManager.Config())
     assert env.metadata == counter_cls.metadata
@@ -262,7 +248,6 @@ def test_native_failure_rebuilds_all_and_marks_all_rows(env: str, fault: int) ->
         assert not columns.valid.any()
         assert columns.obs[:, 1].tolist() == [0, 0, 0]
         assert manager.failure_count == 3
-        manager.reset({0: None})  # does nothing: the restart has reset all envs
         assert step(manager, 0, 0, 0).final_obs[:, 1].tolist() == [1, 1, 1]
         step(manager, 0, 0, 0)  # the first env completes an episode here
         step(manager, 0, fault, 0)
@@ -278,8 +263,6 @@ def test_native_failure_is_abnormal_for_every_env_in_dict_form() -> None:
         timesteps = manager.step({0: 0, 1: RAISE})
         assert [t.info["abnormal"] for t in timesteps.values()] == [True, True]
         assert timesteps[0].info["error"] == "RuntimeError: step on cue"
-        for env_id in timesteps:
-            manager.reset({env_id: None})
         assert manager.step({0: 0, 1: 0})[1].reward == 1.0
 
 

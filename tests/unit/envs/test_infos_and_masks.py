@@ -151,38 +151,6 @@ class _Longer(Ending):
         super().__init__(4)
 
 
-class Rotting(gym.Env[Any, Any]):
-    """Gives NaN from the third step on."""
-
-    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    begun = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.begun += 1
-        self._time = 0
-        return np.full(1, np.nan if self.begun > 1 else 0, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self._time += 1
-        is_over = self._time == 1 and self.begun == 1
-        obs = np.zeros(1, np.float32) if self.begun == 1 else np.full(1, np.nan, np.float32)
-        return obs, 1.0, is_over, False, {}
-
-
-class _Sound(Rotting):
-    def step(self, action: Any) -> Any:
-        return np.zeros(1, np.float32), 1.0, False, False, {}
-
-
-def test_observations_of_an_env_that_is_done_are_not_checked() -> None:
-    with Vectorized({"episode_num": 1, "max_retry": 0}, [Rotting, _Sound]) as manager:
-        manager.launch()
-        steps = [manager.step_batch(np.zeros(2, np.int64)) for _ in range(4)]
-    assert [step.valid is None or bool(step.valid[0]) for step in steps] == [True] + [False] * 3
-    assert not any(np.isnan(step.obs).any() for step in steps)
-
-
 class Outside(Reporting):
     """Observes 9.5, beyond its bounds, in its last step."""
 

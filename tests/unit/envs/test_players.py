@@ -22,7 +22,7 @@ from dingsdk.envs.players import (
     find_opponent,
     space_of_player,
 )
-from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
+from dingsdk.errors import ConfigError, PolicyOutputError
 from dingsdk.worker.collector.rollout import episode_quota
 
 from .games import Nim, Sums, take_one
@@ -401,40 +401,6 @@ def test_managers_return_a_reward_and_an_info_for_each_player(kind: str) -> None
         assert columns.obs.shape == (2, 2, 3)
     finally:
         manager.close()
-
-
-class Wrong(PlayersEnv):
-    """Raises, or returns a reward of the wrong shape or of NaN, in its second step."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__(Sums())
-        self._fault, self._steps = fault, 0
-
-    def step(self, action: Any) -> Any:
-        obs, reward, *rest = super().step(action)
-        self._steps += 1
-        if self._steps == 2:
-            if self._fault == "raises":
-                raise RuntimeError("as told")
-            reward = reward[:1] if self._fault == "shape" else reward * np.nan
-        return (obs, reward, *rest)
-
-
-@pytest.mark.parametrize("fault", ["raises", "shape", "nan"])
-def test_failed_step_of_a_game_gives_no_reward(fault: str) -> None:
-    fns = make_env_fns({"env_id": f"{__name__}:Wrong", "kwargs": {"fault": fault}}, 1)
-    with create_env_manager({"type": "base"}, fns) as manager:
-        manager.launch()
-        manager.step({0: [2, 0]})
-        step = manager.step({0: [2, 0]})[0]
-        assert all(info["abnormal"] for info in step.info)
-        assert step.reward.tolist() == [0, 0]
-        manager.step({0: [2, 0]})  # the env was rebuilt: this is its first step
-    with create_env_manager({"type": "base", "max_retry": 0}, fns) as manager:
-        manager.launch()
-        manager.step({0: [2, 0]})
-        with pytest.raises(EnvError, match="as told" if fault == "raises" else "one per player"):
-            manager.step({0: [2, 0]})
 
 
 class Plain(gym.Env[Any, Any]):

@@ -28,69 +28,6 @@ def launch(cfg: dict[str, Any], env_cfg: dict[str, Any], n: int, seed: int = 0) 
     return manager
 
 
-def action_of(env_id: int, index: int) -> int:
-    return int(index % 40 < 25) if env_id == 0 else index // 3 % 2
-
-
-def transitions(manager: EnvManager, count: int) -> list[list[tuple[Any, ...]]]:
-    """Return the first ``count`` transitions of each env, from the batched form."""
-    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(manager.env_num)]
-    obs = manager.current_obs()
-    while min(map(len, rows)) < count:
-        actions = np.array([action_of(i, len(row)) for i, row in enumerate(rows)])
-        step = manager.step_batch(actions)
-        for i, row in enumerate(rows):
-            if step.valid is None or step.valid[i]:
-                row.append(
-                    (
-                        obs[i].tolist(),
-                        step.final_obs[i].tolist(),
-                        float(step.reward[i]),
-                        bool(step.terminated[i]),
-                        bool(step.truncated[i]),
-                    )
-                )
-        obs = step.obs
-        np.testing.assert_array_equal(manager.current_obs(), obs)
-    return [row[:count] for row in rows]
-
-
-def dict_transitions(manager: EnvManager, count: int) -> list[list[tuple[Any, ...]]]:
-    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(manager.env_num)]
-    while min(map(len, rows)) < count:
-        ready = manager.ready_obs
-        assert ready
-        for i, timestep in manager.step({i: action_of(i, len(rows[i])) for i in ready}).items():
-            assert timestep.done == (timestep.info["terminated"] or timestep.info["truncated"])
-            rows[i].append(
-                (
-                    ready[i].tolist(),
-                    timestep.obs.tolist(),
-                    float(timestep.reward),
-                    timestep.info["terminated"],
-                    timestep.info["truncated"],
-                )
-            )
-    return [row[:count] for row in rows]
-
-
-def test_processes_give_the_transitions_of_the_in_process_manager() -> None:
-    env_cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 15}}
-    cfg = {"type": "vector", "vectorization_mode": "async"}
-    with launch(IN_PROCESS, env_cfg, 2) as plain, launch(cfg, env_cfg, 2) as vector:
-        expected = transitions(plain, 60)
-        assert transitions(vector, 60) == expected
-    flat = [one for row in expected for one in row]
-    assert any(terminated for *_, terminated, _ in flat)
-    assert any(truncated for *_, truncated in flat)
-
-
-def test_dict_form_gives_the_transitions_of_the_batched_form() -> None:
-    env_cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 15}}
-    with launch(IN_PROCESS, env_cfg, 3) as batched, launch(IN_PROCESS, env_cfg, 3) as dicts:
-        assert dict_transitions(dicts, 50) == transitions(batched, 50)
-
-
 @pytest.mark.parametrize("name", ["Native", "NativeSameStep", "NativeDisabled"])
 def test_native_env_that_reuses_its_arrays_gives_correct_episodes(name: str) -> None:
     with launch(NATIVE, {"env_id": f"Tiny/{name}-v0"}, 3) as manager:
@@ -130,29 +67,6 @@ def test_native_cartpole_ends_like_single_envs_from_the_same_state() -> None:
                     break
 
 
-def test_done_reports_the_return_and_the_info_of_the_episode() -> None:
-    with launch(IN_PROCESS, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
-        ends = []
-        for _ in range(12):
-            for timestep in manager.step(dict.fromkeys(manager.ready_obs, 0)).values():
-                assert timestep.info["step"] == timestep.reward
-                if timestep.done:
-                    ends.append(timestep)
-    assert len(ends) >= 4
-    for end in ends:
-        assert end.info["eval_episode_return"] == 6.0
-        assert end.info["episode_info"] == {"length": 3}
-        assert end.info["terminated"] is True
-        assert end.obs[1] == 3
-
-
-def test_batched_form_returns_episode_info_of_ended_rows_only() -> None:
-    with launch(IN_PROCESS, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
-        infos = [dict(manager.step_batch(np.zeros(2, int)).episode_info) for _ in range(3)]
-    ended = {"length": 3}
-    assert infos == [{}, {}, {0: ended, 1: ended}]
-
-
 def test_dict_observations_become_nested_columns() -> None:
     env_cfg = {"env_id": "Tiny/Counter-v0", "kwargs": {"observes": "dict"}}
     with launch(IN_PROCESS, env_cfg, 2) as manager:
@@ -181,7 +95,6 @@ def test_observation_without_columns_works_in_dict_form_only() -> None:
     ("env_id", "cfg", "manager"),
     [
         ("CartPole-v1", {}, NativeEnvManager),
-        ("CartPole-v1", {"autoreset_mode": "same_step"}, InProcessEnvManager),
         ("CartPole-v1", {"vectorization_mode": "sync", "max_retry": 5}, InProcessEnvManager),
         ("CartPole-v1", {"vectorization_mode": "async", "max_retry": 5}, SubprocessEnvManager),
         ("MountainCar-v0", {}, InProcessEnvManager),
@@ -195,10 +108,3 @@ def test_type_vector_makes_the_manager_that_its_mode_names(
     assert made.section.max_retry == cfg.get("max_retry", 2)
     if manager is SubprocessEnvManager:
         assert made.section.envs_per_process == 1
-
-
-def test_rewards_are_float32_in_every_manager() -> None:
-    with launch(IN_PROCESS, {"env_id": "MountainCar-v0"}, 2) as manager:
-        assert manager.step_batch(np.zeros(2, int)).reward.dtype == np.float32
-    with launch(NATIVE, {"env_id": "Tiny/Native-v0"}, 2) as manager:
-        assert manager.step_batch(np.zeros(2, int)).reward.dtype == np.float32

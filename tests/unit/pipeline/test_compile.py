@@ -719,7 +719,7 @@ def test_shipped_example_compiles_and_can_be_saved(tmp_path: Path) -> None:
         ("policy.other.replay_buffer.replay_bufer_size=3", "replay_buffer_size"),
         ("env.colector_env_num=3", "collector_env_num"),
         ("polcy.type=dqn", "policy"),
-        ("env_manager.autoresetmode=auto", "autoreset_mode"),
+        ("env_manager.vectorizationmode=auto", "vectorization_mode"),
         ("policy.other.commander.eval_intervall=3", "eval_interval"),
         ("system.torch_thread=3", "torch_threads"),
     ],
