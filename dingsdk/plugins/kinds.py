@@ -64,7 +64,3 @@ CONTRACT_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
 """Kind -> the version of its contract that this dingsdk has. The contract consists of the
 signatures of the parts and the rules that ``dingsdk.testing`` checks. The version is increased when
 parts of the previous version would no longer work, so plugins of other versions are refused."""
-
-API_VERSION = 1
-"""Version of the plugin interface. A plugin module that needs a newer version declares it with
-``dingsdk_api = N``. It is then refused with an error before any of its hooks runs."""
