@@ -55,19 +55,6 @@ class Own(BasePolicy):
         self.resets.append(env_ids)
 
 
-def test_dict_form_equals_the_batched_form() -> None:
-    policy = Own({}, seed=0)
-    obs = np.array([[1, 2], [3, 4]], np.float32)
-
-    batched = policy.collect_mode.forward_batch(obs, [7, 9], bonus=5)
-    by_env = policy.collect_mode.forward({7: obs[0], 9: obs[1]}, bonus=5)
-
-    assert batched["action"].tolist() == [8, 12]
-    assert by_env == {7: {"action": 8, "env": 7}, 9: {"action": 12, "env": 9}}
-    assert policy.eval_mode.forward({3: obs[1]})[3]["action"] == 7
-    assert policy.collect_mode.forward({}) == {}
-
-
 def test_dict_form_stacks_observations_that_are_dicts_or_tensors() -> None:
     policy = Own({}, seed=0)
     rows = {1: {"pos": torch.tensor([1.0, 1.0])}, 2: {"pos": torch.tensor([2.0, 2.0])}}
@@ -213,22 +200,6 @@ def test_attributes_that_workers_read_come_from_the_config() -> None:
         mode.set_attribute("device", "cuda")
 
 
-def test_modes_that_are_not_enabled_are_refused_by_name() -> None:
-    policy = Own({}, enable_field=["eval"])
-
-    assert not policy.learns
-    with pytest.raises(ConfigError, match="without its learn mode"):
-        _ = policy.learn_mode
-    with pytest.raises(ConfigError, match="unknown policy modes"):
-        Own({}, enable_field=["evil"])
-
-
-def test_policy_with_only_command_mode_builds_no_network() -> None:
-    policy = Own({}, enable_field=["command"])
-
-    assert not hasattr(policy, "net")
-
-
 def test_policies_without_a_seed_differ_and_keep_the_random_state_of_torch() -> None:
     weights = []
     for _ in range(2):
@@ -335,24 +306,6 @@ def test_wrong_section_is_refused_with_its_path() -> None:
         Own({"width": 0})
 
     assert caught.value.path == "policy.width"
-
-
-def test_published_model_is_loaded_into_acting_modes() -> None:
-    one, other = Own({}, seed=1), Own({}, seed=2)
-    state = {
-        "model": {key: value.numpy() for key, value in one.net.state_dict().items()},
-        "iter": 3,
-    }
-    for array in state["model"].values():  # type: ignore[attr-defined]
-        array.flags.writeable = False
-
-    other.eval_mode.load_state_dict(state)
-
-    assert torch.equal(one.net.weight, other.net.weight)
-    with pytest.raises(SchemaMismatchError, match="no section 'model'"):
-        other.collect_mode.load_state_dict({"iter": 3})
-    with pytest.raises(SchemaMismatchError, match="missing \\['bias'\\]"):
-        other.collect_mode.load_state_dict({"model": {"weight": np.zeros((1, 2))}})
 
 
 @pytest.mark.parametrize("kind", ["dqn", "r2d2", "ppo", "sac"])
