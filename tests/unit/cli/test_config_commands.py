@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import operator
 import os
 import shutil
 import socket
@@ -293,27 +291,6 @@ def test_package_without_metadata_is_reported(monkeypatch: pytest.MonkeyPatch) -
     assert "metadata" in found.fix
 
 
-def test_child_that_does_not_answer_in_time_is_reported_and_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(doctor_module, "SPAWN_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(doctor_module, "_answer", operator.methodcaller("poll", None))
-    found = doctor_module._checked("child processes", doctor_module._spawn, "run it from a file")
-    assert found == (
-        "fail",
-        "child processes",
-        "TimeoutError: a child did not answer within 0 s",
-        "run it from a file",
-    )
-    assert multiprocessing.active_children() == []
-
-
-def test_child_that_ends_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "_answer", operator.methodcaller("fileno"))
-    found = doctor_module._checked("child processes", doctor_module._spawn, "run it from a file")
-    assert (found.state, found.detail.partition(":")[0]) == ("fail", "EOFError")
-
-
 @pytest.mark.parametrize(("first", "last"), [(0, 9), (0, 0), (-9, 0), (1, 9), (-9, -1)])
 def test_python_outside_the_tested_versions_is_a_warning(
     first: int, last: int, monkeypatch: pytest.MonkeyPatch
@@ -334,25 +311,11 @@ def test_unreachable_ports_are_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == ("fail", "ports", "ConnectionRefusedError: by a filter", "allow connections")
 
 
-def test_failed_check_is_reported_with_its_fix() -> None:
-    def full() -> str:
-        raise OSError(28, "No space left on device")
-
-    assert doctor_module._checked("disk", full, "free space") == (
-        "fail",
-        "disk",
-        "OSError: [Errno 28] No space left on device",
-        "free space",
-    )
-
-
 @pytest.mark.parametrize(
     ("look", "free", "state", "detail"),
     [
         (doctor_module._shared_memory, (64 << 20) - 1, "warn", "63 MiB are free; async"),
         (doctor_module._shared_memory, 64 << 20, "pass", "64 MiB are free"),
-        (doctor_module._disk, (1 << 30) - 1, "warn", "1023 MiB are free in this folder"),
-        (doctor_module._disk, 1 << 30, "pass", "1 GiB are free in this folder"),
     ],
 )
 def test_doctor_warns_if_little_space_is_free(
