@@ -405,7 +405,7 @@ class PluginManager:
                 "is needed, but DINGSDK_DISABLED_PLUGINS names it; take it out of there to use it"
             )
             raise _refused(owner, "disabled", text)
-        with self._lock:  # another thread may be in the middle of registering it
+        with self._lock:  # another thread may be registering the module
             if self._pluggy.has_plugin(module_name):
                 return
         is_new = module_name not in sys.modules

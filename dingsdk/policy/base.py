@@ -209,7 +209,7 @@ class BasePolicy(Configurable, ABC):
         }
         if self.learns:
             # Until a block of this size was freed once, glibc returns memory to the system and
-            # requests it again in each update: for SAC 700 page faults, 1.3 of 11 ms.
+            # requests the same memory again in each update: for SAC 700 page faults, 1.3 of 11 ms.
             torch.empty(6 * 2**20, device="cpu")
         if self._fields - {"command"}:
             with torch.random.fork_rng(devices=[]):
@@ -560,7 +560,7 @@ class BasePolicy(Configurable, ABC):
 
     def _staged(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the GPU; it is copied while the host prepares the next one."""
-        # CUDA copies in the background only from pinned memory; it stages small copies anyway.
+        # CUDA copies in the background only from pinned memory; the driver stages small copies.
         if leaf.nbytes >= _LEAST_PINNED_BYTES:
             leaf = leaf.pin_memory()
         return leaf.to(self.device, non_blocking=True)

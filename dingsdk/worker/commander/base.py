@@ -15,7 +15,7 @@ Task = dict[str, Any]
 
 
 class PlayerProgress(NamedTuple):
-    """How far one of several players is.
+    """Progress of one of several players.
 
     Attributes:
         train_iter: Iterations that its policy was trained for.

@@ -350,7 +350,7 @@ class _Rank:
                 else:
                     why, code = "has lost another rank", 0
         except BlockingIOError:
-            pass  # it stopped in the middle of its answer
+            pass  # the rank stopped in the middle of its answer
         except (EOFError, OSError):
             why, self.has_hung_up = "is gone", True
         if not trace and (ended := self._exit_code()) is not None:
@@ -546,7 +546,7 @@ def join_ranks(
             raise ConnectionError(f"a rank was lost: {error}") from error
         tensor /= world_size
 
-    # Before they connect: a rank that is refused ends, and the others would only see that.
+    # Before the ranks connect: the others would only see that a refused rank has ended.
     try:
         policy.set_attribute("average_over_ranks", average)
     except NotImplementedError as error:
@@ -571,7 +571,7 @@ def process_group(
         return dist.ProcessGroupNCCL(store, rank, world_size, options)
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
-    # By default it would listen on the address of the host's name.
+    # By default gloo would listen on the address of the host's name.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, rank, world_size, options)
 

@@ -67,7 +67,8 @@ def watch(
 
 
 def _wait_for_end_of_input(ended: threading.Event) -> None:
-    # The process that started this one holds the other end, which is closed when that one dies.
+    # The program that started this process holds the other end of the pipe; the system closes that
+    # end when the program dies.
     while os.read(sys.stdin.fileno(), 1024):
         pass
     ended.set()

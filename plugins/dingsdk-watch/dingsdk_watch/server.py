@@ -98,7 +98,7 @@ class Server:
             self._server.pull_trigger()
             self._thread.join(timeout=5)
         self._server.task_dispatcher.shutdown(timeout=5)
-        for each in list(self._map.values()):  # the listener among them
+        for each in list(self._map.values()):  # also the listener
             each.close()
 
     def __enter__(self) -> Server:
