@@ -26,8 +26,8 @@ def group() -> None:
 def show(config: str, mode: Any, sets: tuple[str, ...]) -> None:
     """Print CONFIG as YAML, with the default of every key that it does not set.
 
-    It imports plugins and the modules in import_names, but not the env. A comment in the first line
-    names the keys whose values only the env can tell.
+    The command imports plugins and the modules in import_names, but not the env. A comment in the
+    first line names the keys whose values only the env can tell.
     """
     from dingsdk.config import dump_config
     from dingsdk.pipeline.env_probe import unknown_without_env

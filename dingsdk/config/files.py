@@ -44,9 +44,9 @@ MAX_BYTES = 1 << 20
 class Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys and reads numbers as YAML 1.2 does.
 
-    It stops at a line that merges too many keys or contains a number that is too long, before that
-    takes much time or memory. Aliases share their value in memory; ``check_bounds`` counts it each
-    time.
+    The loader stops at a line that merges too many keys or contains a number that is too long,
+    before the line takes much time or memory. Aliases share their value in memory; ``check_bounds``
+    counts it each time.
     """
 
     _merged = 0

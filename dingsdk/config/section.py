@@ -49,8 +49,8 @@ Seed = Number
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all config sections; instances are immutable.
 
-    To check fields against each other, write a ``__post_init__`` that raises ValueError. Its text
-    must begin with the name of the wrong field.
+    To check fields against each other, write a ``__post_init__`` that raises ValueError. The text
+    of the error must begin with the name of the wrong field.
     """
 
     is_open: ClassVar[bool] = False

@@ -179,8 +179,8 @@ def _check_declared(cls: type[Configurable]) -> None:
 class _Walk:
     """One pass over a config, which collects its errors.
 
-    They are raised at the end, when all sections are known: the message can then name all unknown
-    keys, and the section that a misplaced key belongs to.
+    The errors are raised at the end, when all sections are known: the message can then name all
+    unknown keys, and the section that a misplaced key belongs to.
 
     Attributes:
         unknown: Key, path of its section and known keys, for each key that nothing reads.

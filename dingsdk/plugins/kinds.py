@@ -58,7 +58,7 @@ The name of the entry point is the class name, its value ``module:attr``."""
 CONTRACTS = "contracts"
 """Entry-point group ``dingsdk.contracts``: the version of a kind's contract for which a
 distribution was written. The name of the entry point is the kind, its value ``v<number>``; the
-default is ``v1``. It is read from the metadata, before the distribution is imported."""
+default is ``v1``. The version is read from the metadata, before the distribution is imported."""
 
 CONTRACT_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
 """Kind -> the version of its contract that this dingsdk has. The contract consists of the

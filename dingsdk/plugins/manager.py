@@ -323,7 +323,8 @@ class PluginManager:
     ) -> str:
         """Load the plugin that provides a type; return the key under which it is registered."""
         if not adverts and asked is None:
-            # It may have been installed after the first discovery, for example from a notebook.
+            # The plugin may have been installed after the first discovery, for example from a
+            # notebook.
             self.forget_adverts()
             adverts = self.adverts(kind, key)
         if not adverts:

@@ -1,7 +1,8 @@
 """Writes packages that provide a plugin, from the templates in ``dingsdk/templates``.
 
 The folder is one working package whose type is called ``plugin_name``; ``kinds`` has the module of
-each kind. Its docstring describes the plugin, and ends with the part of a config that uses it.
+each kind. The docstring of the module describes the plugin, and ends with the part of a config that
+uses it.
 """
 
 from __future__ import annotations

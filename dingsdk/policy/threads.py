@@ -70,8 +70,8 @@ def own_settings() -> Iterator[None]:
 def isolated(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that torch computes in it with dingsdk's settings, not the caller's.
 
-    It uses one thread, unless ``torch_threads`` is active. Torch stores the number separately for
-    each thread of the program. This costs 0.7 us a call (2026-11).
+    The function uses one thread, unless ``torch_threads`` is active. Torch stores the number
+    separately for each thread of the program. The wrapper costs 0.7 us a call (2026-11).
     """
 
     @wraps(function)

@@ -88,7 +88,7 @@ class BaseParallelCommander(Configurable, ABC):
 
     Args:
         cfg: The compiled main config; the commander's own section is
-            ``policy.other.commander``. It is only read.
+            ``policy.other.commander``. The config is only read.
 
     Differs from the reference: ``collector_task_space`` is None by default, which allows one
     task at a time for each collector.

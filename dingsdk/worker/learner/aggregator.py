@@ -85,14 +85,15 @@ class _LocalPlace:
 class LearnerAggregator(Closing):
     """Trains one policy on several processes, behind the interface of a learn mode.
 
-    The caller's process is rank 0; it starts the others, unless they are ``remote``. Each rank
-    has the policy's weights and takes an equal, consecutive part of every batch. Their gradients
-    are averaged before each step, over ``torch.distributed``, so that all ranks keep the weights
-    that one learner would have with the whole batch. Rank 0 alone saves, publishes and logs. Each
-    rank has its own random numbers; the attribute ``acting_state`` is a list with those of all.
+    The caller's process is rank 0; rank 0 starts the other ranks, unless they are ``remote``. Each
+    rank has the policy's weights and takes an equal, consecutive part of every batch. Their
+    gradients are averaged before each step, over ``torch.distributed``, so that all ranks keep the
+    weights that one learner would have with the whole batch. Rank 0 alone saves, publishes and
+    logs. Each rank has its own random numbers; the attribute ``acting_state`` is a list with those
+    of all.
 
     Use as a context manager, or close it. Not safe for use from several threads. After an error in
-    any rank, rank 0 included, it refuses batches until ``start`` is called.
+    any rank, rank 0 included, the aggregator refuses batches until ``start`` is called.
 
     Args:
         learn_mode: Learn mode of a policy whose class ``is_data_parallel``: rank 0's.

@@ -48,7 +48,7 @@ def watch(
 ) -> int:
     """Serve a live page of the runs in the folders RUN...
 
-    It reads their files and changes nothing. Ctrl-C ends it.
+    The page reads the runs' files and changes nothing. Ctrl-C ends the command.
     """
     # Imported here and not above, as the list of commands imports this module.
     from dingsdk_watch.runs import open_runs
