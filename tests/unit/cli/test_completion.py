@@ -88,21 +88,6 @@ def test_options_kinds_and_distributions_are_proposed(ask: Ask) -> None:
     assert ask("bash", "check", "dingsdk-rl-in") == ["plain,dingsdk-rl-in-memory"]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_script_of_the_shell_is_printed(shell: str) -> None:
-    done = subprocess.run(
-        PROGRAM,
-        env={**os.environ, "_DINGSDK_COMPLETE": f"{shell}_source"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-
-    assert "_dingsdk_completion" in done.stdout
-    assert done.stderr == ""
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     program = tmp_path / "dingsdk"

@@ -31,16 +31,6 @@ def test_the_command_mode_needs_no_network_and_follows_the_schedule():
     assert policy.command_mode.get_setting_eval({}) == {}
 
 
-def test_default_config_is_a_copy():
-    default = DQNPolicy.default_config()
-    default.learn.batch_size = 1
-    default.model.encoder_hidden_size_list.append(3)
-
-    assert default.cfg_type == "DQNPolicyDict"
-    assert DQNPolicy.default_config().learn.batch_size != 1
-    assert 3 not in DQNPolicy.config["model"]["encoder_hidden_size_list"]
-
-
 @pytest.mark.parametrize(
     ("section", "error", "path"),
     [
