@@ -139,8 +139,11 @@ def template_page(kind: str) -> str:
     folder, module = f"dingsdk-rl-{name}", f"dingsdk_{name.replace('-', '_')}"
     files = render(kind, name)
     commands = [f"dingsdk new plugin {kind} {name}", *next_steps(kind, name, f"./{folder}")]
+    own = f"{module}/{kind.replace('-', '_')}.py"
+    init = f"{module}/__init__.py"
     shown = {
-        "The plugin": ("python", f"{module}/__init__.py"),
+        "The plugin": ("python", own if own in files else init),
+        **({"Its registration": ("python", init)} if own in files else {}),
         "A config that uses it": ("yaml", "example.yaml"),
     }
     noun = kind.replace("-", " ")
@@ -567,10 +570,13 @@ def _limit(names: list[str], value: ast.expr) -> str:
 def part_rules_page() -> str:
     """Return the rules of the parts of a buffer."""
     intro = (
-        "What every storage, sampler, remover and limiter does by itself, and `dingsdk.testing` "
-        "checks: `check_part` all of a kind, a subclass of `StorageContract`, `SamplerContract`, "
-        "`RemoverContract` or `LimiterContract` as one test a rule. [Extend the "
-        "buffer](../how-to/extend-the-buffer.md) shows one."
+        "What every storage, sampler, remover and limiter does, and `dingsdk.testing` checks: "
+        "`check_part` all of a kind, a subclass of `StorageContract`, `SamplerContract`, "
+        "`RemoverContract` or `LimiterContract` as one test a rule. One rule makes a buffer with "
+        "the part, and checks it against [the rules of buffers](buffer-rules.md). The other rules "
+        "are about what a buffer does not show. [Extend the "
+        "buffer](../how-to/extend-the-buffer.md) has an example. Numbers that are missing were "
+        "those of removed rules."
     )
     parts = [
         _rules(kind, book.known_capabilities, tuple(book.rules), f"{kind.capitalize()} rule ")
@@ -601,7 +607,7 @@ def _rule_pages() -> dict[str, str]:
         "buffer-rules.md": _rules_page(
             "replay buffer",
             "What every replay buffer does, whatever storage, sampler, remover and limiter it is "
-            f"made of (which have [rules of their own](part-rules.md)), {checked} "
+            f"made of (which have [a few rules of their own](part-rules.md)), {checked} "
             f"`check_buffer` {of_all} `BufferContract` as one test a rule, and "
             "`BufferMachine` against a plain model. [Extend the "
             "buffer](../how-to/extend-the-buffer.md) shows all three.",

@@ -18,3 +18,9 @@ def versions_of(samples: SampleBatch) -> NDArray[np.int64] | None:
         return None
     least: NDArray[np.int64] = column.reshape(len(samples), -1).min(axis=1).astype(np.int64)
     return least
+
+
+def counted(versions: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return (version, number of samples) of int64[n], ascending."""
+    found, counts = np.unique(versions, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))

@@ -292,16 +292,20 @@ def _check_sequences(run: _Run) -> str:
 
 
 def _check_pace(run: _Run) -> str:
-    """In serial mode, the limiter admits the rows of each collect: no other thread samples.
+    """The limiter admits the rows of each collect, or of each payload: no other thread samples.
 
     Of the rows of an episode, only the run knows how many there are.
     """
+    from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS
+
     limiter, pushed = run.buffer.get("limiter") or {}, run.collect["n_sample"]
-    is_followed = run.mode == "serial" and not run.policy["on_policy"] and pushed
-    if not is_followed or limiter.get("type") != "samples_per_insert":
+    is_followed = not run.policy["on_policy"] and run.system["replay"]["type"] != "server"
+    if not is_followed or not pushed or limiter.get("type") != "samples_per_insert":
         return ""
     learn, length = run.policy["learn"], run.buffer.get("sequence_length", 1)
     updates, batch = learn["update_per_collect"], learn["batch_size"] * length
+    if run.mode == "parallel":  # the learner trains as often as the limiter lets it
+        pushed, updates = max(pushed, PAYLOAD_ROWS), _TRIED_BATCHES // _TRIED_COLLECTS
     part = run.classes[f"{_BUFFER}.limiter"](limiter)
     part.can_insert(pushed)
     part.on_insert(part.min_size // pushed * pushed)
@@ -316,7 +320,7 @@ def _check_pace(run: _Run) -> str:
     else:
         return ""
     wanted, sampled = limiter["samples_per_insert"], updates * batch / pushed
-    if wanted > sampled:
+    if wanted > sampled and run.mode == "serial":
         return (
             f"{_BUFFER}.limiter.samples_per_insert is {wanted:g}, but a serial run samples only "
             f"{sampled:g} rows for each row that it pushes (policy.learn.update_per_collect times "
@@ -325,7 +329,7 @@ def _check_pace(run: _Run) -> str:
         )
     return (
         f"{_BUFFER}.limiter.error_buffer is {limiter['error_buffer']}: it would refuse the pushes "
-        f"of a serial run, {pushed} rows in turn with batches of {batch}; raise it to "
+        f"of a {run.mode} run, {pushed} rows in turn with batches of {batch}; raise it to "
         f"{pushed * wanted + batch * max(wanted, 1):g}, or leave it out"
     )
 
@@ -431,17 +435,6 @@ def _check_on_policy(run: _Run) -> str:
     )
 
 
-def _check_storage(run: _Run) -> str:
-    """In parallel mode, the storage of the replay buffer stores columns."""
-    storage = (run.buffer.get("storage") or {}).get("type")
-    if run.policy["on_policy"] or storage != "object":
-        return ""
-    return (
-        f"{_BUFFER}.storage.type 'object' keeps objects row by row, but parallel mode moves "
-        "columns; choose auto, array or memmap, or --mode serial"
-    )
-
-
 def _check_memory_limit(run: _Run) -> str:
     """If workers are to be restarted above a memory limit, they are processes."""
     if run.system["worker_memory_limit"] is None or not run.runs_threads():
@@ -500,14 +493,14 @@ _ALWAYS = (
     _check_capacity,
     _check_priority,
     _check_endless_envs,
+    _check_samples,
     _check_buffer,
     _check_pace,
     _check_policy_lag,
     _check_device,
     _check_learners,
     _check_replay,
-    _check_samples,
     _check_unused_buffer,
     _check_sequences,
 )
-_IN_PARALLEL = (_check_on_policy, _check_storage, _check_memory_limit, _check_inference)
+_IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference)

@@ -138,16 +138,15 @@ def compile_config(
         if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
             find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     found = find_class.found
-    names: Sequence[str] = ()
     if mode != "eval":
         if needed_order(compiled, found) != "none":
             compiled["policy"]["traj_len_inf"] = True
         check_run(compiled, found, mode)
-        names = add_columns(compiled, found)
+        add_columns(compiled, found)
     if makes_env:
         try_env(compiled, found, mode)
-        if names:
-            check_columns(compiled, found, names, mode)
+        if mode != "eval":
+            check_columns(compiled, found)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)

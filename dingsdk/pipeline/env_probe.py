@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from math import inf
 from typing import Any
@@ -15,6 +15,7 @@ from dingsdk.config.plain import find
 from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.data.pytree import flatten
+from dingsdk.errors import ConfigError
 from dingsdk.pipeline.checks import buffer_parts, refusal
 from dingsdk.runtime.deadline import closing_in_time
 
@@ -24,24 +25,23 @@ ADDED_COLUMNS = ("env_id", "episode_return")
 """Columns that collectors add to samples if the replay buffer needs them."""
 
 
-def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Make collectors add the columns that the replay buffer needs; return all of its columns."""
+def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
+    """Make collectors add the columns that the replay buffer needs."""
     policy, parts = cfg["policy"], buffer_parts(cfg, classes)
     names: tuple[str, ...] = ()
     # To ask a buffer, it has to be created, which takes memory; most need no columns.
     if any(map(_may_need_columns, parts.values())):
-        from dingsdk.worker.coordinator.experience import metadata_config
+        from dingsdk.worker.replay_buffer.config import without_files
 
         path = "policy.other.replay_buffer"
         cls, section = parts[path], policy["other"]["replay_buffer"]
-        with closing_in_time(cls(to_easydict(metadata_config(section))), path) as buffer:
+        with closing_in_time(cls(to_easydict(without_files(section))), path) as buffer:
             names = buffer.columns_needed()
     collect = policy["collect"]
     wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
     collect["added_columns"] = list(wanted)
     if "episode_return" in wanted:
         policy["traj_len_inf"] = True  # the return is known only at the end of an episode
-    return names
 
 
 def _may_need_columns(part: Any) -> bool:
@@ -56,24 +56,26 @@ def _may_need_columns(part: Any) -> bool:
     )
 
 
-def check_columns(
-    cfg: Mapping[str, Any], classes: Mapping[str, Any], names: Sequence[str], mode: str
-) -> None:
+def check_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
     """Check that the policy's samples have the columns that the replay buffer needs.
 
     Raises:
-        ConfigError: a column is missing or, in parallel mode, too large.
+        ConfigError: a column is missing.
     """
-    samples = _first_samples(cfg, classes)
+    parts = buffer_parts(cfg, classes).values()
+    # Samplers can work without the columns that their section names.
+    names = [name for part in parts for name in getattr(part, "needs_columns", ())]
+    samples = _first_samples(cfg, classes) if names else None
     if samples is None:
         return
-    if mode == "serial":
-        # In serial mode, samplers can work without the columns that their section names.
-        parts = buffer_parts(cfg, classes).values()
-        names = [name for part in parts for name in getattr(part, "needs_columns", ())]
-    from dingsdk.worker.comm.collector import announced_columns
-
-    announced_columns(samples, names)
+    for name in names:
+        if not isinstance(samples.columns.get(name), np.ndarray):
+            raise ConfigError(
+                f"the replay buffer needs the column {name!r} of each sample, and the policy's "
+                f"samples have {sorted(samples.columns)}; choose another buffer or sampler, or a "
+                "policy that gives it",
+                path="policy.other.replay_buffer",
+            )
 
 
 def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> SampleBatch | None:

@@ -52,12 +52,11 @@ from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport, WorkerHandle
 from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import TaskState
-from dingsdk.worker.coordinator.experience import metadata_config
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import first_checkpoint
-from dingsdk.worker.replay_buffer.config import is_limited
+from dingsdk.worker.replay_buffer.config import is_limited, without_files
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_id import run_id
 
@@ -120,7 +119,6 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             on_collecting=context.recorder.mark_first_step,
             on_collected=results.collected,
             on_evaluated=results.evaluated,
-            tb_logger=results.tb_logger,
             journal=journal,
             rejoin_s=context.rejoin_s,
             begins_at=first,
@@ -257,7 +255,7 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples, or for every
     ``n_episode`` episodes. The limiter enforces the same ratio in parallel mode: collectors wait if
     they are too far ahead of the learner, and the learner does not train more than in serial mode.
-    If a buffer of rows is filled with episodes, the coordinator does this without a limiter. A
+    If a buffer of rows is filled with episodes, its home does this without a limiter. A
     limiter that the config names is not changed.
     """
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
@@ -269,11 +267,11 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
         changes["policy"] = {"other": {"replay_buffer": own}}
         return to_easydict(deep_merge_dicts(cfg, changes))
     limiter = dict(buffer_cfg.get("limiter") or {})
-    with closing_in_time(create_buffer(metadata_config(buffer_cfg)), path) as buffer:
+    with closing_in_time(create_buffer(without_files(buffer_cfg)), path) as buffer:
         # The limiter of such a buffer counts episodes, whose number of rows is not known.
         is_of_episodes = buffer.needs_order == "episode"
         batch_rows = learn.batch_size * buffer.rows_per_sampled()
-    # For episodes in a buffer of rows the coordinator has an EpisodePace.
+    # For episodes in a buffer of rows its home has an EpisodePace.
     count = collect.n_episode if is_of_episodes or collect.n_episode else collect.n_sample
     is_paced = count and (is_of_episodes or not collect.n_episode)
     if is_paced and not is_limited(buffer_cfg):

@@ -6,6 +6,8 @@ import json
 import logging
 import math
 import multiprocessing.connection
+import os
+import signal
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
@@ -22,8 +24,8 @@ from dingsdk.runtime.spawn import (
     UNGUARDED,
     UNGUARDED_TEXT,
     how_it_ended,
+    process_context,
     signals_blocked,
-    spawn_context,
 )
 from dingsdk.worker.comm.transport import WorkerHandle
 
@@ -39,14 +41,14 @@ START_S = 300.0
 """How long a worker may take to start and to join, on a busy machine, before it is killed."""
 KILL_S = 1.0
 """How long a killed process may take to end."""
+SERVER_LOST = 255
+"""Exit code of a process whose fork server has ended."""
 CRASH_BYTES = 64 << 10
 """How much of a crash report is read."""
 
 
 class LinkedProcess:
     """A process of this host that runs ``main(spec, link)``, and our end of the link.
-
-    It is started by the method ``spawn``.
 
     Raises:
         ConfigError: the script that started the run was read from standard input.
@@ -55,10 +57,10 @@ class LinkedProcess:
     """
 
     def __init__(self, main: Callable[..., None], spec: Any, name: str) -> None:
-        spawn = spawn_context("system.transport.type")
-        self._link, theirs = spawn.Pipe()
+        context = process_context("system.transport.type")
+        self._link, theirs = context.Pipe()
         # Not a daemon: env managers may have processes of their own.
-        self._process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)
+        self._process = context.Process(target=main, args=(spec, theirs), name=name, daemon=False)
         self._exit_code: int | None = None
         try:
             with signals_blocked(HANDLED):  # until the child has installed its signal handlers
@@ -74,6 +76,9 @@ class LinkedProcess:
         """None while the process runs; negative if a signal killed it: minus the signal number."""
         if self._exit_code is None:
             self._exit_code = self._process.exitcode
+            if self._exit_code == SERVER_LOST and self._process.pid is not None:
+                with suppress(ProcessLookupError):  # it may be alive
+                    os.kill(self._process.pid, signal.SIGKILL)
         return self._exit_code
 
     def received(self, timeout_s: float = 0.0) -> list[bytes]:
@@ -164,7 +169,7 @@ class Deaths:
 
 
 class WorkerProcess(LinkedProcess, WorkerHandle):
-    """The process of a worker, started by the method ``spawn``, and the link to it."""
+    """The process of a worker, and the link to it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         try:

@@ -7,13 +7,13 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config
 from dingsdk.config.files import check_sets
-from dingsdk.config.plain import check_bounds
+from dingsdk.config.plain import check_bounds, find
 from dingsdk.errors import ConfigError, DingError, RunFolderError, StorageFullError, wrong_type
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
@@ -34,7 +34,7 @@ from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
 from dingsdk.runtime.files import Patience
-from dingsdk.runtime.spawn import leave_if_importing, spawn_context
+from dingsdk.runtime.spawn import begin_fork_server, leave_if_importing, spawn_context
 from dingsdk.worker.run_id import run_id
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 ProgressFactory = Callable[[RunContext], Progress]
 
+PRELOADED = ("torch", "dingsdk.config", "dingsdk.data")
+"""What the processes of a run are forked with: what takes long to import and imports no plugins."""
 GREET_S = 10.0
 """How long a shared replay server may take to answer before a run begins."""
 
@@ -107,7 +109,7 @@ def train(
     """
     leave_if_importing()
     _check_progress(progress)
-    cfg = compile_run(config, mode, transport, sets, seed, env, policy)
+    cfg = compile_run(config, mode, transport, sets, seed, env, policy, begins=True)
     _check_first_checkpoint(cfg, mode)
     with _given(cfg, mode, env, callbacks) as hooks:
         folder = make_run_folder(Path(output), cfg.exp_name)
@@ -160,7 +162,7 @@ def resume(
             path=str(save.run_dir),
         )
     mode: Mode = "parallel" if isinstance(save, JournaledRun) else "serial"
-    cfg = compile_run(changed_config(save, sets), mode, env=env, policy=policy)
+    cfg = compile_run(changed_config(save, sets), mode, env=env, policy=policy, begins=True)
     with _given(cfg, mode, env, callbacks) as hooks:
         context = RunContext(cfg=cfg, run_dir=save.run_dir, learner_hooks=hooks, resumed=save)
         return run_pipeline(context, mode, progress, announce)
@@ -344,10 +346,11 @@ def compile_run(
     env: str | Callable[..., Any] | None = None,
     policy: type | None = None,
     makes_env: bool = True,
+    begins: bool = False,
 ) -> Any:
     """Load and compile a config with the overrides of the command line; see ``train``.
 
-    For ``makes_env`` see ``compile_config``.
+    For ``makes_env`` see ``compile_config``; ``begins`` says that the run begins afterwards.
     """
     if mode not in ("serial", "parallel"):
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
@@ -374,11 +377,26 @@ def compile_run(
         apply_set(user, assignment)
     if transport is not None:
         apply_set(user, f"system.transport.type={json.dumps(transport)}")
+    if mode == "parallel" and begins:
+        _begin_processes(user)
     cfg = compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
     path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
     if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
         raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)
     return cfg
+
+
+def _begin_processes(user: Mapping[str, Any]) -> None:
+    """Let the processes of a run import while its config is compiled, if it will have any."""
+    from dingsdk.pipeline.worker import place_of
+
+    section = find(user, "system.transport")
+    if not isinstance(section, Mapping) or not isinstance(section.get("type"), str):
+        return  # the default has no processes, and compiling the config reports what is wrong
+    with suppress(DingError):
+        kind = default_manager().get("transports", section["type"])
+        if place_of(kind, section) == "processes" and not kind.starts_workers:
+            begin_fork_server(PRELOADED)
 
 
 def _check_first_checkpoint(cfg: Any, mode: Mode) -> None:

@@ -1,8 +1,8 @@
 """Writes packages that provide a plugin, from the templates in ``dingsdk/templates``.
 
-The folder is one working package whose type is called ``plugin_name``; ``kinds`` has the module of
-each kind. The docstring of the module describes the plugin, and ends with the part of a config that
-uses it.
+The folder is the skeleton of a package whose type is called ``plugin_name``; ``kinds`` has the
+module of each kind. Its docstring describes the plugin, and ends with the part of a config that
+uses it. The skeleton registers the last class of the module; an observer needs no registration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dingsdk.plugins.kinds import KINDS, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.manager import default_manager
 
 _FOLDER = Path(__file__).parents[1] / "templates"
-_MODULE = "dingsdk_plugin_name/__init__.py"
+_PACKAGE = "dingsdk_plugin_name"
 _EXAMPLE = "example.yaml"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _CLASS = re.compile(r"\bPluginName(\w+)")
@@ -123,25 +123,29 @@ def render(kind: str, name: str) -> dict[str, str]:
         for path in sorted(_FOLDER.rglob("*"))
         if path.is_file() and not {"kinds", "__pycache__", ".ruff_cache"} & {*path.parts}
     }
-    files[_MODULE] = (_FOLDER / "kinds" / f"{kind.replace('-', '_')}.py").read_text(
-        encoding="utf-8"
-    )
-    notes, _, used = (ast.get_docstring(ast.parse(files[_MODULE])) or "").partition("\n\n    ")
+    file = kind.replace("-", "_")
+    module = (_FOLDER / "kinds" / f"{file}.py").read_text(encoding="utf-8")
+    files[f"{_PACKAGE}/{'__init__' if template.group == OBSERVERS else file}.py"] = module
+    notes, _, used = (ast.get_docstring(ast.parse(module)) or "").partition("\n\n    ")
     example = deep_merge_dicts(yaml.safe_load(files[_EXAMPLE]), yaml.safe_load(f"    {used}"))
     files["README.md"] = files["README.md"].replace("PLUGIN_NOTES", notes)
     files[_EXAMPLE] = yaml.safe_dump(example, sort_keys=False)
     words = {
         "PLUGIN_SUMMARY": template.summary,
         "PLUGIN_GROUP": template.group,
+        "plugin_group": template.group,
         "PLUGIN_MODE": template.mode,
         "PLUGIN_KEY": key,
+        "PLUGIN_FILE": file,
+        "PLUGIN_REQUIREMENTS": '", "'.join(_requirements(module)),
+        "PLUGIN_PART": next(reversed(re.findall(r"class (PluginName\w+)", module)), snake),
         "PLUGIN_STEPS": "\n".join(next_steps(kind, name, ".")),
         "PLUGIN_DINGSDK": _repository() or "${{ vars.DINGSDK }}",
         "plugin-name": dashed,
         "plugin_name": snake,
     }
     _check_free(kind, template.group, key, dashed)
-    _check_classes(name, files[_MODULE])
+    _check_classes(name, module)
     return {_replaced(path, words): _replaced(text, words) for path, text in files.items()}
 
 
@@ -184,6 +188,12 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
 
 def _distribution(dashed: str) -> str:
     return f"{OWN_DISTRIBUTION}-{dashed}"
+
+
+def _requirements(module: str) -> list[str]:
+    """Return the distributions of dingsdk that a module imports."""
+    names = {OWN_DISTRIBUTION.removesuffix("-rl"), *re.findall(r"\bfrom (dingsdk\w*)", module)}
+    return sorted(name.replace("dingsdk", OWN_DISTRIBUTION).replace("_", "-") for name in names)
 
 
 def _check_free(kind: str, group: str, key: str, dashed: str) -> None:

@@ -1,18 +1,30 @@
-"""Starts new processes, which import the script that the parent was started with."""
+"""Starts new processes, which import the script that the parent was started with.
+
+Importing torch takes seconds of a processor, and a run has four processes or more. So the processes
+of a run are forked from a *fork server*: a process that has imported what they need and nothing of
+the user's, and has done nothing else. Where it cannot be used, they are started by ``spawn``.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.spawn
 import os
+import random
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import (
+    ForkServerContext,
+    ForkServerProcess,
+    SpawnContext,
+    SpawnProcess,
+)
 from pathlib import Path
+from typing import Any
 
 from dingsdk.errors import ConfigError
 
@@ -38,6 +50,71 @@ class _Context(SpawnContext):
     Process = _Process
 
 
+class _ForkedProcess(ForkServerProcess):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._environment = dict(os.environ)  # the server has an older one
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        _drop_safe_path()
+        random.seed()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
+        super().run()
+
+
+class _ForkContext(ForkServerContext):
+    Process = _ForkedProcess
+
+
+_READ_AT_IMPORT = (
+    "CUDA",
+    "GOMP",
+    "KMP",
+    "LD_",
+    "MKL",
+    "NUMBA",
+    "OMP",
+    "OPENBLAS",
+    "PYTHON",
+    "TORCH",
+)
+"""Prefixes of environment variables that imported libraries have read."""
+_server_environment: dict[str, str] | None = None
+"""These variables, as they were when the fork server was started; None without one."""
+
+
+def _read_at_import() -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}
+    found.pop(_SAFE_PATH, None)
+    return found
+
+
+def begin_fork_server(modules: Sequence[str]) -> None:
+    """Start a process from which others can be forked, and return before it has imported modules.
+
+    It ends with this process. A second call, and a call in a process that may start no others, does
+    nothing.
+    """
+    global _server_environment
+    process = multiprocessing.current_process()
+    if _server_environment is not None or process.daemon or getattr(process, "_inheriting", False):
+        return
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_forkserver_preload(list(modules))
+        with signals_blocked():
+            forkserver.ensure_running()
+        _server_environment = _read_at_import()
+
+
+def process_context(path: str) -> SpawnContext | ForkServerContext:
+    """Return the context for the processes of a run; arguments and errors as ``spawn_context``."""
+    spawn = spawn_context(path)
+    return _ForkContext() if _server_environment == _read_at_import() else spawn
+
+
 def _drop_safe_path() -> None:
     if os.environ.get(_SAFE_PATH) == _OURS:
         del os.environ[_SAFE_PATH]
@@ -52,7 +129,6 @@ def spawn_context(path: str) -> SpawnContext:
     Raises:
         ConfigError: this process may not start others, or the script that they would import is not
             a file.
-        SystemExit: as ``leave_if_importing``.
     """
     leave_if_importing()
     if multiprocessing.current_process().daemon:
@@ -147,7 +223,9 @@ def is_main_importable() -> bool:
 def leave_if_importing() -> None:
     """End the process if it is a new one that is importing the user's script; see ``UNGUARDED``."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(UNGUARDED)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(UNGUARDED)  # a forked process would give SystemExit another exit code
 
 
 def check_guarded(exit_code: int | None, path: str) -> None:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -166,19 +165,14 @@ class BufferModel:
         least = min(mass.values())
         return {number: (value / least) ** -beta for number, value in mass.items()}
 
-    def sequences(self, length: int, stride: int, burn_in: int, pad: bool) -> list[list[int]]:
-        """Return the rows of every sequence that may be drawn, without padding."""
-        starts = [row for row in self._ring if (row - self._began[row]) % stride == 0]
-        before, after = (-burn_in, length) if pad else (0, burn_in + length)
-        found = []
-        for start in starts:
-            whole = range(start + before, start + after)
-            held = [
-                row for row in whole if row in self._ring and self._began[row] == self._began[start]
-            ]
-            if pad or len(held) == len(whole):
-                found.append(held)
-        return found
+    def sequences(self, length: int) -> list[list[int]]:
+        """Return the rows of every sequence that may be drawn."""
+        wholes = [range(start, start + length) for start in self._ring]
+        return [
+            list(whole)
+            for whole in wholes
+            if all(row in self._ring and self._began[row] == self._began[whole[0]] for row in whole)
+        ]
 
 
 _CLOSE = 1e-3
@@ -226,10 +220,6 @@ class BufferMachine(RuleBasedStateMachine):
         max_use=st.sampled_from([2, math.inf]),
         max_staleness=st.sampled_from([3, math.inf]),
         min_size=st.sampled_from([1, 1, 3]),
-        windows=st.fixed_dictionaries(
-            {"stride": st.integers(1, 3), "burn_in": st.integers(0, 2), "pad": st.booleans()}
-        ),
-        trajectory=st.sampled_from([None, "env"]),
     )
     def start(
         self,
@@ -238,8 +228,6 @@ class BufferMachine(RuleBasedStateMachine):
         max_use: float,
         max_staleness: float,
         min_size: int,
-        windows: dict[str, Any],
-        trajectory: str | None,
     ) -> None:
         BUFFER_BOOK.applying(self.capabilities)  # raises for an unknown capability
         if "fifo" not in self.capabilities and "parts" not in self.capabilities:
@@ -251,7 +239,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.cfg: dict[str, Any] = {"replay_buffer_size": capacity, "seed": seed}
         if self.bench.has("elastic"):
             self.cfg["set_buffer_size"] = lambda envstep: envstep or capacity
-        self.iteration, self.trajectory = 0, trajectory
+        self.iteration = 0
         self.min_size = min(min_size, capacity) if self.bench.has("parts") else 1
         if self.min_size > 1:
             self.cfg["limiter"] = {"type": "min_size", "min_size": self.min_size}
@@ -261,10 +249,6 @@ class BufferMachine(RuleBasedStateMachine):
             self.cfg["max_use"] = max_use
         if max_staleness < math.inf:
             self.cfg["max_staleness"] = max_staleness
-        self.windows: dict[str, Any] = {"stride": 1, "burn_in": 0, "pad": False}
-        if self.bench.has("windows"):
-            self.windows = windows
-            self.cfg["sampler"] = {"type": "sequence", "trajectory": trajectory, **windows}
         self.model = BufferModel(capacity, max_use, max_staleness)
         self.gone: list[int] = []
         self.facts: dict[int, tuple[int, int]] = {}
@@ -292,11 +276,8 @@ class BufferMachine(RuleBasedStateMachine):
         if self.bench.has("episodes"):
             return rows
         for row, number in zip(rows, numbers, strict=True):
-            if self.bench.has("windows"):
-                row["env"] = number // TRAJECTORY
             if self.bench.has("sequences"):
-                by_end = not (self.bench.has("windows") and self.trajectory)
-                row["done"] = by_end and number % TRAJECTORY == TRAJECTORY - 1
+                row["done"] = number % TRAJECTORY == TRAJECTORY - 1
             if self.bench.has("priorities"):
                 row["collect_iter"] = max(0, self.iteration - number % 3)
         for row, after in pairwise(rows):
@@ -375,8 +356,6 @@ class BufferMachine(RuleBasedStateMachine):
     def check_sample(
         self, size: int, population_of: Callable[[], list[int]], **options: Any
     ) -> None:
-        if self.bench.has("windows"):
-            return  # such a buffer samples sequences
         # The buffer asks the limiter before and after it drops stale rows.
         if size > 0 and len(self.model.rows) >= self.min_size:
             self.model.age(self.iteration)
@@ -427,25 +406,17 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 4), length=st.integers(1, 4))
     def sample_sequences(self, size: int, length: int) -> None:
         found = self.buffer.sample(size, length, 0)
-        held, allowed = len(self.model.rows), self.model.sequences(length, **self.windows)
+        held, allowed = len(self.model.rows), self.model.sequences(length)
         if held < max(size * length, self.min_size) or not allowed:
             expect_equal(found, None, f"{size} sequences of {length} of {self.model.rows}")
             return
         expect(found is not None, f"no {size} sequences of {length} of {self.model.rows} came")
         if isinstance(found, SampleBatch):
-            steps, mask = flat(found), found.columns.get("mask")
-            expect_equal(mask is not None, self.windows["pad"], "whether there is a mask")
-            shape = (size, self.windows["burn_in"] + length)
-            expect_equal(found.columns["id"].shape, shape, "shape of the sequences")
-            kept = np.ones(shape, np.bool_) if mask is None else mask
-            expect(not found.columns["id"][~kept].any(), "padding is not all zeros")
-            each = [steps.take(np.flatnonzero(row) + n * shape[1]) for n, row in enumerate(kept)]
-            if mask is not None:
-                expect(bool(mask[:, self.windows["burn_in"]].all()), "a start is padding")
-        else:
-            each = found
-        expect_equal(len(each), size, "sequences")
-        for sequence in map(numbers_of, each):
+            expect_equal(found.columns["id"].shape, (size, length), "shape of the sequences")
+        numbers = numbers_of(flat(found))
+        expect_equal(len(numbers), size * length, "rows of the sequences")
+        for first in range(0, size * length, length):
+            sequence = numbers[first : first + length]
             expect(sequence in allowed, f"{sequence} is none of the sequences {allowed}")
 
     @_only("sequences")
@@ -524,9 +495,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def draw(self, buffer: Any, size: int) -> list[int] | None:
         found = self.bench.sample(buffer, size)
-        if found is None or not self.bench.has("windows"):
-            return None if found is None else numbers_of(found)
-        return [int(row["id"]) for row in found]
+        return None if found is None else numbers_of(found)
 
     @_only("saves")
     @rule()

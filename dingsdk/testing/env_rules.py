@@ -607,13 +607,15 @@ def rule_19_too_many_failures_in_a_row_end_the_run(bench: EnvBench) -> None:
 def rule_20_rebuilt_env_has_its_own_random_stream(bench: EnvBench) -> None:
     """After its k-th failure an env continues with ``derive_seed(seed, "rebuild", k)``.
 
-    ``seed`` and ``launch`` reset the count of failures.
+    ``seed`` and ``launch`` reset the count of failures; ``launch`` resets ``failure_count`` and the
+    number of failures in a row too.
     """
     manager = bench.manager(1)
     for _ in range(2):
         for failure in (1, 2):
             start = bench.plain(derive_seed(_SEED, "rebuild", failure)).obs
             expect_equal(_all(manager, RAISE).obs[0].tolist(), start, f"failure {failure}")
+            expect_equal(manager.failure_count, failure, "failure_count")
         manager.close()
         manager.launch()
     _all(manager, RAISE)
@@ -621,17 +623,6 @@ def rule_20_rebuilt_env_has_its_own_random_stream(bench: EnvBench) -> None:
     manager.reset()
     start = bench.plain(derive_seed(_SEED, "rebuild", 1)).obs
     expect_equal(_all(manager, RAISE).obs[0].tolist(), start, "the first after seed()")
-
-
-@needs("guarded")
-def rule_21_launch_forgets_earlier_failures(bench: EnvBench) -> None:
-    """A launch resets ``failure_count`` and the number of failures in a row."""
-    manager = bench.manager(1, max_retry=1)
-    for _ in range(3):
-        _all(manager, RAISE)
-        expect_equal(manager.failure_count, 1, "failure_count")
-        manager.close()
-        manager.launch()
 
 
 @needs("partial_step")

@@ -253,8 +253,6 @@ def _build(part: _Part) -> str:
     if part.kind not in _MAKERS:
         return ""
     book, make = book_of(part.kind), _MAKERS[part.kind](part)
-    if part.kind == "env_wrappers":
-        _check_wrapped_env(part)
     with (
         tempfile.TemporaryDirectory(prefix="dingsdk-check-") as folder,
         book.bench(make, Path(folder), (), PATIENCE_S) as bench,
@@ -354,17 +352,6 @@ def _env_of(part: _Part, default: str = "CartPole-v1") -> Mapping[str, Any]:
     return own if isinstance(own, Mapping) else {"env_id": str(own)}
 
 
-def _check_wrapped_env(part: _Part) -> None:
-    from dingsdk.envs import check_env
-
-    env = _env_of(part)
-    wrappers = [{"type": part.key, **part.given}]
-    found = check_env(env["env_id"], env.get("kwargs"), wrappers)
-    problems = [f"{each.name}: {each.detail}" for each in found if each.state == "problem"]
-    if problems:
-        raise RuleBroken(f"around {env['env_id']}: {'; '.join(problems)}")
-
-
 def _wrapper_maker(part: _Part) -> Callable[..., Any]:
     from dingsdk.envs import EnvFn
 
@@ -383,7 +370,7 @@ def _serial(part: _Part) -> Callable[..., Any]:
 
 
 def _drawing(part: _Part) -> Callable[..., Any]:
-    return lambda capacity, seed, _folder: part.create({}, capacity, seed)
+    return lambda capacity, seed, _folder, **options: part.create(options, capacity, seed)
 
 
 # Kind -> a function that returns how its rules make the part.

@@ -67,17 +67,6 @@ class TestAdvancedWithRandomRemover(TestNaiveWithRandomRemover):
     capabilities = (PRIORITIZED | {"columns", "proportional"}) - {"fifo"}
 
 
-@pytest.mark.slow
-class TestNaiveOverLinkedArrays(TestNaiveOverArrays):
-    parts: ClassVar = {"type": "naive", "storage": {"type": "array", "next_of": "obs"}}
-
-
-@pytest.mark.slow
-class TestNaiveOverMaps(MappedContract):
-    parts: ClassVar = {"type": "naive", "storage": {"type": "memmap"}}
-    capabilities = ROWS | {"columns", "durable"}
-
-
 class PackedMaps(MemmapStorage):
     """Also compresses small columns, such as those of the kit's rows."""
 
@@ -95,30 +84,12 @@ class PackedContract(MappedContract):
 
 
 @pytest.mark.slow
-class TestNaiveOverPackedMaps(PackedContract):
-    parts: ClassVar = {"type": "naive", "storage": {"type": "packed", "compress": "lz4"}}
-    capabilities = ROWS | {"columns", "durable"}
-
-
-@pytest.mark.slow
 class TestSequenceOverLinkedPackedMaps(PackedContract):
     parts: ClassVar = {
         "type": "sequence",
         "storage": {"type": "packed", "compress": "zstd", "next_of": "obs"},
     }
     capabilities = BASE | {"columns", "sequences", "durable"}
-
-
-@pytest.mark.slow
-class TestNaiveOverObjects(Contract):
-    parts: ClassVar = {"type": "naive", "storage": {"type": "object"}}
-    capabilities = ROWS | {"objects"}
-
-
-@pytest.mark.slow
-class TestNaiveOverCompressedObjects(Contract):
-    parts: ClassVar = {"type": "naive", "storage": {"type": "object", "compress": "lz4"}}
-    capabilities = ROWS | {"objects"}
 
 
 @pytest.mark.slow

@@ -49,10 +49,11 @@ def make(run_dir: Path) -> InMemoryTransport:
     ],
     ids=["transports", "buffers", *PART_RULES],
 )
-def test_rules_are_numbered_without_gaps_and_described(
+def test_rules_have_numbers_of_their_own_and_are_described(
     rules: tuple[Rule, ...], capabilities: Mapping[str, str]
 ) -> None:
-    assert [rule.number for rule in rules] == list(range(1, len(rules) + 1))
+    numbers = [rule.number for rule in rules]
+    assert numbers == sorted(set(numbers))
     for rule in rules:
         assert 0 < len(rule.title) <= 100, rule.name
         assert rule.needs in {"", *capabilities}

@@ -1,17 +1,16 @@
-"""Every part of a replay buffer passes the contract of its kind, without a buffer."""
+"""Every part of a replay buffer passes the contract of its kind."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
 
-from dingsdk.plugins import PluginManager, default_manager, use_manager
+from dingsdk.plugins import default_manager
 from dingsdk.testing import (
-    BufferContract,
     ContractError,
     LimiterContract,
     RemoverContract,
@@ -19,7 +18,6 @@ from dingsdk.testing import (
     StorageContract,
     check_part,
 )
-from dingsdk.worker import IBuffer, create_buffer
 from dingsdk.worker.replay_buffer import RowSampler
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 
@@ -37,6 +35,7 @@ class TestArrays(StorageContract):
         return default_manager().create("storages", self.cfg, capacity)
 
 
+@pytest.mark.slow
 class TestLinkedArrays(TestArrays):
     capabilities = COLUMNS
     cfg: ClassVar = {"type": "array", "next_of": "obs"}
@@ -47,10 +46,12 @@ class TestObjects(TestArrays):
     cfg: ClassVar = {"type": "object"}
 
 
+@pytest.mark.slow
 class TestCompressedObjects(TestObjects):
     cfg: ClassVar = {"type": "object", "compress": "lz4"}
 
 
+@pytest.mark.slow
 class TestMaps(StorageContract):
     capabilities = COLUMNS | {"durable"}
     cfg: ClassVar[Mapping[str, Any]] = {}
@@ -59,6 +60,7 @@ class TestMaps(StorageContract):
         return PackedMaps({**self.cfg, "path": str(folder), "reopen": True}, capacity)
 
 
+@pytest.mark.slow
 class TestLinkedPackedMaps(TestMaps):
     cfg: ClassVar = {"compress": "lz4", "next_of": "obs"}
 
@@ -84,14 +86,12 @@ class TestCompiledUniform(SamplerContract):
         return UniformSampler({}, COMPILED_FROM, seed)
 
 
-class TestProportional(Sampler):
-    kind = "proportional"
+class TestProportional(SamplerContract):
     capabilities: ClassVar[Collection[str]] = {"priorities", "proportional"}
 
-
-class TestRank(Sampler):
-    kind = "rank"
-    capabilities: ClassVar[Collection[str]] = {"priorities"}
+    def make_part(self, capacity: int, seed: int, folder: Path, alpha: Any = None) -> Any:
+        cfg = {"type": "proportional", "alpha": alpha}
+        return default_manager().create("samplers", cfg, capacity, seed)
 
 
 class TestSequence(Sampler):
@@ -122,24 +122,12 @@ class RecentSampler(RowSampler):
         return cls({}, capacity, seed)
 
 
+@pytest.mark.slow
 class TestRecent(SamplerContract):
     capabilities = RecentSampler.contract_capabilities
 
     def make_part(self, capacity: int, seed: int, folder: Path) -> RecentSampler:
         return RecentSampler.made(capacity, seed, folder)
-
-
-class TestBufferOfRecent(BufferContract):
-    capabilities = frozenset({"ages", "columns", "fifo", "parts", "saves", "own_law"})
-
-    @pytest.fixture(autouse=True)
-    def _type(self) -> Iterator[None]:
-        with use_manager(PluginManager()) as manager:
-            manager.registry("samplers").register("recent", RecentSampler)
-            yield
-
-    def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
-        return create_buffer({"type": "naive", "sampler": {"type": "recent"}, **cfg})
 
 
 def test_sampler_with_a_law_of_its_own_breaks_only_the_rule_of_equal_chances() -> None:

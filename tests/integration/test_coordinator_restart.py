@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -209,7 +210,8 @@ def test_run_ends_after_too_many_coordinator_deaths_and_can_be_resumed(
 def workers_of(process: subprocess.Popen[bytes]) -> set[int]:
     """Return the child processes of a run that were started by multiprocessing."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(process.pid)}
-    return {pid for pid, command in commands.items() if b"spawn_main" in command}
+    forked = {pid for pid in commands if psutil.Process(pid).ppid() != process.pid}
+    return forked | {pid for pid, command in commands.items() if b"spawn_main" in command}
 
 
 def coordinators_of(process: subprocess.Popen[bytes]) -> set[int]:

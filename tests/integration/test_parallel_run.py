@@ -12,7 +12,7 @@ import gymnasium.envs.classic_control
 import pytest
 
 from dingsdk import hookimpl
-from dingsdk.errors import ConfigError, DingError, TaskFailedError
+from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.pipeline import parallel
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
@@ -237,9 +237,9 @@ def test_run_works_with_a_prioritized_buffer_with_limits(tmp_path: Path) -> None
     assert result.train_iter == 200
 
 
-def test_storage_of_objects_is_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="moves columns"):
-        run(tmp_path, "policy.other.replay_buffer.storage.type=object")
+def test_run_works_with_object_storage(tmp_path: Path) -> None:
+    result = run(tmp_path, "policy.other.replay_buffer.storage.type=object")
+    assert (result.reason, result.train_iter) == ("limit", 200)
 
 
 def test_run_works_with_an_elastic_buffer_and_array_storage(tmp_path: Path) -> None:

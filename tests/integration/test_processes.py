@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dingsdk.errors import WorkerCrashedError
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.process_group import START_S, ProcessWorkers
 from dingsdk.pipeline.resume import has_journal
+from dingsdk.pipeline.status_file import read_status
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.policy.threads import torch_threads
@@ -197,15 +199,12 @@ ENDLESS = ["--set", "env.stop_value=.inf"]
 
 
 def children_of(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+    """Return the processes below a process: those of a run are children of its fork server."""
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [each.pid for each in found if is_running(each.pid)]
 
 
 def start_run(cwd: Path, *extra: str) -> subprocess.Popen[str]:
@@ -280,7 +279,7 @@ def test_ctrl_c_ends_all_processes_within_10_s_with_a_checkpoint(tmp_path: Path)
 def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
     process = start_run(tmp_path, *ENDLESS)
     children: list[int] = []
-    while len(children) < 3:  # one is the resource tracker of multiprocessing
+    while len(children) < 4:  # resource tracker and fork server, then the coordinator and workers
         assert process.poll() is None, process.communicate()[1]
         children = children_of(process.pid)
         threading.Event().wait(0.02)
@@ -307,6 +306,24 @@ def test_second_ctrl_c_ends_the_run_and_its_workers_at_once(tmp_path: Path) -> N
     assert process.returncode in (130, 143)
     assert "exiting at once" in err
     expect_gone(children)
+
+
+@pytest.mark.slow
+def test_run_goes_on_after_its_fork_server_was_killed(tmp_path: Path) -> None:
+    process, children = start_training(tmp_path)
+    run_dir = tmp_path / "runs" / "cartpole-dqn"
+    (server,) = {psutil.Process(pid).ppid() for pid in children} - {process.pid}
+    os.kill(server, signal.SIGKILL)
+    expect_gone([server])
+    before = read_status(run_dir)["train_iter"]
+    deadline = time.monotonic() + PATIENCE_S
+    while read_status(run_dir)["train_iter"] < before + 100:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
 
 
 @pytest.mark.slow

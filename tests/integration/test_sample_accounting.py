@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dingsdk.worker.coordinator.payload_ledger import PayloadLedger
 
 from dingsdk import resume, train
 from dingsdk.errors import SamplesLostError
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import R2D2Policy
-from dingsdk.worker.coordinator.payload_ledger import PayloadLedger
 
 SETS = (
     "system.validate_state=true",

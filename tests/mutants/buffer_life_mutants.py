@@ -37,7 +37,7 @@ class HasOneSeed(Naive):
         super().__init__({**cfg, "seed": 0})
 
 
-@mutant(22)
+@mutant(22, 24)
 class ForgetsTheRandomState(Naive):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if "sampler" in state_dict:
@@ -250,7 +250,7 @@ class CountsOutsideTheLock(Naive):
         self._pushed = pushed
 
 
-@mutant(40, 39)
+@mutant(39)
 class PushesInTwoSteps(Naive):
     def push(self, data: Any, *args: Any, **options: Any) -> None:
         if isinstance(data, SampleBatch) and 1 < len(data) < 6:

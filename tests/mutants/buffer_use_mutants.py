@@ -147,7 +147,7 @@ class NeverTheNewest(Naive):
         return super().sample(size, *args, **options)
 
 
-@mutant(13, 39, 40)
+@mutant(13, 39)
 class ReusesTheBatch(Naive):
     batches: dict[int, Any]
 

@@ -182,7 +182,7 @@ class RebuildsWithTheSameSeed(Mutant):
         return super().step_batch(actions, env_ids)
 
 
-@mutant(21)
+@mutant(20)
 class CountsFailuresForEver(Mutant):
     _before = 0
 

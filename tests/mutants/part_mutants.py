@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.errors import CheckpointCorruptError
 from dingsdk.worker.replay_buffer.limiter import (
     MinSizeLimiter,
     PushSampleRateLimiter,
@@ -35,9 +35,9 @@ class Mutant:
     cfg: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
-    def make(cls, capacity: int, seed: int, folder: Path) -> Any:
+    def make(cls, capacity: int, seed: int, folder: Path, **settings: Any) -> Any:
         args = {"storage": (capacity,), "limiter": (seed,)}.get(cls.kind, (capacity, seed))
-        return cls(cls.cfg, *args)  # type: ignore[call-arg]
+        return cls({**cls.cfg, **settings}, *args)  # type: ignore[call-arg]
 
 
 MUTANTS = MutantList()
@@ -63,61 +63,14 @@ class Maps(Mutant, MemmapStorage):
         return cls({"path": str(folder), "reopen": True}, capacity)
 
 
-@mutant(1)
-class SortsWhatItTakes(Objects):
-    def take(self, where: Any) -> list[Any]:
-        return super().take(where if isinstance(where, slice) else np.sort(where))
-
-
-@mutant(2, 13)
-class WritesOneRowTooMany(Objects):
-    def put(self, where: Any, rows: Any) -> None:
-        super().put(where, rows)
-        if isinstance(where, np.ndarray) and where[-1] + 1 < len(self._items):
-            self._items[where[-1] + 1] = rows[-1]
-
-
-@mutant(3)
-class TakesNothingForARow(Objects):
-    def accept(self, rows: Any) -> Any:
-        with contextlib.suppress(SchemaMismatchError):
-            return super().accept(rows)
-        return []
-
-
-@mutant(3)
-class ForgetsItsFormWhenItRefuses(Arrays):
-    def accept(self, rows: Any) -> Any:
-        try:
-            return super().accept(rows)
-        except SchemaMismatchError:
-            self.clear()
-            raise
-
-
-@mutant(4, 2)
-class StoresWhatItAccepts(Objects):
-    def accept(self, rows: Any) -> Any:
-        accepted = super().accept(rows)
-        if len(accepted) == 1 and len(self._items) == self.capacity:
-            self._items[0] = accepted[0]
-        return accepted
-
-
-@mutant(5)
+@mutant(15)
 class KeepsPushedRows(Objects):
     def accept(self, rows: Any) -> Any:
         super().accept(rows)
         return list(rows)
 
 
-@mutant(6, 11)
-class GivesItsOwnRows(Objects):
-    def take(self, where: Any) -> list[Any]:
-        return [self._items[p] for p in np.arange(self.capacity)[where].tolist()]
-
-
-@mutant(7)
+@mutant(15)
 class AdmitsRowsThatLackAKey(Arrays):
     def takes_row(self, row: dict[str, Any]) -> bool:
         return self._layout is not None
@@ -129,31 +82,19 @@ class DropsSingleRows(Arrays):
         pass
 
 
-@mutant(8)
-class KeepsItsForm(Arrays):
-    def clear(self) -> None:
-        pass
-
-
 @mutant(9)
 class FillsFrom0(Objects):
     def expect(self, rows: int) -> None:
         pass
 
 
-@mutant(10)
+@mutant(15)
 class WidensColumns(Arrays):
     def take(self, where: Any) -> Any:
         found = super().take(where)
         if "reward" not in found.columns:
             return found
         return found.with_columns(reward=found.columns["reward"].astype(np.float64))
-
-
-@mutant(11, 5)
-class TurnsTuplesIntoLists(Objects):
-    def accept(self, rows: Any) -> Any:
-        return super().accept([list(row) if isinstance(row, tuple) else row for row in rows])
 
 
 @mutant(12)
@@ -195,47 +136,21 @@ class Sequences(Mutant, SequenceSampler):
     capabilities = frozenset({"sequences"})
 
 
-@mutant(1)
-class TakesNoSeed(Rows):
-    def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int) -> None:
-        super().__init__(cfg, capacity, None)
-        self._rng = np.random.default_rng(np.random.PCG64(3))
-
-
-@mutant(2)
-class ForgetsTheRandomState(Rows):
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own = self._rng
-        super().load_state_dict(state)
-        self._rng = own
-
-
-@mutant(2)
-class ForgetsWhereItsTrajectoryBegan(Sequences):
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._has_end = None
-        self._next_since = 0
-
-    def on_restore(self, where: Any, rows: Any) -> None:
-        super().on_restore(where, [{**row, "done": False} for row in rows])
-
-
-@mutant(3)
+@mutant(15)
 class TakesAnyState(Rows):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with contextlib.suppress(CheckpointCorruptError):
             super().load_state_dict(state)
 
 
-@mutant(4)
+@mutant(15)
 class KeepsRowsThatWereCleared(Sequences):
     def clear(self) -> None:
         if not hasattr(self, "_count"):
             super().clear()
 
 
-@mutant(5, 4, 6, 7)
+@mutant(15, 6)
 class RepeatsRanks(Rows):
     def draw(self, population: int, size: int, replace: bool = False) -> Any:
         return super().draw(population, size, True)
@@ -252,64 +167,13 @@ class MistakesRankForAge(Rows):
         return self._rng.choice(population, size, replace, p=ages / ages.sum())
 
 
-@mutant(7)
-class DrawsNeighbours(Rows):
-    def draw(self, population: int, size: int, replace: bool = False) -> Any:
-        if replace:
-            return super().draw(population, size, True)
-        return (np.arange(size) + int(self._rng.integers(population))) % population
-
-
-@mutant(8, 10)
-class IgnoresPushedPriorities(Priorities):
-    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
-        super().on_insert(where, rows)
-
-
-@mutant(8)
-class GivesNewRows1(Priorities):
-    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
-        known = np.full(len(rows), 1.0) if priorities is None else priorities
-        super().on_insert(where, rows, known)
-
-
-@mutant(9)
+@mutant(15)
 class DrawsRowsThatLeft(Priorities):
     def on_remove(self, where: Any) -> None:
         self.assign(where, 1e-3)
 
 
-@mutant(9)
-class IgnoresAmong(Priorities):
-    def draw(self, size: int, among: Any = None) -> Any:
-        return super().draw(size)
-
-
-@mutant(10, 11, 12)
-class DrawsRowsAlike(Priorities):
-    def assign(self, where: Any, priorities: Any) -> None:
-        super().assign(where, priorities)
-        self._tree.assign(np.arange(self.capacity)[where], np.ones(np.size(where)))
-
-    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
-        super().on_insert(where, rows, priorities)
-        self._tree.assign(np.arange(self.capacity)[where], np.ones(len(rows)))
-
-
-@mutant(11, 12)
-class WeighsTheOtherWay(Priorities):
-    def importance(self, where: Any, beta: float) -> Any:
-        weights = super().importance(where, beta)
-        return weights.min() / weights
-
-
-@mutant(12)
-class IgnoresBeta(Priorities):
-    def importance(self, where: Any, beta: float) -> Any:
-        return super().importance(where, 1.0 if beta else 0.0)
-
-
-@mutant(12)
+@mutant(15)
 class IgnoresAlpha(Priorities):
     def assign(self, where: Any, priorities: Any) -> None:
         alpha, self.alpha = self.alpha, 1.0
@@ -317,34 +181,13 @@ class IgnoresAlpha(Priorities):
         self.alpha = alpha
 
 
-@mutant(13, 14)
-class CrossesEnds(Sequences):
-    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
-        super().on_insert(where, [{**row, "done": False} for row in rows])
-
-
-@mutant(13)
-class IgnoresEndTrajectory(Sequences):
-    def end_trajectory(self) -> None:
-        pass
-
-
-@mutant(13)
+@mutant(15)
 class SavesNoEnds(Sequences):
     def early_ends(self) -> Any:
         return super().early_ends()[:0]
 
 
-@mutant(14)
-class PrefersLateStarts(Sequences):
-    def draw(self, size: int, length: int) -> Any:
-        found, other = super().draw(size, length), super().draw(size, length)
-        if found is None:
-            return None
-        return found if found.where.sum() > other.where.sum() else other
-
-
-@mutant(14)
+@mutant(15)
 class CountsRowsForStarts(Sequences):
     def count_starts(self, length: int) -> int:
         return self._count
@@ -360,21 +203,7 @@ class Random(Mutant, RandomRemover):
     capabilities = frozenset({"random"})
 
 
-@mutant(1, 4, 6, 7)
-class StartsAnywhere(Random):
-    def allot(self, n: int) -> Any:
-        where, leaving = super().allot(n)
-        return np.sort(where)[::-1] if leaving is None else where, leaving
-
-
-@mutant(2, 4, 5, 7)
-class ReusesOnePosition(Random):
-    def allot(self, n: int) -> Any:
-        where, leaving = super().allot(n)
-        return (where, leaving) if leaving is None else (np.full(n, where[0]), leaving)
-
-
-@mutant(3, 8)
+@mutant(11)
 class TellsRowsThatLeaveYoungestFirst(Ring):
     def allot(self, n: int) -> Any:
         where, leaving = super().allot(n)
@@ -383,40 +212,7 @@ class TellsRowsThatLeaveYoungestFirst(Ring):
         return where, np.arange(self.capacity)[leaving][::-1]
 
 
-@mutant(4, 3, 7)
-class ForgetsTheOrderAtTheSeam(Ring):
-    def by_age(self, ages: Any) -> Any:
-        return ages
-
-
-@mutant(5)
-class RanksTheNewestAlone(Random):
-    def positions(self, ranks: Any) -> Any:
-        return self.by_age(np.maximum(ranks, self.count // 2))
-
-
-@mutant(6)
-class KeepsRowsWhenCleared(Ring):
-    def clear(self) -> None:
-        self._tail = 0
-
-
-@mutant(7)
-class ForgetsTheTail(Ring):
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self._count == self.capacity:
-            self._tail = 0
-
-
-@mutant(7)
-class TakesAnyStateOfRows(Ring):
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with contextlib.suppress(CheckpointCorruptError):
-            super().load_state_dict(state)
-
-
-@mutant(8)
+@mutant(11, 10)
 class ClaimsToBeARing(Random):
     is_fifo = True
     capabilities = frozenset({"fifo"})

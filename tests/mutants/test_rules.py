@@ -158,7 +158,7 @@ def test_unchanged_part_breaks_no_rule(kind: str, made: Any) -> None:
     "made", [made for made in env_manager_mutants.MUTANTS if hasattr(made, "only")]
 )
 def test_mutant_in_child_processes_breaks_its_rule(made: Any, tmp_path: Path) -> None:
-    rule = ENV_RULES[made.breaks - 1]
+    (rule,) = (rule for rule in ENV_RULES if rule.number == made.breaks)
     with pytest.raises(AssertionError):
         check_env_manager_rule(rule, made, tmp_path, capabilities=made.declared)
 

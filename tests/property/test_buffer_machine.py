@@ -82,7 +82,7 @@ def machine(
 LINKED = {"next_of": "obs"}
 PACKED = {"compress": "lz4"}
 DURABLE = ROWS | {"columns", "durable"}
-SEQUENCES = BASE | {"sequences", "windows"}
+SEQUENCES = BASE | {"sequences"}
 
 TestNaiveOverArrays = machine("naive", ROWS | {"columns"}, "array", slow=False)
 TestNaiveOverLinkedArrays = machine("naive", ROWS | {"columns"}, "array", columns=LINKED)

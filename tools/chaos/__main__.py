@@ -285,10 +285,10 @@ class _Faults:
 def _processes(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return the run's processes except the main one, ordered by pid."""
     found = []
-    for child in psutil.Process(process.pid).children():
+    for child in psutil.Process(process.pid).children(recursive=True):
         try:
-            if "spawn_main" in " ".join(child.cmdline()):
-                found.append(child)
+            if child.ppid() != process.pid or "spawn_main" in " ".join(child.cmdline()):
+                found.append(child)  # one that was forked from the fork server, or spawned
         except psutil.NoSuchProcess:
             continue
     return sorted(found, key=lambda each: each.pid)

@@ -24,7 +24,7 @@ def count_acknowledged(folder: Path) -> None:
 
     def counted(self: Coordinator, state: Any, meta: Any) -> bool:
         is_taken = acknowledge(self, state, meta)
-        if is_taken and self.experience_of(state) is not None:
+        if is_taken and self.payloads_of(state) is not None:
             columns = self.data_store.get(str(meta["data_id"])).columns
             ends = np.asarray(columns["done"], bool)
             lengths = np.asarray(columns["obs"])[ends, 0].astype(int) + 1

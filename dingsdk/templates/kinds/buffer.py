@@ -16,9 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dingsdk import hookimpl
 from dingsdk.config import Count
-from dingsdk.plugins import Registry
 from dingsdk.worker import NaiveReplayBuffer
 
 
@@ -53,9 +51,3 @@ class PluginNameBuffer(NaiveReplayBuffer):
         if sample_range is None:
             sample_range = slice(-self.window, None)
         return super().sample(size, cur_learner_iter, sample_range, *args, **kwargs)
-
-
-@hookimpl
-def dingsdk_register_buffers(registry: Registry) -> None:
-    """Register the buffer under its type key."""
-    registry.register("plugin_name", PluginNameBuffer)

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dingsdk import hookimpl
 from dingsdk.config import NotNegative
-from dingsdk.plugins import Registry
 from dingsdk.worker import SampleSerialCollector
 
 
@@ -51,9 +49,3 @@ class PluginNameCollector(SampleSerialCollector):
             wanted = self._count(None, self.policy.get_attribute("n_sample"), "n_sample")
             n_sample = round(wanted * (1 + self._cfg.growth * train_iter / 1000))
         return super().collect(n_sample, train_iter, *args, **kwargs)
-
-
-@hookimpl
-def dingsdk_register_collectors(registry: Registry) -> None:
-    """Register the collector under its type key."""
-    registry.register("plugin_name", PluginNameCollector)

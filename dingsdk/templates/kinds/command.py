@@ -11,9 +11,7 @@ import json
 from pathlib import Path
 
 import click
-from dingsdk import hookimpl
 from dingsdk.errors import RunFolderError
-from dingsdk.plugins import Registry
 
 
 @click.command("plugin-name", short_help="Tell how a run ended.")
@@ -26,9 +24,3 @@ def plugin_name(run: Path) -> None:
     except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {file}: {error}", path=str(file)) from error
     click.echo(f"{result['reason']} after {result['env_steps']:,} env steps")
-
-
-@hookimpl
-def dingsdk_register_commands(registry: Registry) -> None:
-    """Register the command under its name."""
-    registry.register("plugin-name", plugin_name)

@@ -22,10 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dingsdk import hookimpl
 from dingsdk.config import Share
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import Registry
 from dingsdk.worker import SoloCommander
 
 
@@ -68,9 +66,3 @@ class PluginNameCommander(SoloCommander):
 
     def statistics(self) -> dict[str, float]:
         return {**super().statistics(), "failed_share": self.failed / max(self.ended, 1)}
-
-
-@hookimpl
-def dingsdk_register_commanders(registry: Registry) -> None:
-    """Register the commander under its type key."""
-    registry.register("plugin_name", PluginNameCommander)

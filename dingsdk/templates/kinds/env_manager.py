@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from dingsdk import hookimpl
 from dingsdk.envs import BaseVectorEnvManager
-from dingsdk.plugins import Registry
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 
@@ -44,9 +42,3 @@ class PluginNameEnvManager(BaseVectorEnvManager):
         """Make the vector env of ``env_num`` envs; the base class closes it."""
         mode = AutoresetMode[self.section.autoreset_mode.upper()]
         return SyncVectorEnv(self.env_fns, autoreset_mode=mode)
-
-
-@hookimpl
-def dingsdk_register_env_managers(registry: Registry) -> None:
-    """Register the env manager under its type key."""
-    registry.register("plugin_name", PluginNameEnvManager)

@@ -16,9 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dingsdk import hookimpl
 from dingsdk.config import Share
-from dingsdk.plugins import Registry
 from dingsdk.worker import InteractionSerialEvaluator
 
 
@@ -53,9 +51,3 @@ class PluginNameEvaluator(InteractionSerialEvaluator):
         if self._tb_logger is not None:
             self._tb_logger.add_scalar(f"{self._instance_name}_step/reward_low", low, envstep)
         return is_reached, {**info, "eval_episode_return_low": low}
-
-
-@hookimpl
-def dingsdk_register_evaluators(registry: Registry) -> None:
-    """Register the evaluator under its type key."""
-    registry.register("plugin_name", PluginNameEvaluator)

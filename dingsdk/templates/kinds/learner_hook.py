@@ -23,9 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dingsdk import hookimpl
 from dingsdk.config import Section, Share
-from dingsdk.plugins import Registry
 from dingsdk.worker import BaseLearner, LearnerHook
 
 
@@ -66,9 +64,3 @@ class PluginNameHook(LearnerHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that ``state_dict`` returned."""
         self.average = state["average"]
-
-
-@hookimpl
-def dingsdk_register_learner_hooks(registry: Registry) -> None:
-    """Register the hook under its type key."""
-    registry.register("plugin_name", PluginNameHook)

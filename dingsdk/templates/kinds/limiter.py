@@ -18,9 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dingsdk import hookimpl
 from dingsdk.config import Count, PartSection, Positive
-from dingsdk.plugins import Registry
 from dingsdk.worker.replay_buffer import Limiter
 
 
@@ -51,9 +49,3 @@ class PluginNameLimiter(Limiter):
     def can_sample(self, n: int) -> bool:
         is_filled = self.size >= self.min_size
         return is_filled and self.samples + n <= self.max_uses * self.inserts
-
-
-@hookimpl
-def dingsdk_register_limiters(registry: Registry) -> None:
-    """Register the limiter under its type key."""
-    registry.register("plugin_name", PluginNameLimiter)

@@ -23,9 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from dingsdk import hookimpl
 from dingsdk.config import Positive
-from dingsdk.plugins import Registry
 from dingsdk.policy import (
     BasePolicy,
     EpsilonSchedule,
@@ -121,9 +119,3 @@ class PluginNamePolicy(BasePolicy):
         torch.autograd.backward(loss)
         self.optimizer.step()
         return {"total_loss": float(loss.detach())}
-
-
-@hookimpl
-def dingsdk_register_policies(registry: Registry) -> None:
-    """Register the policy under its type key."""
-    registry.register("plugin_name", PluginNamePolicy)

@@ -18,10 +18,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from dingsdk import hookimpl
 from dingsdk.config import PartSection
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.plugins import Registry
 from dingsdk.worker.replay_buffer import Remover, Where
 from numpy.typing import NDArray
 
@@ -75,9 +73,3 @@ class PluginNameRemover(Remover):
         if len(by_age) > self.capacity or not np.array_equal(np.sort(by_age), np.arange(len(by_age))):
             raise CheckpointCorruptError(f"{by_age} are no positions of {self.capacity}")
         self._rng, self._by_age = np.random.Generator(bits), by_age
-
-
-@hookimpl
-def dingsdk_register_removers(registry: Registry) -> None:
-    """Register the remover under its type key."""
-    registry.register("plugin_name", PluginNameRemover)

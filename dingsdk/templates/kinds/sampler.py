@@ -19,9 +19,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from dingsdk import hookimpl
 from dingsdk.config import PartSection
-from dingsdk.plugins import Registry
 from dingsdk.worker.replay_buffer import RowSampler
 from numpy.typing import NDArray
 
@@ -41,9 +39,3 @@ class PluginNameSampler(RowSampler):
         start = self._rng.random()
         drawn: NDArray[Any] = (np.arange(size) + start) * (population / size)
         return drawn.astype(np.int64)
-
-
-@hookimpl
-def dingsdk_register_samplers(registry: Registry) -> None:
-    """Register the sampler under its type key."""
-    registry.register("plugin_name", PluginNameSampler)

@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dingsdk import hookimpl
 from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch, decode_message, encode_message
 from dingsdk.errors import ProtocolError, SchemaMismatchError
-from dingsdk.plugins import Registry
 from dingsdk.worker.replay_buffer import Storage, Where
 
 
@@ -66,9 +64,3 @@ def _positions(where: Where) -> Sequence[int]:
         return range(where.start, where.stop)
     positions: list[int] = where.tolist()
     return positions
-
-
-@hookimpl
-def dingsdk_register_storages(registry: Registry) -> None:
-    """Register the storage under its type key."""
-    registry.register("plugin_name", PluginNameStorage)

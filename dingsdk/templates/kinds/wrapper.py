@@ -18,9 +18,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import gymnasium
-from dingsdk import hookimpl
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import Registry
 
 
 class PluginNameWrapper(gymnasium.RewardWrapper[Any, Any]):
@@ -47,9 +45,3 @@ class PluginNameWrapper(gymnasium.RewardWrapper[Any, Any]):
     def reward(self, reward: Any) -> float:
         """Return the reward minus the cost."""
         return float(reward) - self.cost
-
-
-@hookimpl
-def dingsdk_register_env_wrappers(registry: Registry) -> None:
-    """Register the wrapper under its type key."""
-    registry.register("plugin_name", PluginNameWrapper)

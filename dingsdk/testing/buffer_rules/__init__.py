@@ -23,9 +23,6 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
     "proportional": "The priorities are proportional: a share is `priority ** alpha` of all.",
     "own_law": "The draws of its sampler follow a law of their own: not uniform, not by priority.",
     "sequences": "`sample(size, sequence, ...)` gives stretches of rows that follow each other.",
-    "windows": (
-        "`sampler` takes `stride`, `burn_in`, `pad` and `trajectory`, as that of type `sequence`."
-    ),
     "episodes": "A row is an episode: a SampleBatch or a list of transitions, of any length.",
     "elastic": "Samples come from a window of the newest rows, which `update(envstep)` moves.",
     "parts": (

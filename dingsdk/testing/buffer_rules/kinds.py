@@ -36,8 +36,8 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
     """A sequence is consecutive rows of one trajectory; it does not cross the end of one.
 
     A trajectory ends with a row whose ``done`` is true, where ``end_trajectory`` was called, and at
-    the newest row: the oldest row does not follow the newest. Columns have the shape
-    ``[batch, time, ...]``; objects are in a list of lists.
+    the newest row: the oldest row does not follow the newest. A loaded state has the same ends.
+    Columns have the shape ``[batch, time, ...]``; objects are in a list of lists.
     """
     for pushed in (7, _ROWS, 3 * _ROWS - 4):
         ends = {n for n in range(pushed) if n % 7 == 4}
@@ -57,15 +57,20 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
     for first in range(0, 12, 3):
         buffer.push([bench.row(number, done=False) for number in range(first, first + 3)], 0)
         buffer.end_trajectory()
-    for _ in range(25):
-        for one, after in _sequences(bench, buffer, 2, 2):
+    loaded = bench.buffer(replay_buffer_size=_ROWS)
+    loaded.load_state_dict(buffer.state_dict())
+    for each in (buffer, loaded) * 25:
+        for one, after in _sequences(bench, each, 2, 2):
             is_within = after == one + 1 and after % 3 > 0
             expect(is_within, f"sequence {[one, after]} continues after end_trajectory()")
 
 
 @needs("sequences", unless="own_law")
 def rule_42_every_start_can_be_drawn(bench: BufferBench) -> None:
-    """All rows from which a whole sequence can start are equally likely as the start."""
+    """All rows from which a whole sequence can start are equally likely as the start.
+
+    In a buffer of parts, ``count_starts`` returns their number.
+    """
     ends = {4, 9, 17}
     buffer = _filled(bench, range(_ROWS + 2), ends)
     for length, starts in ((3, {2, 5, 6, 7, *range(10, 16), 18, 19}), (5, {5, 10, 11, 12, 13})):
@@ -74,6 +79,8 @@ def rule_42_every_start_can_be_drawn(bench: BufferBench) -> None:
             counts.update(each[0] for each in _sequences(bench, buffer, 4, length))
         expect_equal(sorted(counts), sorted(starts), f"starts of sequences of {length}")
         expect_alike(counts, len(starts), f"starts of sequences of {length}")
+        if bench.has("parts"):
+            expect_equal(buffer.count_starts(length), len(starts), f"count_starts({length})")
 
 
 @needs("sequences")
@@ -397,6 +404,8 @@ def rule_56_stale_rows_leave(bench: BufferBench) -> None:
     expect_equal(len(_rows(buffer, 4, 2)), 4, "rows in iteration 2")
     expect_equal(buffer.sample(4, 3), None, "4 rows in iteration 3, when one is stale")
     expect_equal(buffer.count(), 3, "count() in iteration 3")
+    drawn = {number for _ in range(300) for number in numbers_of(_rows(buffer, 3, 3))}
+    expect_equal(drawn, {1, 2, 3}, "rows drawn in iteration 3")
     expect_equal(set(numbers_of(_rows(buffer, 1, 4))), {3}, "rows in iteration 4")
     expect_equal(buffer.sample(1, 7), None, "a row in iteration 7, when all are stale")
     expect_equal(buffer.count(), 0, "count() in iteration 7")

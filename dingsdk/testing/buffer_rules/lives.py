@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,9 @@ def rule_23_state_is_a_copy(bench: BufferBench) -> None:
 def rule_24_wrong_state_is_refused(bench: BufferBench) -> None:
     """A state of another capacity or version, or an incomplete state, is refused.
 
-    Another capacity or version raises CheckpointVersionError. A missing key raises
-    CheckpointVersionError or CheckpointCorruptError, a missing row CheckpointCorruptError. The
-    buffer does not change.
+    Another capacity or version raises CheckpointVersionError. A missing key or an empty state of a
+    part raises CheckpointVersionError or CheckpointCorruptError, a missing row
+    CheckpointCorruptError. The buffer does not change.
     """
     state = bench.buffer(*range(CAPACITY)).state_dict()
     larger = bench.buffer(1, 2, replay_buffer_size=2 * CAPACITY).state_dict()
@@ -93,6 +94,11 @@ def rule_24_wrong_state_is_refused(bench: BufferBench) -> None:
         lacking = {name: value for name, value in state.items() if name != key}
         with raises(f"a state without {key!r}", CheckpointVersionError, CheckpointCorruptError):
             buffer.load_state_dict(lacking)
+    for key, value in state.items():
+        if isinstance(value, Mapping) and value and key != "data":
+            lacking_all = {**state, key: {}}
+            with raises(f"an empty {key!r}", CheckpointVersionError, CheckpointCorruptError):
+                buffer.load_state_dict(lacking_all)
     shorter = _as_batch(state["data"])[1:]
     with raises("a state with a row too few", CheckpointCorruptError):
         buffer.load_state_dict({**state, "data": getattr(shorter, "columns", shorter)})

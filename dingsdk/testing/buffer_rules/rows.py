@@ -33,12 +33,13 @@ def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
     buffer = bench.buffer()
     expect_equal((buffer.count(), buffer.push_count), (0, 0), "counts of a new buffer")
     expect_equal(buffer.replay_buffer_size, CAPACITY, "replay_buffer_size")
-    one = bench.rows(0)
-    buffer.push(one if bench.has("episodes") else one[0], 0)
-    buffer.push(bench.rows(1, 2), 1)
-    buffer.push(bench.batch(3, 4), 2)
-    bench.expect_contents(buffer, range(5), "after one, two in a list and two in a batch")
-    expect_equal(buffer.push_count, 5, "push_count")
+    for number in (0, 1):
+        one = bench.rows(number)
+        buffer.push(one if bench.has("episodes") else one[0], 0)
+    buffer.push(bench.rows(2, 3), 1)
+    buffer.push(bench.batch(4, 5), 2)
+    bench.expect_contents(buffer, range(6), "after two, two in a list and two in a batch")
+    expect_equal(buffer.push_count, 6, "push_count")
 
 
 @needs("fifo")
@@ -318,6 +319,8 @@ def rule_20_clear_drops_all_rows(bench: BufferBench) -> None:
         expect_equal(buffer.count(), 0, "count() after clear()")
         expect_equal(bench.sample(buffer, 1), None, "a sample after clear()")
         expect_equal(bench.contents(buffer), [], "rows after clear()")
+        bench.push(buffer, 10, 11)
+        bench.expect_contents(buffer, [10, 11], "after clear() and a short push")
         bench.push(buffer, *range(20, 21 + CAPACITY))
         bench.expect_contents(buffer, range(20, 21 + CAPACITY), "after clear() and a push")
         if not bench.has("episodes"):

@@ -6,8 +6,7 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from dingsdk.testing.buffer_rules.bench import (
     raises,
     update_of,
 )
-from dingsdk.testing.runner import RuleBroken, needs
+from dingsdk.testing.runner import needs
 
 _WAIT_S = 0.05
 _EARLY_S = 0.02
@@ -192,65 +191,7 @@ def _push(bench: BufferBench, buffer: Any, timeout_s: float | None) -> None:
     buffer.push(bench.batch(9), 0, timeout_s=timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A call of a buffer and its result.
-
-    Attributes:
-        kind: ``push``, ``clear``, ``sample`` (of one row) or ``look`` (all rows, oldest first).
-        numbers: The numbers of the pushed rows.
-        result: Of ``sample`` the number of the row or None; of ``look`` the tuple of all numbers.
-        began: The value of a rising counter when the call began.
-        ended: The value of the same counter when the call returned.
-    """
-
-    kind: str
-    numbers: tuple[int, ...]
-    result: Any
-    began: int
-    ended: int
-
-
-def explains(history: Sequence[Operation], capacity: int) -> bool:
-    """Whether a FIFO buffer gives these results in some order of the calls.
-
-    In that order, a call that ended before another one began comes first.
-    """
-    seen: set[tuple[frozenset[int], tuple[int, ...]]] = set()
-
-    def search(left: frozenset[int], rows: tuple[int, ...]) -> bool:
-        if not left:
-            return True
-        if (left, rows) in seen:
-            return False
-        seen.add((left, rows))
-        first_end = min(history[index].ended for index in left)
-        # A call that began after another one ended cannot come before it.
-        return any(
-            search(left - {index}, after)
-            for index in left
-            if history[index].began < first_end
-            and (after := _apply(history[index], rows, capacity)) is not None
-        )
-
-    return search(frozenset(range(len(history))), ())
-
-
-def _apply(call: Operation, rows: tuple[int, ...], capacity: int) -> tuple[int, ...] | None:
-    """Return the rows after a call, or None if a buffer with ``rows`` gives another result."""
-    if call.kind == "push":
-        return (*rows, *call.numbers)[-capacity:]
-    if call.kind == "clear":
-        return ()
-    if call.kind == "sample":
-        fits = call.result in rows if rows else call.result is None
-    else:
-        fits = call.result == rows
-    return rows if fits else None
-
-
 _TURNS = 60
-_ROUNDS = 30
 
 
 def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
@@ -314,53 +255,6 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
         expect_equal(stats.pushed, stats.left + stats.count, "rows in all")
         expect_equal(len(gone), stats.left, "rows that listeners were called with")
         expect_equal(len(set(gone)), len(gone), "different rows that listeners were called with")
-
-
-@needs("fifo")
-def rule_40_concurrent_calls_act_one_after_another(bench: BufferBench) -> None:
-    """Calls of several threads return the same as in some order one after the other.
-
-    In that order, a call that ended before another one began comes first.
-    """
-    capacity = 3
-    clock = itertools.count()
-
-    def run(do: Callable[[], Any], kind: str, numbers: tuple[int, ...]) -> Operation:
-        began = next(clock)
-        result = do()
-        return Operation(kind, numbers, result, began, next(clock))
-
-    with _frequent_switches():
-        for number in range(_ROUNDS):
-            buffer = bench.buffer(replay_buffer_size=capacity)
-
-            def push(*numbers: int, buffer: Any = buffer) -> Operation:
-                return run(partial(bench.push, buffer, *numbers), "push", numbers)
-
-            def sample(buffer: Any = buffer) -> Operation:
-                def do() -> Any:
-                    found = bench.sample(buffer, 1)
-                    return None if found is None else numbers_of(found)[0]
-
-                return run(do, "sample", ())
-
-            def look(buffer: Any = buffer) -> Operation:
-                return run(lambda: tuple(bench.contents(buffer)), "look", ())
-
-            def clear(buffer: Any = buffer) -> Operation:
-                return run(buffer.clear, "clear", ())
-
-            threads: list[list[Callable[[], Operation]]] = [
-                [partial(push, 1, 2), sample, partial(push, 3)],
-                [look, partial(push, 10, 11), clear if number % 2 else look],
-                [sample, look, sample],
-            ]
-            jobs = [lambda calls=calls: [call() for call in calls] for calls in threads]
-            history = [each for done in bench.together(*jobs) for each in done]
-            if not explains(history, capacity):
-                told = "\n".join(map(str, sorted(history, key=lambda each: each.began)))
-                raise RuleBroken(f"no order of the calls explains what they returned:\n{told}")
-            buffer.close()
 
 
 @contextlib.contextmanager

@@ -117,12 +117,6 @@ def rule_03_unknown_arguments_are_refused(bench: HookBench) -> None:
         bench.hook(bench.positions()[0], no_such_argument=1)
 
 
-def rule_04_runs_in_a_learner(bench: HookBench) -> None:
-    """A hook at any position that it accepts lets a learner train and close without errors."""
-    for position in bench.positions():
-        bench.train(position, [bench.hook(position)])
-
-
 @needs("observes")
 def rule_05_leaves_training_as_it_is(bench: HookBench) -> None:
     """Training gives the same policy with the hook as without it."""

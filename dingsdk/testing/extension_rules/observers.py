@@ -138,12 +138,6 @@ class ObserverBench(RuleBench[Any]):
         ]
 
 
-def rule_01_goes_through_a_run(bench: ObserverBench) -> None:
-    """No hook raises when all are called in the order of a run."""
-    for hook, facts in bench.run("run"):
-        bench.call(hook, facts)
-
-
 def rule_02_changes_nothing(bench: ObserverBench) -> None:
     """Hooks do not change their arguments."""
     for hook, facts in bench.run("run"):

@@ -107,14 +107,6 @@ def rule_03_rewards_are_finite(bench: WrapperBench) -> None:
 
 
 @needs("repeatable")
-def rule_04_same_seed_gives_the_same_episode(bench: WrapperBench) -> None:
-    """Two envs with the same seed and the same actions give the same episode."""
-    expect_same(
-        bench.episode(bench.env()), bench.episode(bench.env()), "the episode of the same seed"
-    )
-
-
-@needs("repeatable")
 def rule_05_reset_starts_over(bench: WrapperBench) -> None:
     """After ``reset`` with a seed, a used env gives the same episode as a new env."""
     expected = bench.episode(bench.env())

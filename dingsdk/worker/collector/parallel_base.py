@@ -35,7 +35,8 @@ class BaseParallelCollector(Configurable, ABC):
     The owner sets these functions as attributes before ``start()``: ``send_metadata(meta)`` and
     ``send_stepdata(data_id, batch)``, which may block; ``get_policy_update_info(path)``, which must
     not block; ``await_admission(env_steps)``, which an on-policy collector calls when it has
-    taken all admitted steps; ``yield_turn()``, called once per round; and ``clock()``, which
+    taken all admitted steps; ``await_steps(env_steps)``, which the others call then;
+    ``yield_turn()``, called once per round; and ``clock()``, which
     returns seconds and measures the time between two policy updates.
 
     ``start`` runs in one thread; ``close`` and ``get_finish_info`` may be called from any thread.
@@ -84,6 +85,7 @@ class BaseParallelCollector(Configurable, ABC):
         self.send_stepdata: Callable[[str, SampleBatch], None] = _not_attached
         self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
         self.await_admission: Callable[[int], tuple[int, int] | None] = _not_attached
+        self.await_steps: Callable[[int], float] = lambda taken: math.inf
         self.yield_turn: Callable[[], None] = lambda: None  # nothing else runs on this thread
         self.collect_setting: Mapping[str, Any] = {}
         """Keyword arguments of the collect policy; replaced while the task runs."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data.list_samples import pack_samples
-from dingsdk.data.policy_versions import versions_of
+from dingsdk.data.policy_versions import counted, versions_of
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
@@ -58,14 +58,15 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
 
         Attributes:
             compressor: Has no effect, because the transport compresses; kept for older configs.
-            update_policy_second: Seconds between two checks for a newer policy.
+            update_policy_second: Seconds between two checks for a newer policy; 0: after each
+                round of env steps.
             policy_timeout_s: Seconds to wait for a policy; a learner may take
                 ``system.coordinator.start_timeout_s`` to start.
         """
 
         type: str = "zergling"
         compressor: str = "none"
-        update_policy_second: NotNegative = 3.0
+        update_policy_second: NotNegative = 0.0
         policy_timeout_s: Positive = 180.0
 
     acts_remotely: ClassVar[bool] = True
@@ -96,6 +97,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._payload_count = 0
         self._least_rows = int(cfg.get("payload_rows", 1))
         self._unsent_episodes = 0  # that ended since the last payload
+        self._step_limit = 0.0
         self._writers: Sequence[Writer] = ()
         try:
             self._target_episodes, before = self._set_up_envs(cfg)
@@ -286,9 +288,17 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return self._rollout.is_finished or self._episode_count >= self._target_episodes
 
     def _may_go_on(self) -> bool:
-        if not self._is_on_policy:
-            return True
-        return self._is_admitted(self._paths[0], self._rollout.env_steps)
+        steps = self._rollout.env_steps
+        if self._is_on_policy:
+            return self._is_admitted(self._paths[0], steps)
+        return self._eval_flag or steps < self._step_limit or self._may_take_more(steps)
+
+    def _may_take_more(self, steps: int) -> bool:
+        """Wait until the task may take more than ``steps`` env steps; False: it is over."""
+        if steps:
+            self.send_metadata(self._progress())
+        self._step_limit = self.await_steps(steps)
+        return steps < self._step_limit
 
     def _send_all(self) -> None:
         for writer in self._writers:
@@ -378,6 +388,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             "rows": rows,
             "episodes": self._unsent_episodes,
             "policy_iter": self._policy_iter if versions is None else int(versions.min()),
+            "versions": [] if versions is None else counted(versions),
             "unroll_len": self._unroll_len,
             "get_data_time": time.time(),
             **self._counts(),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.config import Count, to_easydict
 from dingsdk.data import SampleBatch
@@ -16,7 +16,6 @@ from dingsdk.data.list_samples import LIST, has_lists
 from dingsdk.data.policy_versions import versions_of
 from dingsdk.errors import (
     BufferFullError,
-    ConfigError,
     ProtocolError,
     SchemaMismatchError,
     StorageFullError,
@@ -33,8 +32,6 @@ from dingsdk.worker.replay_server import ReplayClient
 
 STORAGE_PAUSE_S = 1.0
 """Pause before trying again to store a payload after the storage was full."""
-LARGEST_ROW_BYTES = 64
-"""Most bytes per row of the columns that are announced with a payload."""
 _log = logging.getLogger(__name__)
 
 _SAMPLE_KEYS = {"data_id", "policy_iter"}
@@ -82,12 +79,15 @@ class BaseCommCollector(CommWorker):
         self._delivered: Mapping[str, Any] = {}
         """The last report of env steps and policy, for an on-policy learner."""
         self._stored: dict[str, dict[str, Any]] = {}
-        """Data to announce of each payload: size, digest, columns that the buffer needs."""
+        """Data to announce of each payload: size and digest."""
         self._unsent: dict[str, SampleBatch] = {}
         """Samples for the replay server that are not announced yet."""
         self._held_up_by = ""
         self._is_run_held_up = False
         self._admission = (0, 0)
+        self._step_limit: float | None = 0
+        """Env steps that the task may take in total; None for no limit."""
+        self._is_to_end = False
         self._policy_versions: dict[str, int] = {}
         self._policy_model: Mapping[str, Any] | None = None
 
@@ -134,14 +134,17 @@ class BaseCommCollector(CommWorker):
             self._sent_reports = []
             # Not yet, if the new coordinator may not know all payloads of these steps.
             delivered = {} if self._reports else self._delivered
-        return {"admitted_steps": self._admission[0], **delivered, **self.task_ids()}
+        limits = {"admitted_steps": self._admission[0], "step_limit": self._step_limit}
+        return {**limits, **delivered, **self.task_ids()}
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         self._is_run_held_up = bool(task.get("is_held_up"))
-        if "admitted_steps" in task:
-            with self.condition:
+        with self.condition:
+            self._step_limit = task.get("step_limit")
+            self._is_to_end |= bool(task.get("ends_now"))
+            if "admitted_steps" in task:
                 self._admission = (int(task["admitted_steps"]), int(task["policy_iter"]))
-                self.condition.notify_all()
+            self.condition.notify_all()
         if "collect_setting" in task and self._collector is not None:
             self._collector.collect_setting = task["collect_setting"]
         if task.get("ends_now") and self._collector is not None:
@@ -209,6 +212,7 @@ class BaseCommCollector(CommWorker):
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
         collector.await_admission = self.await_admission
+        collector.await_steps = self.await_steps
         collector.yield_turn = self.yield_turn
         collector.clock = self.scheduler.clock
         return collector
@@ -242,6 +246,20 @@ class BaseCommCollector(CommWorker):
             is_admitted = self.job_wait(lambda: self._admission[0] > taken)
             return self._admission if is_admitted else None
 
+    def await_steps(self, taken: int) -> float:
+        """Wait until the task may take more than ``taken`` env steps.
+
+        Returns:
+            How many it may take in total; at most ``taken`` if the task is over.
+        """
+
+        def limit() -> float:
+            return math.inf if self._step_limit is None else self._step_limit
+
+        with self.condition:
+            self.job_wait(lambda: self._is_to_end or limit() > taken)
+            return limit()
+
     def _payload_id(self, path: str) -> str:
         prefix = self._task_info.get("payload_prefix")
         return f"{prefix}-{path}" if prefix else path
@@ -256,8 +274,7 @@ class BaseCommCollector(CommWorker):
         if self.replay is not None:
             self._unsent[data_id] = stepdata
             return
-        columns = announced_columns(stepdata, self._task_info.get("columns") or ())
-        known = self._stored[data_id] = {"columns": columns} if columns else {}
+        known = self._stored[data_id] = {}
         while not self.is_stopping:
             try:
                 info = self.data_store.put_soon(data_id, stepdata)
@@ -334,41 +351,3 @@ class BaseCommCollector(CommWorker):
                 self._held_up_by = ""
                 return True
         return False
-
-
-def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Return copies of the sample columns that a replay buffer needs.
-
-    These are the columns in ``names``, the policy's own priorities if the samples have any, and
-    ``collect_iter`` if versions of the policy differ.
-
-    Raises:
-        ConfigError: the samples lack such a column, or the columns are too large in total.
-    """
-    wanted = dict.fromkeys(names)
-    if "priority" in samples.columns:
-        wanted["priority"] = None
-    versions = versions_of(samples)
-    are_versions_needed = versions is not None and int(versions.min()) != int(versions.max())
-    if not (wanted or are_versions_needed):
-        return {}
-    found: dict[str, NDArray[Any]] = {}
-    for name in wanted:
-        column = samples.columns.get(name)
-        if not isinstance(column, np.ndarray):
-            raise ConfigError(
-                f"the replay buffer needs the column {name!r} of each sample, and the policy's "
-                f"samples have {sorted(samples.columns)}; choose another buffer or sampler, or a "
-                "policy that gives it",
-                path="policy.other.replay_buffer",
-            )
-        found[name] = column.copy()
-    if sum(column.nbytes for column in found.values()) > LARGEST_ROW_BYTES * len(samples):
-        raise ConfigError(
-            f"the replay buffer needs to see {sorted(found)} of each sample, which are more than "
-            f"{LARGEST_ROW_BYTES} bytes; in parallel mode it holds small columns only",
-            path="policy.other.replay_buffer",
-        )
-    if versions is not None and are_versions_needed:
-        found["collect_iter"] = versions
-    return found

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import numpy as np
-
 from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
-from dingsdk.data.columns import leaves
-from dingsdk.data.list_samples import LIST, has_lists, unpack_samples
 from dingsdk.errors import (
-    ClosedError,
     ConfigError,
-    PayloadsLostError,
-    SchemaMismatchError,
     StorageFullError,
     TaskFail,
     WorkerCrashedError,
@@ -28,34 +19,27 @@ from dingsdk.errors import (
 from dingsdk.policy import create_policy
 from dingsdk.runtime.files import Patience
 from dingsdk.worker.comm.publisher import PolicyPublisher
-from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
+from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
 from dingsdk.worker.factory import create_buffer, create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint, save_pause
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
-from dingsdk.worker.replay_buffer.home import Home
-from dingsdk.worker.replay_buffer.interface import rows_in
+from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
 from dingsdk.worker.replay_server import ReplayClient
+from dingsdk.worker.replay_server.home import ServedHome
 
 _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
-"""How long to wait for all announced payloads of one learn task; rows of missing payloads are then
-replaced by other rows."""
-SERVE_TIMEOUT_S = 20.0
-"""How long to wait for a batch of a replay server before reporting to the coordinator that there
-is none yet."""
+"""How long to wait for the announced payloads of one message; missing ones are then given up."""
 EXCHANGE_S = 0.025
 """How long the learner trains between two exchanges with the coordinator, if it has data."""
-LEARN_TIMEOUT_S = 3600.0
-"""Longest time of one learn task; the master's deadline and the lease are shorter."""
 HOOK_CLOSE_S = 4.0
 """How long hooks may take to close: less than a job may take to stop (``CLOSE_TIMEOUT_S``)."""
 
@@ -92,12 +76,11 @@ class SendLearnInfoHook(LearnerHook):
 
 
 class BaseCommLearner(CommWorker):
-    """Builds the learner of each task, leases batches to it and publishes its policies.
+    """Builds the learner of each task with the home of its samples, and publishes its policies.
 
-    The learner's demand for data says how many batches one answer may lease
-    (``batches_per_demand``), so that one message serves several iterations. It asks for the next
-    batches while half of these are left, so that it need not wait for the answer. With 1, no batch
-    is drawn before the priorities of the previous batch are known.
+    The learner gets its batches from the home, without a message. A few dozen times a second it
+    exchanges messages with the coordinator: announcements of payloads for the home arrive, and what
+    the home has inserted and no longer needs is reported with the learner's progress.
 
     A subclass may override ``get_data``, ``send_policy`` and ``send_learn_info``, which the
     learner calls.
@@ -117,8 +100,6 @@ class BaseCommLearner(CommWorker):
 
         Attributes:
             send_policy_freq: Train iterations from one published policy to the next.
-            batches_per_demand: Batches that the learner requests at once; it requests the next ones
-                when half of them are left.
             save_every_s: Seconds between two checkpoints from which a run continues whose learner
                 was killed, or more if saving would take over 2 % of the time. None for only those
                 of the learner's hooks.
@@ -127,7 +108,6 @@ class BaseCommLearner(CommWorker):
         type: str = "base"
         progress_timeout_s: Positive = 120.0
         send_policy_freq: Count = 10
-        batches_per_demand: Count = 8
         save_every_s: Positive | None = 60.0
 
     def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
@@ -137,9 +117,8 @@ class BaseCommLearner(CommWorker):
         self._ranks: LearnerAggregator | None = None
         self._is_on_policy = False
         """Whether the policy is on-policy: it is then published after each training."""
-        self._rows: RowStore | None = None
         self._home: Home | None = None
-        """The replay buffer, if this process holds its rows."""
+        """Where the samples are that the task trains on."""
         self._load_until = 0.0
         self._begin()
 
@@ -148,35 +127,17 @@ class BaseCommLearner(CommWorker):
         self._sent_iter = self._read_iter = -1
         """Version of the policy that was published last, and that was last checked to be
         readable."""
-        self._leased: deque[tuple[dict[str, Any], Mapping[str, Any]]] = deque()
-        """Batches to train on; the first batch of a message has the rest of the message."""
-        self._demand: dict[str, Any] | None = None
-        self._sent_demand: dict[str, Any] | None = None
-        """The last demand, until its batches arrive."""
-        self._has_asked = False
-        """Whether it has made a demand since the last batches arrived."""
-        self._reported_iter = -1
-        """The learner's iteration in the last info that was sent; -1 before the first one."""
-        self._iterations_left: float = math.inf
-        """Number of batches that the learner still needs for its training."""
-        self._owes_info = False
-        """Whether batches were leased whose info the coordinator may not have."""
-        self._is_to_finish = False
-        """Whether to train on all leased batches before it asks again."""
         self._is_idle = False
-        """Whether it waits for batches and has none."""
+        """Whether it has nothing to train on."""
         self._confirmed = 0
         """Number of the newest report of the home that the coordinator has processed."""
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
         self._saved_iter = 0
+        """Iteration of the last checkpoint of ``save_every_s``."""
         self._is_saving = False
         """Whether a checkpoint at an interval is being saved."""
-        """Iteration of the last checkpoint of ``save_every_s``."""
         self._save_at = self._clock() + (self._cfg.save_every_s or math.inf)
-        self._info: dict[str, Any] | None = None
-        self._priorities: list[Mapping[str, Any]] = []
-        self._lost_payloads: dict[int, str] = {}
 
     @property
     def hooks4call(self) -> list[LearnerHook]:
@@ -195,7 +156,6 @@ class BaseCommLearner(CommWorker):
         return {
             "resource": lambda task: self.deal_with_resource(),
             "learner_start_task": lambda task: self.deal_with_learner_start(task["task_info"]),
-            "learner_get_data_task": lambda task: self.deal_with_get_data(),
             "learner_learn_task": lambda task: self.deal_with_learner_learn(task["data"]),
             "learner_go_on_task": lambda task: self.deal_with_learner_go_on(
                 task["task_id"], int(task.get("confirmed", 0))
@@ -205,26 +165,29 @@ class BaseCommLearner(CommWorker):
 
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's learner and run it; raises as ``building``."""
-        buffer_cfg = task_info["replay_buffer_cfg"]
-        capacity, storage_cfg = buffer_cfg["replay_buffer_size"], buffer_cfg.get("storage", {})
         with self.building(task_info):
             self._is_on_policy = bool(task_info["policy"].get("on_policy"))
             self._begin()
-            self._close_rows()
-            if task_info.get("home") is None:
-                self._rows = RowStore(int(capacity), storage_cfg, self._load_payload)
+            self._close_home()
             self._learner = self._create_learner(task_info)
-            if (home := task_info.get("home")) is not None:
-                self._home = self._create_home(buffer_cfg, home)
+            self._home = self._create_home(task_info)
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
 
-    def _create_home(self, buffer_cfg: Mapping[str, Any], home: Mapping[str, Any]) -> Home:
-        learner = self._learner
-        buffer = create_buffer(buffer_cfg, tb_logger=learner.tb_logger, exp_name=learner.exp_name)
+    def _create_home(self, task_info: Mapping[str, Any]) -> Home:
+        if self.replay is not None:
+            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
+            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S)
+        if self._is_on_policy:
+            trainings = task_info["policy"]["learn"].get("update_per_collect", 1)
+            return TrainingHome(self._load_payload, int(trainings))
+        learner, home = self._learner, task_info["home"]
+        buffer = create_buffer(
+            task_info["replay_buffer_cfg"], tb_logger=learner.tb_logger, exp_name=learner.exp_name
+        )
         buffer.clear()  # rows on disk, of a learner that was lost, are announced again
         pace = None if home["pace"] is None else EpisodePace(**home["pace"])
-        return Home(cast(Table, buffer), self._load_payload, pace, home["counts"])
+        return TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
 
     def _train(self) -> None:
         """Run the learner.
@@ -250,76 +213,27 @@ class BaseCommLearner(CommWorker):
         text = f"{error}; {worker_id} and its ranks begin again {start}"
         return WorkerLostError(text, worker_id=worker_id)
 
-    def deal_with_learner_go_on(self, task_id: str, confirmed: int = 0) -> Mapping[str, Any]:
-        """Continue for a new coordinator, after training on the batches that the old one leased.
+    def deal_with_learner_go_on(self, task_id: str, confirmed: int) -> Mapping[str, Any]:
+        """Continue for a new coordinator, which has processed the reports up to ``confirmed``.
 
         Returns:
-            ``info`` of these batches, None if there are none, and ``known``: int64[n], numbers of
-            the payloads that were announced to this learner.
+            The learner's ``info``, and ``known``: ids of the payloads that its home has.
 
         Raises:
             TaskFail: the learner belongs to another task.
         """
         self.go_on_with_job(task_id)
-        if self._home is not None:
-            report = self._home_info(self._home, confirmed)
-            return {"info": report, "known": sorted(self._home.known), **self.task_ids()}
-        assert self._rows is not None  # made when the task started
-        with self.condition:
-            if self._owes_info:
-                self._is_to_finish = True
-                self.task_wait(lambda: self._is_idle, LEARN_TIMEOUT_S)
-                self._is_to_finish = False
-                self._report()
-            info = self._info if self._owes_info else None
-            demand = self._demand or self._sent_demand
-            if demand is not None:
-                self._demand = {**demand, "cur_learner_iter": self._learner.train_iter}
-        self.raise_job_error()
-        return {"info": info, "known": self._rows.known(), **self.task_ids()}
-
-    def deal_with_get_data(self) -> Mapping[str, Any]:
-        """Return the learner's demand, or ``{'pending': True}`` while it has none."""
-        self._owes_info = False
-        with self.condition:
-            self.task_wait(lambda: self._demand is not None, ANSWER_WITHIN_S)
-            demand = self._take_demand()
-        if demand is None:
-            self.raise_job_error()
-            return {
-                "pending": True,
-                "learner_done": self.job_ended,
-                "held_up_by": self._policies.held_up_by,
-                **self.task_ids(),
-            }
-        return {**demand, **self.task_ids()}
+        home = self._the_home()
+        info = self._info(home, confirmed)
+        return {"info": info, "known": home.known_ids(), **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Train on the leased batches; return the learn info when more batches are needed.
+        """Take new announcements; answer when it has no data, or after ``EXCHANGE_S``.
 
-        That can be before the last batch: ``batches_left`` of the info is the number of batches
-        that are left. The answer also has the learner's next demand, or None.
+        Returns:
+            The learner's ``info``, and ``held_up_by``: why it waits for storage, or "".
         """
-        if self._home is not None:
-            return self._exchange(self._home, data)
-        if self._rows is None:
-            raise TaskFail({"message": "no learner"}, "this learner has no task")
-        with self.condition:
-            self._info = self._sent_demand = None
-            self._owes_info, self._has_asked = True, False
-            news = itertools.chain([data], itertools.repeat({}))
-            self._leased.extend(zip(data["batches"], news, strict=False))
-            self.condition.notify_all()
-            self.task_wait(lambda: self._info is not None, LEARN_TIMEOUT_S)
-            info, demand = self._info, self._take_demand()
-        self.raise_job_error()
-        if info is None:
-            info = self._learn_info()
-        self._reported_iter = max(self._reported_iter, int(info["learner_step"]))
-        return {"info": info, "demand": demand, **self.task_ids()}
-
-    def _exchange(self, home: Home, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take new announcements; answer when it has no data, or after ``EXCHANGE_S``."""
+        home = self._the_home()
         self._learner.collector_envstep = int(data["env_steps"])
         self._confirmed = int(data["confirmed"])
         with self.condition:
@@ -330,11 +244,15 @@ class BaseCommLearner(CommWorker):
                 self.condition.notify_all()
             self.task_wait(lambda: self._is_idle, EXCHANGE_S)
         self.raise_job_error()
-        info = self._home_info(home, int(data["confirmed"]))
-        self._reported_iter = max(self._reported_iter, int(info["learner_step"]))
-        return {"info": info, **self.task_ids()}
+        info = self._info(home, self._confirmed)
+        return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}
 
-    def _home_info(self, home: Home, confirmed: int) -> dict[str, Any]:
+    def _the_home(self) -> Home:
+        if self._home is None:
+            raise TaskFail({"message": "no learner"}, "this learner has no task")
+        return self._home
+
+    def _info(self, home: Home, confirmed: int) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
         is_idle = self._is_idle
         home.report()
@@ -343,33 +261,36 @@ class BaseCommLearner(CommWorker):
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
-            "count": home.buffer.count(),
+            "count": home.count(),
             "counts": home.counts(),
+            "figures": home.figures(),
             "is_idle": is_idle,
         }
 
     def _next_batch(self, home: Home, batch_size: int) -> SampleBatch | list[Any] | None:
-        """Insert what was announced, and sample a batch; None: the task is over."""
+        """Wait for the next batch of the home; None: the task is over."""
         if self._clock() >= self._save_at:
             self._save()
         while not self.is_stopping:
-            if home.has_waiting:
-                home.insert_waiting()
+            announced = home.announced
             batch = home.sample(batch_size, self._learner.train_iter)
             if batch is not None:
-                self._trained_rows += rows_in(batch, home.buffer)
+                self._trained_rows += home.rows_of(batch)
                 return batch
+            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
+                self._send_newest()  # before the report of the training, as collectors need it
+            if home.retry_s is not None:
+                self._catch_up()
+                self.pause(home.retry_s)
+                continue
             with self.condition:
+                if home.announced > announced:
+                    continue  # some arrived since it looked
                 self._is_idle = True
                 self.condition.notify_all()
                 if not self.job_wait(lambda: not self._is_idle, self._catch_up):
                     return None
         return None
-
-    def _take_demand(self) -> dict[str, Any] | None:
-        demand, self._demand = self._demand, None
-        self._sent_demand = demand or self._sent_demand
-        return demand
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         has_ended = super().close(timeout_s)
@@ -381,28 +302,20 @@ class BaseCommLearner(CommWorker):
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
 
         Returns:
-            The task's ids, and ``info`` if it has trained since its last info.
+            The task's ids, and the learner's last ``info``.
         """
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
-        answer = {**self.task_ids(), **self._replay_figures()}
-        if self._home is not None:
-            answer["info"] = self._home_info(self._home, self._confirmed)
-        elif self._learner is not None and self._learner.train_iter > self._reported_iter:
-            self._report()
-            answer["info"] = self._info
+        answer = {"info": self._info(self._the_home(), self._confirmed), **self.task_ids()}
         self._learner = None
-        self._close_rows()
+        self._close_home()
         self.raise_job_error()
         return answer
 
-    def _close_rows(self) -> None:
+    def _close_home(self) -> None:
         if self._home is not None:
-            self._home.buffer.close()
+            self._home.close()
             self._home = None
-        if self._rows is not None:
-            self._rows.close()
-            self._rows = None
 
     def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop the learner, then the processes that train with it."""
@@ -428,7 +341,6 @@ class BaseCommLearner(CommWorker):
         elif task_info.get("resume"):
             text = "%s begins with new weights: there is no checkpoint in %s"
             _log.warning(text, self.info.worker_id, checkpoints)
-        self._iterations_left = left
         learner: Any = create_learner(cfg, exp_name=str(folder))
         patience = Patience(self.storage_timeout_s, self._stops_after, self._clock)
         # A checkpoint at an interval is left out if there is no room.
@@ -492,117 +404,31 @@ class BaseCommLearner(CommWorker):
         return row if decompressor is None else dict(decompressor(row))
 
     def get_data(self, batch_size: int) -> RowLoaders | None:
-        """Return callables for the rows of the next leased batch; the first call gathers it.
+        """Return callables for the rows of the next batch; None: the task is over.
 
-        A call raises ClosedError if the batch cannot be read and the task is over.
+        Raises:
+            ConfigError: the buffer holds episodes, or samples that are lists.
         """
-        columns = self._next_lease(batch_size)
-        if columns is None:
+        batch = self.get_batch(batch_size)
+        if isinstance(batch, list):
+            raise ConfigError(
+                "a learner that overrides get_data trains on single rows, and the replay "
+                "buffer holds episodes, or samples that are lists; choose another buffer",
+                path="policy.other.replay_buffer.type",
+            )
+        if batch is None:
             return None
-        self._iterations_left -= 1
-
-        def gather() -> SampleBatch:
-            batch = self._gather(columns)
-            if batch is None:
-                batch = self.get_batch(batch_size)
-            if batch is None:
-                raise ClosedError("the task is over", what="learner task")
-            if isinstance(batch, list):
-                raise ConfigError(
-                    "a learner that overrides get_data trains on single rows, and the replay "
-                    "buffer holds episodes, or samples that are lists; choose another buffer",
-                    path="policy.other.replay_buffer.type",
-                )
-            return batch
-
-        return RowLoaders(gather, batch_size, self.load_data_fn)
+        found = batch
+        return RowLoaders(lambda: found, len(found), self.load_data_fn)
 
     def get_batch(self, batch_size: int) -> SampleBatch | list[Any] | None:
-        """Wait for the next leased batch and return it in columns; None: the task is over.
+        """Wait for the next batch of the home and return it in columns; None: the task is over.
 
         Returns a list of episodes if the replay buffer holds episodes, and a list of samples if
         samples are or contain lists.
         """
-        if self._home is not None:
-            self.yield_turn()
-            return self._next_batch(self._home, batch_size)
-        while (columns := self._next_lease(batch_size)) is not None:
-            batch = self._gather(columns)
-            if batch is not None:
-                self._iterations_left -= 1
-                return batch
-        return None
-
-    def _gather(self, columns: dict[str, Any]) -> SampleBatch | list[Any] | None:
-        """Return a leased batch, or episodes; record lost payloads and return None for them."""
-        if self.replay is not None:
-            return self._sample(self.replay, int(columns["batch_size"]))
-        assert self._rows is not None  # made when the task started
-        payload, row = columns.pop("payload"), columns.pop("row")
-        lengths = columns.pop("lengths", None)
-        try:
-            batch = self._rows.gather(payload, row)
-        except PayloadsLostError as error:
-            # The coordinator never leases them again; this batch is skipped.
-            _log.warning("%s", error)
-            self._lost_payloads |= error.facts["reasons"]
-            return None
-        mask = columns.get("mask")
-        if mask is not None and mask.ndim == 2:
-            for _, array in leaves(batch.columns):
-                array[~mask] = 0
-        if has_lists(batch.columns):
-            return _with_lists(batch, columns, is_of_rows=lengths is None and payload.ndim == 1)
-        batch = batch.with_columns(**columns)
-        if lengths is None:
-            return batch
-        stops = np.cumsum(lengths).tolist()
-        starts = [0, *stops[:-1]]
-        return [batch[start:stop] for start, stop in zip(starts, stops, strict=True)]
-
-    def _sample(self, client: ReplayClient, size: int) -> SampleBatch | list[Any] | None:
-        """Return a batch of the replay server; None after ``SERVE_TIMEOUT_S`` without one."""
-        wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
-        until = self._clock() + SERVE_TIMEOUT_S
-        while self._clock() < until and not self.is_stopping:
-            train_iter = self._learner.train_iter
-            batch = client.sample(size, train_iter=train_iter, timeout_s=wait_s)
-            if batch is not None:
-                return batch
-            self.pause(REPLAY_PAUSE_S)
-        return None
-
-    def _replay_figures(self) -> dict[str, Any]:
-        return {} if self.replay is None else {"replay": self.replay.stats()}
-
-    def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
-        """Return the columns of the next leased batch; ask for more if few are left. None: stop."""
-        self.advance()
-        if self._clock() >= self._save_at:
-            self._save()
-        if self._is_on_policy and not self._leased and self._learner.train_iter != self._sent_iter:
-            self._send_newest()
-        with self.condition:
-            if not self._has_asked and len(self._leased) <= self._ask_again_at:
-                self._has_asked = True
-                self._demand = {
-                    "batch_size": batch_size,
-                    "batches": self._cfg.batches_per_demand,
-                    "cur_learner_iter": self._learner.train_iter,
-                }
-                self._report()
-            self._is_idle = not self._leased
-            self.condition.notify_all()
-            if not self.job_wait(lambda: bool(self._leased), self._catch_up):
-                return None
-            self._is_idle = False
-        self.scheduler.yield_turn()
-        if self.is_stopping:
-            return None
-        columns, data = self._leased.popleft()
-        if data:
-            self._take_news(data)
-        return dict(columns)
+        self.yield_turn()
+        return self._next_batch(self._the_home(), batch_size)
 
     def _save(self) -> None:
         """Save a checkpoint if there is something new, and set the time of the next one."""
@@ -623,26 +449,6 @@ class BaseCommLearner(CommWorker):
         """Wait; return whether the job has to stop."""
         self.pause(seconds)
         return self.is_stopping
-
-    @property
-    def _ask_again_at(self) -> int:
-        """Number of batches left at which it asks for more."""
-        half = int(self._cfg.batches_per_demand) // 2
-        # Do not ask early for batches that the remaining iterations do not need.
-        needs_more = self._iterations_left > half
-        return half if needs_more and not (self._is_on_policy or self._is_to_finish) else 0
-
-    def _take_news(self, data: Mapping[str, Any]) -> None:
-        """Process the contents of a message besides its batches; called by the job."""
-        assert self._rows is not None  # made when the task started
-        self._rows.announce(data.get("payloads", {}), data.get("digests"))
-        self._load_until = self._clock() + LOAD_TIMEOUT_S
-        dropped = data.get("dropped")
-        if dropped is not None and len(dropped):
-            self._rows.drop(np.asarray(dropped))
-        if data.get("kept"):
-            self._rows.keep({int(each): rows for each, rows in data["kept"]})
-        self._learner.collector_envstep = int(data.get("env_steps", 0))
 
     def send_policy(self, state: Mapping[str, Any]) -> None:
         """Publish ``{'model': tensors, 'iter': version}``.
@@ -675,43 +481,15 @@ class BaseCommLearner(CommWorker):
         """Report ``BaseLearner.learn_info`` of the last iteration."""
         self.advance()
         priorities = info.get("priority_info")
+        home = self._the_home()
         # Rows of a buffer without priorities have no ids.
         if priorities and None not in priorities["replay_unique_id"]:
-            if self._home is not None:
-                self._home.buffer.update(priorities)
-            elif self.replay is not None:
-                self.replay.update(priorities)
-            else:
-                self._priorities.append(priorities)
+            home.update(priorities)
         if info["learner_done"]:
+            home.end_batch(is_last=True)
             with self.condition:
-                if self._home is None:
-                    self._report()
                 self._is_idle = True
                 self.condition.notify_all()
-
-    def _report(self) -> None:
-        """Merge the newest info into the info that is not sent yet; the condition is held."""
-        before = self._info
-        info = self._info = self._learn_info()
-        if before is not None:
-            info["lost_payloads"] = before["lost_payloads"] + info["lost_payloads"]
-            for key, values in before["priority_info"].items():
-                newer = info["priority_info"].get(key, values[:0])
-                info["priority_info"][key] = np.concatenate([values, newer])
-
-    def _learn_info(self) -> dict[str, Any]:
-        """Return the learner's info, with the priorities of all batches since the last info."""
-        info = {**self._learner.learn_info, **self._replay_figures()}
-        info["batches_left"] = len(self._leased)
-        lost, self._lost_payloads = self._lost_payloads, {}
-        info["lost_payloads"] = [[number, reason] for number, reason in lost.items()]
-        parts, self._priorities = self._priorities, []
-        keys = parts[0] if parts else ()
-        info["priority_info"] = {
-            key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in keys
-        }
-        return info
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
         store = self.data_store
@@ -719,26 +497,3 @@ class BaseCommLearner(CommWorker):
         if digest is None:
             return store.get(data_id, timeout_s)
         return store.get_verified(data_id, digest, timeout_s)
-
-
-def _with_lists(batch: SampleBatch, added: Mapping[str, Any], *, is_of_rows: bool) -> list[Any]:
-    """Return samples that are or contain lists, in the same form as in serial mode.
-
-    Raises:
-        SchemaMismatchError: the replay buffer cannot store such samples.
-    """
-    if not is_of_rows or (LIST in batch.columns and "replay_unique_id" in added):
-        wants = "only dicts, as its samples carry ids and priorities" if is_of_rows else "rows"
-        raise SchemaMismatchError(
-            "the policy's train samples are lists or hold some, and the replay buffer keeps "
-            f"{wants} (policy.other.replay_buffer.type naive takes such samples)",
-            key=LIST,
-            expected=wants,
-            found=sorted(batch.columns),
-        )
-    samples = unpack_samples(batch)
-    if LIST not in batch.columns:
-        for row, sample in enumerate(samples):
-            own = {name: column[row] for name, column in added.items() if name != "collect_iter"}
-            sample.update(own)
-    return samples

@@ -6,11 +6,9 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-
-import numpy as np
 
 from dingsdk.config import Configurable
 from dingsdk.errors import DingError, TaskTimeoutError
@@ -21,14 +19,6 @@ from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
-from dingsdk.worker.coordinator.experience import (
-    Experience,
-    PolicyLag,
-    ServedExperience,
-    episodes_of,
-    metadata_config,
-    open_experience,
-)
 from dingsdk.worker.coordinator.journal import (
     BufferClosed,
     BufferOpened,
@@ -36,24 +26,27 @@ from dingsdk.worker.coordinator.journal import (
     Fact,
     Journal,
     Keeper,
-    Leased,
-    LeaseEnded,
-    Missing,
     Progressed,
     Pushed,
     Restarted,
     Settled,
-    Trained,
+    TrainingBegan,
 )
-from dingsdk.worker.coordinator.live_payloads import LivePayloads, uses_home
-from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
+from dingsdk.worker.coordinator.live_payloads import (
+    LivePayloads,
+    PolicyLag,
+    ServedPayloads,
+    episodes_of,
+    versions_in,
+)
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, create_roles
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
-from dingsdk.worker.factory import create_buffer, create_parallel_commander
+from dingsdk.worker.factory import create_parallel_commander
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -61,8 +54,6 @@ _log = logging.getLogger(__name__)
 
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""
-MANY_LOST = 8
-"""If at least this many payloads are lost at once, all other payloads are checked as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,6 @@ class Coordinator(Configurable):
             if the task belongs to another player than the first.
         on_evaluated: Called with (finish info, policy state or None) after each evaluation task,
             before the commander judges it; the info has ``env_steps`` at the start of the task.
-        tb_logger: Returns the logger for the curves of a ``player``'s replay buffer, or None.
         journal: Stores the state of the run, and may hold the state of an earlier coordinator.
         rejoin_s: Seconds that workers of the earlier coordinator may take to join; after that,
             their tasks are given to other workers.
@@ -132,7 +122,6 @@ class Coordinator(Configurable):
         on_collecting: Callable[[], None] | None = None,
         on_collected: Callable[[Mapping[str, Any]], None] = lambda finished: None,
         on_evaluated: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
-        tb_logger: Callable[[str | None], Any] = lambda player: None,
         journal: Journal | None = None,
         rejoin_s: float = 0.0,
         begins_at: PlayerProgress = NO_PROGRESS,
@@ -159,7 +148,6 @@ class Coordinator(Configurable):
         )
         self._on_collecting = on_collecting
         self._on_collected, self._on_evaluated = on_collected, on_evaluated
-        self._tb_logger = tb_logger
         self.roles: Mapping[str, Role] = create_roles(cfg)
         commander = create_parallel_commander(cfg)
         commander.policy_store = self.policy_store
@@ -167,7 +155,7 @@ class Coordinator(Configurable):
         self._policy_num = type(commander).policy_num(cfg)
         first_env_steps = begins_at.env_steps * self._policy_num
         self._state = SchedulerState(self.roles, commander, self.cfg, clock, first_env_steps)
-        self._record = RunRecord(self._state, self._new_experience, clock)
+        self._record = RunRecord(self._state, self._new_payloads, clock)
         self._keeper: Keeper | None = None
         if journal is not None:
             hold_up = functools.partial(self._state.outage.note, "journal")
@@ -182,6 +170,7 @@ class Coordinator(Configurable):
         self._is_started = False
         self._is_closed = False
         self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
+        self._max_env_steps = cfg["system"].get("max_env_steps")
         self._last_collects: dict[str, int] | None = None
         """By buffer id: number of its collects when the env steps are used up."""
         self._collectors_end_at = math.inf
@@ -223,9 +212,8 @@ class Coordinator(Configurable):
         stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
         self.master.close()
         with self.condition:
-            experiences = list(map(self._state.close_experience, list(self._state.experiences)))
-        for experience in filter(None, experiences):
-            experience.close()
+            for buffer_id in list(self._state.buffers):
+                self._state.close_buffer(buffer_id)
         return stuck
 
     def train_out(self, timeout_s: float) -> bool:
@@ -288,7 +276,7 @@ class Coordinator(Configurable):
     def _is_collecting_over(self) -> bool:
         return self._last_collects is not None and all(
             each.collects >= self._last_collects.get(buffer_id, 0)
-            for buffer_id, each in self._state.experiences.items()
+            for buffer_id, each in self._state.buffers.items()
         )
 
     def _look_at_env_steps(self) -> bool:
@@ -298,7 +286,7 @@ class Coordinator(Configurable):
         elif self._last_collects is None:
             self._last_collects = {
                 buffer_id: each.collects + each.is_in_collect
-                for buffer_id, each in self._state.experiences.items()
+                for buffer_id, each in self._state.buffers.items()
             }
         is_over = self._is_collecting_over
         if not is_over:
@@ -324,7 +312,7 @@ class Coordinator(Configurable):
                 env_steps=now.env_steps,
                 train_iter=self._record.train_iter,
                 is_train_iter_known=self._record.is_train_iter_known,
-                buffer_count=sum(each.buffer.count() for each in now.experiences.values()),
+                buffer_count=sum(each.count() for each in now.buffers.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
                 episodes=now.episodes,
@@ -345,8 +333,8 @@ class Coordinator(Configurable):
     def validate_state(self) -> None:
         """Raise SamplesLostError unless every acknowledged sample is accounted for."""
         with self.condition:
-            for experience in self._state.experiences.values():
-                experience.check(self._state.running)
+            for payloads in self._state.buffers.values():
+                payloads.check()
             self._state.samples().check()
 
     def info(self, text: str) -> None:
@@ -403,21 +391,16 @@ class Coordinator(Configurable):
             garbage = self._record.recover(recovered)
             self._state.change_limit(self._cfg["policy"]["learn"]["learner"])
             for state in self._state.orphans:
-                experience = self.experience_of(state)
-                if experience is None or experience.admission is None:
+                payloads = self.payloads_of(state)
+                if payloads is None or payloads.admission is None:
                     continue
                 if state.kind == "collector":
-                    experience.admission.expect(state.task_id)
+                    payloads.admission.expect(state.task_id)
         self.data_store.delete(garbage)
-        for each in self._state.experiences.values():
-            gone = self._gone(each.readable())
-            each.give_up_missing(gone)
-            if gone:
-                _log.warning("%d payloads are gone; their samples are given up", len(gone))
         if not self._rejoin_s:
             # Learners go back to their checkpoints. A store keeps its newest version, so collectors
             # and the last evaluation would use weights that are lost.
-            for learner in map(self._state.learner_of, self._state.experiences):
+            for learner in map(self._state.learner_of, self._state.buffers):
                 self.policy_store.discard(str(learner.task["policy_id"]))
         self._orphans_until = self.clock() + self._rejoin_s
         keeper.save_state()
@@ -478,62 +461,47 @@ class Coordinator(Configurable):
                 f"{error}, the limit of system.coordinator.{timeout_key}", **error.facts
             ) from error
 
-    def experience_of(self, state: TaskState) -> Experience | None:
-        """Return the experience that the task works for; call with the condition held."""
-        return self._state.experiences.get(state.buffer_id)
+    def payloads_of(self, state: TaskState) -> LivePayloads | None:
+        """Return the payloads that the task works for; call with the condition held."""
+        return self._state.buffers.get(state.buffer_id)
 
-    def open_experience(self, state: TaskState) -> None:
+    def open_buffer(self, state: TaskState) -> None:
         """Create the replay buffer that a learner task names, if it does not exist."""
         with self.condition:
-            if self._record.open_experience(state):
+            if self._record.open_buffer(state):
                 self._note(BufferOpened(state.task_id))
                 # The state has the buffer's random state, so that later draws can be repeated.
                 if self._keeper is not None:
                     self._keeper.save_state()
 
-    def _new_experience(self, state: TaskState) -> Experience:
+    def _new_payloads(self, state: TaskState) -> LivePayloads:
         policy = self._cfg["policy"]
-        if uses_home(self._cfg):
-            collect_rows = int(policy["collect"].get("n_sample") or 1)
-            return LivePayloads(2 * collect_rows)
+        collect = policy["collect"]
         if self._is_served:
-            return ServedExperience()
-        if policy.get("on_policy"):
-            max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
-            trainings = int(policy["learn"].get("update_per_collect", 1))
-            n_sample, unroll_len = policy["collect"]["n_sample"], policy["collect"]["unroll_len"]
-            least_steps = 1
-            if unroll_len > 1:
-                players = getattr(self._state.commander, "max_players", 1)
-                # Players take turns: a player's first step may come last, and it ends with the
-                # player's next step.
-                turns = unroll_len if players == 1 else players * (unroll_len + 1)
-                least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
-            return OnPolicyExperience(int(n_sample), int(max_lag), trainings, least_steps)
-        cfg = metadata_config(state.task["replay_buffer_cfg"])
-        exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger(state.player)
-        buffer = create_buffer(cfg, tb_logger=writer, exp_name=exp_name)
-        return open_experience(buffer, EpisodePace.of(self._cfg))
+            return ServedPayloads()
+        if not policy.get("on_policy"):
+            return LivePayloads(2 * int(collect.get("n_sample") or 1))
+        max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
+        trainings = int(policy["learn"].get("update_per_collect", 1))
+        n_sample, unroll_len = collect["n_sample"], collect["unroll_len"]
+        least_steps = 1
+        if unroll_len > 1:
+            players = getattr(self._state.commander, "max_players", 1)
+            # Players take turns: a player's first step may come last, and it ends with the
+            # player's next step.
+            turns = unroll_len if players == 1 else players * (unroll_len + 1)
+            least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
 
-    def end_batch_leases(self, state: TaskState) -> None:
-        """Release the payloads of all batches that were leased to a task.
+        def note(train_iter: int) -> None:
+            self._note(TrainingBegan(state.task_id, train_iter))
 
-        The coordinator also does this when the task has ended.
-        """
-        with self.condition:
-            self._end_leases(state)
+        return OnPolicyPayloads(int(n_sample), int(max_lag), trainings, least_steps, note)
 
     def _take_back(self, state: TaskState) -> None:
-        """Withdraw a task's grant and end its leases, for any way it ended."""
-        experience = self.experience_of(state)
-        if experience is not None and experience.admission is not None:
-            experience.admission.forget(state.task_id)
-        self._end_leases(state)
-
-    def _end_leases(self, state: TaskState) -> None:
-        experience = self.experience_of(state)
-        if experience is not None and experience.settle(state):
-            self._note(LeaseEnded(state.task_id))
+        """Withdraw a task's grant, for any way it ended."""
+        payloads = self.payloads_of(state)
+        if payloads is not None and payloads.admission is not None:
+            payloads.admission.forget(state.task_id)
 
     def deal_with_task_started(self, state: TaskState) -> None:
         """Record that the worker is ready to work on the task."""
@@ -567,27 +535,27 @@ class Coordinator(Configurable):
         data_id = str(meta["data_id"])
         if not self._is_served and not self.data_store.has(data_id):
             with self.condition:
-                rows, experience = state.waiting.pop(data_id, 0), self.experience_of(state)
-                if experience is not None and experience.knows(data_id):
+                rows, payloads = state.waiting.pop(data_id, 0), self.payloads_of(state)
+                if payloads is not None and payloads.knows(data_id):
                     return True  # reported again, after all its rows have left
                 self._state.unacknowledged_rows += rows
             _log.warning("payload %s vanished before it was acknowledged", data_id)
             return True
         with self.condition:
-            experience = self.experience_of(state)
-            if experience is None:
+            payloads = self.payloads_of(state)
+            if payloads is None:
                 self._state.unacknowledged_rows += state.waiting.pop(data_id, 0)
                 garbage = [data_id]
-            elif not experience.can_push(int(meta["rows"])) or not self._may_push(
-                experience, state, meta
+            elif not payloads.can_push(int(meta["rows"])) or not self._may_push(
+                payloads, state, meta
             ):
                 return False
             else:
-                experience.push(meta, self._state.env_steps)
+                payloads.push(meta, self._state.env_steps)
                 state.waiting.pop(data_id, None)
                 self._state.outage.note_progress()
-                garbage = self._state.take_garbage(experience)
-                if not self._is_served and data_id not in experience.live_ids():
+                garbage = payloads.take_garbage()
+                if not self._is_served and data_id not in payloads.live_ids():
                     # A late repeat: its payload was stored again, and nobody would read it.
                     garbage.append(data_id)
             self.condition.notify_all()
@@ -604,6 +572,17 @@ class Coordinator(Configurable):
             return True
         return self._state.commander.wants_end_of(state.task_id)
 
+    def step_limit(self, state: TaskState) -> int | None:
+        """Return how many env steps a task may take in total, None for no limit.
+
+        Call with the condition held.
+        """
+        payloads = self.payloads_of(state)
+        is_admitted = payloads is not None and payloads.admission is not None
+        if self._max_env_steps is None or state.is_evaluation or is_admitted:
+            return None
+        return self._state.grant_steps(state, self._max_env_steps)
+
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
         """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
 
@@ -618,8 +597,8 @@ class Coordinator(Configurable):
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         """Process a progress report; return whether the collector is done."""
         with self.condition:
-            experience = self.experience_of(state)
-            admission = None if experience is None else experience.admission
+            payloads = self.payloads_of(state)
+            admission = None if payloads is None else payloads.admission
             if admission is not None and "delivered_steps" in report:
                 steps, policy_iter = int(report["delivered_steps"]), int(report["policy_iter"])
                 admission.report(state.task_id, steps, policy_iter)
@@ -630,11 +609,11 @@ class Coordinator(Configurable):
                 self._keeper.note(Progressed(state.task_id, state.env_steps, self.elapsed_s))
             return is_done
 
-    def _may_push(self, experience: Experience, state: TaskState, meta: Mapping[str, Any]) -> bool:
+    def _may_push(self, payloads: LivePayloads, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Record in the journal that a payload is acknowledged; False if there is no room."""
         if self._keeper is None or self._is_served:
             return True
-        if experience.knows(str(meta["data_id"])):
+        if payloads.knows(str(meta["data_id"])):
             return not self._keeper.is_behind
         return self._keeper.acknowledge(
             Pushed(
@@ -644,7 +623,7 @@ class Coordinator(Configurable):
                 int(meta["policy_iter"]),
                 self._state.env_steps,
                 meta.get("digest"),
-                dict(meta.get("columns") or {}),
+                versions_in(meta),
                 episodes_of(meta),
             )
         )
@@ -678,98 +657,79 @@ class Coordinator(Configurable):
         if not state.is_evaluation:
             self._on_collected(finished)
 
-    def deal_with_learner_get_data(
-        self, state: TaskState, demand: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        """Lease batches to a learner; None while the buffer has no batch."""
+    def deal_with_learner_get_data(self, state: TaskState) -> dict[str, Any] | None:
+        """Return what the home of a buffer has not been told; None: the buffer is closed.
+
+        Returns:
+            ``announcements`` of new payloads in order of arrival, the number of the newest
+            ``confirmed`` report, and the ``env_steps`` of the run.
+        """
         with self.condition:
-            experience = self.experience_of(state)
-            if experience is None or (self._keeper is not None and self._keeper.is_behind):
+            payloads = self.payloads_of(state)
+            if payloads is None:
                 return None
-            if isinstance(experience, LivePayloads):
-                return {
-                    "announcements": experience.take_news(),
-                    "confirmed": experience.confirmed,
-                    "env_steps": self._state.env_steps,
-                }
-            size, batches = int(demand["batch_size"]), int(demand.get("batches", 1))
-            train_iter = int(demand["cur_learner_iter"])
-            self._record.note_iteration(state.task_id, train_iter)
-            before = experience.ledger.evicted_rows.total()
-            leased = experience.lease(state, size, batches, train_iter)
-            drawn = 0 if leased is None else len(leased["batches"])
-            if drawn or experience.ledger.evicted_rows.total() > before:
-                self._note(Leased(state.task_id, size, batches, train_iter, drawn))
-            if leased is None:
-                return None
-            self.condition.notify_all()  # sampling makes room for pushes
-            return {**leased, "env_steps": self._state.env_steps}
+            is_behind = self._keeper is not None and self._keeper.is_behind
+            return {
+                "announcements": [] if is_behind else payloads.take_news(),
+                "confirmed": payloads.confirmed,
+                "env_steps": self._state.env_steps,
+            }
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
-        """End the lease of the batches that were trained on; store priorities and progress."""
+        """Take the learner's progress, and what its home has inserted and no longer needs."""
+        garbage: list[str] = []
         with self.condition:
             train_iter = int(info["learner_step"])
             self._record.note_iteration(state.task_id, train_iter)
             self._state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
-            experience = self.experience_of(state)
-            garbage: list[str] = []
-            if isinstance(experience, LivePayloads):
-                before = experience.confirmed
-                experience.settle(state, info)
-                if experience.confirmed > before:
+            payloads = self.payloads_of(state)
+            if payloads is not None:
+                before = payloads.confirmed
+                payloads.settle(info)
+                if payloads.confirmed > before:
                     self._note(Settled(state.task_id, train_iter, _plain(info)))
-                garbage = self._state.take_garbage(experience)
-                self.condition.notify_all()
-            elif experience is not None:
-                found = (info.get("priority_info") or {}).items()
-                priorities = {name: np.asarray(values) for name, values in found}
-                lost = [(int(number), str(why)) for number, why in info["lost_payloads"]]
-                left = int(info.get("batches_left", 0))
-                self._note(Trained(state.task_id, train_iter, lost, priorities, left))
-                experience.settle(state, info)
                 # A restarted coordinator needs all payloads whose end is not in the journal yet.
                 if self._keeper is None or not self._keeper.is_behind:
-                    garbage = self._state.take_garbage(experience)
+                    garbage = payloads.take_garbage()
                 self._record.note_policy_lag()
-                if experience.admission is not None:
-                    self.condition.notify_all()  # collectors wait for the end of a training
+                self.condition.notify_all()
             self._state.commander.update_learner_info(state.task_id, info)
         if garbage:
             self.data_store.delete(garbage)
-        if experience is not None:
-            self._give_up_missing(experience, state, info)
 
-    def deal_with_learner_known(self, state: TaskState, known: Collection[int]) -> None:
-        """Record the payload numbers that an earlier coordinator sent to a learner."""
+    def deal_with_learner_known(self, state: TaskState, known: Collection[str]) -> None:
+        """Take the ids of the payloads that a learner has from an earlier coordinator."""
         with self.condition:
-            experience = self.experience_of(state)
-            if experience is not None:
-                experience.rejoin(state, known)
+            payloads = self.payloads_of(state)
+            if payloads is not None:
+                payloads.rejoin(known)
 
-    def begin_home(self, state: TaskState) -> Mapping[str, Any] | None:
+    def confirmed_of(self, state: TaskState) -> int:
+        """Return the number of the newest report of a task's home that was processed."""
+        with self.condition:
+            return self._state.buffers[state.buffer_id].confirmed
+
+    def has_news(self, state: TaskState) -> bool:
+        """Return whether a task's home can be told something; call with the condition held."""
+        payloads = self.payloads_of(state)
+        return payloads is None or payloads.has_news
+
+    def begin_home(self, state: TaskState) -> Mapping[str, Any]:
         """Announce all live payloads to the new home of a buffer.
 
         Returns:
             What the home must know: ``counts`` of an earlier home, and the ``pace`` of episodes.
-            None if the learner does not hold the rows of its buffer.
         """
         with self.condition:
-            experience = self.experience_of(state)
-            if not isinstance(experience, LivePayloads):
-                return None
-            experience.restart()
+            payloads = self._state.buffers[state.buffer_id]
+            payloads.restart()
             self._note(Restarted(state.task_id))
             pace = EpisodePace.of(self._cfg)
             return {
-                "counts": experience.home_counts,
+                "counts": payloads.home_counts or None,
                 "pace": None if pace is None else dataclasses.asdict(pace),
             }
-
-    def home_of(self, state: TaskState) -> LivePayloads | None:
-        """Return the live payloads of a task whose worker is a home, else None."""
-        experience = self._state.experiences.get(state.buffer_id)
-        return experience if isinstance(experience, LivePayloads) else None
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         """Return whether the learner task is to end."""
@@ -781,17 +741,12 @@ class Coordinator(Configurable):
     ) -> None:
         """Process the result of a learner task, and close its buffer."""
         with self.condition:
-            served = self.experience_of(state)
-            if isinstance(served, ServedExperience):
-                served.note_figures(finished.get("replay"))
-            experience = self._state.finish_learner(state, finished)
+            self._state.finish_learner(state, finished)
             self._record.end_learner(state.task_id)
             self._record.learner_tasks += has_trained_out
             if self._record.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
                 self.system_shutdown_flag = True
             self._note_task(BufferClosed(state.buffer_id, self._record.learner_tasks))
-        if experience is not None:
-            experience.close()
 
     def commander_statistics(self) -> dict[str, float]:
         """Return the values that the commander plots as curves."""
@@ -926,27 +881,6 @@ class Coordinator(Configurable):
         if count:
             _log.info("deleted %d unannounced payloads", count)
 
-    def _give_up_missing(
-        self, experience: Experience, state: TaskState, info: Mapping[str, Any]
-    ) -> None:
-        """After a learner lost many payloads at once, give up all other missing payloads.
-
-        Otherwise the learner would wait for missing payloads in each batch. Payloads that were
-        announced to it are not checked: it may hold them even if they are no longer stored.
-        """
-        if len(info.get("lost_payloads", ())) < MANY_LOST:
-            return
-        with self.condition:
-            names = experience.readable(state.announced)
-        gone = self._gone(names)
-        with self.condition:
-            self._note(Missing(state.buffer_id, gone))
-            experience.give_up_missing(gone)
-        _log.warning("%d more payloads are gone; their samples are given up", len(gone))
-
-    def _gone(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if not self.data_store.has(name, 0.0)]
-
     def _run(self, state: TaskState, goes_on: bool = False) -> None:
         """Drive a task, and record how it ended."""
         worker = state.worker
@@ -1009,7 +943,8 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a coordinator that restarts must know of an info of a home."""
-    return {key: info[key] for key in ("reports", "is_idle", "trained_rows", "counts", "count")}
+    keys = ("reports", "is_idle", "trained_rows", "counts", "count", "figures")
+    return {key: info[key] for key in keys}
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
 from dingsdk.errors import (
@@ -35,7 +34,7 @@ from dingsdk.errors import (
 from dingsdk.runtime.files import Buffer, Folder
 from dingsdk.runtime.records import damaged_at, record_of, records_in
 
-VERSION = 4
+VERSION = 5
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
@@ -131,34 +130,8 @@ class Pushed(Fact, frozen=True):
     policy_iter: int
     env_steps: int
     digest: str | None = None
-    columns: dict[str, np.ndarray[Any, Any]] = {}
+    versions: list[tuple[int, int]] = []
     episodes: int = 1
-
-
-class Leased(Fact, frozen=True):
-    """Batches were drawn for a learner's task."""
-
-    task_id: str
-    batch_size: int
-    batches: int
-    train_iter: int
-    drawn: int
-
-
-class Trained(Fact, frozen=True):
-    """A learner trained on its leased batches, except the last ``left`` ones."""
-
-    task_id: str
-    train_iter: int
-    lost: list[tuple[int, str]] = []
-    priorities: dict[str, np.ndarray[Any, Any]] = {}
-    left: int = 0
-
-
-class LeaseEnded(Fact, frozen=True):
-    """All leases of a task ended."""
-
-    task_id: str
 
 
 class Restarted(Fact, frozen=True):
@@ -175,11 +148,11 @@ class Settled(Fact, frozen=True):
     info: dict[str, Any]
 
 
-class Missing(Fact, frozen=True):
-    """Payloads of a buffer are missing."""
+class TrainingBegan(Fact, frozen=True):
+    """A learner at ``train_iter`` got all payloads of its on-policy buffer to train on."""
 
-    buffer_id: str
-    data_ids: list[str]
+    task_id: str
+    train_iter: int
 
 
 class Progressed(Fact, frozen=True):
@@ -204,32 +177,16 @@ _FACTS = (
     | BufferOpened
     | BufferClosed
     | Pushed
-    | Leased
-    | Trained
-    | LeaseEnded
     | Restarted
     | Settled
-    | Missing
+    | TrainingBegan
     | Progressed
     | EvaluationRecorded
 )
 
 
-def _encode_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return value.dtype.str, value.shape, value.tobytes()
-    raise TypeError(f"a journal holds no {type(value).__name__}")
-
-
-def _decode_array(kind: type, value: Any) -> np.ndarray[Any, Any]:
-    dtype, shape, content = value
-    if np.dtype(dtype).kind not in "biuf":
-        raise ValueError(f"an array of {dtype}")
-    return np.frombuffer(content, dtype).reshape(shape).copy()
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(_FACTS, dec_hook=_decode_array)
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(_FACTS)
 
 
 def encode_fact(fact: Fact) -> bytes:

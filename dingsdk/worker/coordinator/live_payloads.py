@@ -1,20 +1,20 @@
-"""The payloads of a replay buffer whose rows are in its home, the process of its learner."""
+"""The payloads of a replay buffer, whose rows are in the process of its learner."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError, SamplesLostError
-from dingsdk.worker.coordinator.experience import Experience, episodes_of
-from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
-from dingsdk.worker.sample_counts import SampleCounts
+from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
+
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.on_policy import Admission
 
 PAYLOAD_ROWS = 32
 """Least rows of a payload: announcing rows one by one would take longer than training on them."""
@@ -23,21 +23,66 @@ LEAST_AHEAD_ROWS = 2 * PAYLOAD_ROWS
 two exchanges."""
 RETIRED_KEPT = 65_536
 """Payloads that are recognised after their deletion: longer than any message takes to arrive."""
+RETIRED_SAVED = 4096
+"""Deleted payloads in a saved state: workers may announce the newest ones again at once."""
+
+
+class PolicyLag(NamedTuple):
+    """How many policy versions old samples were when they were trained on.
+
+    Attributes:
+        mean: Mean lag of all rows trained on so far.
+        p99: The lag that 99 % of these rows did not exceed.
+        largest: Largest lag of any row.
+    """
+
+    mean: float
+    p99: int
+    largest: int
+
+
+def episodes_of(meta: Mapping[str, Any]) -> int:
+    """Return how many episodes ended in a payload; a collector that does not say it sends one."""
+    return int(meta.get("episodes", 1))
+
+
+def versions_in(meta: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return (train iteration of a policy, rows that it collected) of a payload.
+
+    Raises:
+        ProtocolError: the numbers of rows do not add up.
+    """
+    rows = int(meta["rows"])
+    found = [(int(version), int(count)) for version, count in meta.get("versions") or ()]
+    if not found:
+        return [(int(meta["policy_iter"]), rows)]
+    if sum(count for _, count in found) != rows or any(count < 1 for _, count in found):
+        raise ProtocolError(
+            f"payload {meta['data_id']!r} has {rows} rows, of the versions {found}",
+            where="metadata",
+        )
+    return found
 
 
 @dataclass(slots=True)
-class _Payload:
-    """``left`` counts by reason the rows that the home had and has no longer."""
+class Payload:
+    """A payload that the home may need.
+
+    Attributes:
+        versions: (train iteration of a policy, rows that it collected).
+        left: By reason: the rows that the home had and has no longer.
+    """
 
     rows: int
     digest: str | None
     env_steps: int
     episodes: int
+    versions: Sequence[tuple[int, int]]
     is_inserted: bool = False
     left: Counter[str] = field(default_factory=Counter)
 
 
-class LivePayloads(Experience):
+class LivePayloads:
     """Passes announcements on to the home of a buffer, and deletes what the home needs no more.
 
     A payload is live from its acknowledgement until the home reports that all its rows have left.
@@ -45,12 +90,28 @@ class LivePayloads(Experience):
 
     Args:
         ahead_rows: Rows that may wait for the home before collectors have to.
+
+    Attributes:
+        trained_rows: Number of rows trained on in total; repeated rows count again.
+        confirmed: Number of the newest report of the home that was processed.
+        is_idle: Whether the home had nothing to train on when it answered last.
+        home_counts: The newest ``counts()`` of the home.
+        admission: Limits how much collectors collect, if the age of rows is bounded (on-policy).
+        collects: On-policy: number of trainings, past or waiting, that have all their rows;
+            otherwise 0.
+        is_in_collect: On-policy: whether the next training has some of its rows, or rows to come,
+            but not all; otherwise False.
     """
 
-    def __init__(self, ahead_rows: int) -> None:
-        super().__init__(_NoBuffer())
+    are_stored = True
+    """Whether the payloads are in the step data store."""
+    admission: Admission | None = None
+    collects = 0
+    is_in_collect = False
+
+    def __init__(self, ahead_rows: float) -> None:
         self._ahead_rows = max(ahead_rows, LEAST_AHEAD_ROWS)
-        self._live: dict[str, _Payload] = {}
+        self._live: dict[str, Payload] = {}
         self._retired: dict[str, None] = {}  # in the order of their deletion
         self._news: dict[str, None] = {}
         """Ids of the payloads that the home has not been told, in order of arrival."""
@@ -59,12 +120,11 @@ class LivePayloads(Experience):
         self._acked_rows = 0
         self._garbage: list[str] = []
         self._earlier_trained_rows = 0
+        self._count = 0
+        self.trained_rows = 0
         self.is_idle = False
-        """Whether the home had nothing to train on when it answered last."""
         self.confirmed = 0
-        """Number of the newest report of the home that was processed."""
         self.home_counts: Mapping[str, Any] | None = None
-        """The newest ``counts()`` of the home."""
 
     @property
     def has_news(self) -> bool:
@@ -76,6 +136,7 @@ class LivePayloads(Experience):
         return data_id in self._live or data_id in self._retired
 
     def live_ids(self) -> Collection[str]:
+        """Return the ids of the live payloads, in order of arrival."""
         return self._live.keys()
 
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
@@ -97,7 +158,7 @@ class LivePayloads(Experience):
             )
         if self.knows(data_id):
             return False
-        self._live[data_id] = _Payload(rows, digest, envstep, episodes_of(meta))
+        self._live[data_id] = Payload(rows, digest, envstep, episodes_of(meta), versions_in(meta))
         self._news[data_id] = None
         self._acked_rows += rows
         self._waiting_rows += rows
@@ -107,21 +168,20 @@ class LivePayloads(Experience):
         """Return whether collectors are not too far ahead of the home."""
         return not self._waiting_rows or self._waiting_rows + rows <= self._ahead_rows
 
-    def can_sample(self, batch_size: int) -> bool:
-        """Return whether the home may have a batch to train on."""
+    @property
+    def can_train(self) -> bool:
+        """Whether the home may have a batch to train on, now or after its next announcements."""
         return not self.is_idle or bool(self._news)
 
-    def take_news(self, limit: int | None = None) -> list[dict[str, Any]]:
+    def take_news(self) -> list[dict[str, Any]]:
         """Return announcements that the home has not had, in order of arrival."""
-        names = list(self._news)[:limit]
-        for name in names:
-            del self._news[name]
+        names, self._news = self._news, {}
         return [msgspec.to_builtins(self._announcement(name)) for name in names]
 
-    def _announcement(self, name: str) -> Announcement:
+    def _announcement(self, name: str, training: int = 0) -> Announcement:
         found = self._live[name]
         facts = (found.rows, found.digest, found.env_steps, found.episodes, found.is_inserted)
-        return Announcement(name, *facts)
+        return Announcement(name, *facts, training)
 
     def restart(self) -> None:
         """Announce all live payloads again, to a new home."""
@@ -132,9 +192,9 @@ class LivePayloads(Experience):
             self._evicted.subtract(payload.left)
             payload.left.clear()
 
-    def rejoin(self, state: TaskState, known: Iterable[Any]) -> None:
+    def rejoin(self, known: Iterable[str]) -> None:
         """Announce the payloads that are not among ``known`` to a home that has kept its rows."""
-        had = set(map(str, known))
+        had = set(known)
         self._news = dict.fromkeys(name for name in self._live if name not in had)
 
     def note_reports(self, reports: Iterable[Mapping[str, Any]]) -> None:
@@ -159,7 +219,7 @@ class LivePayloads(Experience):
             if (payload := self._live.get(name)) is not None:
                 self._leave(name, payload, reason, rows)
 
-    def _leave(self, name: str, payload: _Payload, reason: str, rows: int) -> None:
+    def _leave(self, name: str, payload: Payload, reason: str, rows: int) -> None:
         payload.left[reason] += rows
         self._evicted[reason] += rows
         if payload.left.total() >= payload.rows:
@@ -169,34 +229,33 @@ class LivePayloads(Experience):
             if len(self._retired) > RETIRED_KEPT:
                 del self._retired[next(iter(self._retired))]
 
-    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> bool:
+    def settle(self, info: Mapping[str, Any]) -> None:
         """Process what the home reports with an answer."""
-        if info is not None:
-            self.note_reports(info["reports"])
-            self.is_idle = bool(info["is_idle"])
-            self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
-            self.home_counts = dict(info["counts"])
-            self.buffer.rows = int(info["count"])
-        return False
+        self.note_reports(info["reports"])
+        self.is_idle = bool(info["is_idle"])
+        self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
+        self.home_counts = dict(info["counts"])
+        self._count = int(info["count"])
 
-    def take_garbage(self, states: Iterable[TaskState]) -> list[str]:
+    def take_garbage(self) -> list[str]:
+        """Return the ids of payloads to delete."""
         garbage, self._garbage = self._garbage, []
         return garbage
 
-    def readable(self, known: Collection[int] = ()) -> list[str]:
-        return []  # the home finds out when it loads them
-
-    def give_up_missing(self, names: Iterable[str]) -> None:
-        pass
+    def count(self) -> int:
+        """Return how many samples the buffer holds, as its home reported last."""
+        return self._count
 
     def count_rows(self) -> int:
+        """Return how many acknowledged rows have not been evicted."""
         return self._acked_rows - self._evicted.total()
 
     def counts(self) -> SampleCounts:
+        """Return the sample counts, without samples that wait for room."""
         acked, evicted = self._acked_rows, dict(+self._evicted)
         return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
 
-    def check(self, running: Collection[str] | None = None) -> None:
+    def check(self) -> None:
         """Raise SamplesLostError unless the live payloads have all rows that were not evicted."""
         live = sum(each.rows - each.left.total() for each in self._live.values())
         if live != self.count_rows():
@@ -212,10 +271,14 @@ class LivePayloads(Experience):
         """Return all counts and live payloads as plain data."""
         return {
             "live": [
-                [name, *msgspec.structs.astuple(self._announcement(name))[1:], dict(each.left)]
-                for name, each in self._live.items()
+                [
+                    *msgspec.structs.astuple(self._announcement(name))[:-1],
+                    [list(each) for each in payload.versions],
+                    dict(payload.left),
+                ]
+                for name, payload in self._live.items()
             ],
-            "retired": list(self._retired)[-4096:],
+            "retired": list(self._retired)[-RETIRED_SAVED:],
             "evicted": dict(self._evicted),
             "acked_rows": self._acked_rows,
             "trained_rows": self.trained_rows,
@@ -230,41 +293,61 @@ class LivePayloads(Experience):
             CheckpointCorruptError: it is not such a state.
         """
         try:
-            for name, rows, digest, env_steps, episodes, is_inserted, left in state["live"]:
-                payload = _Payload(int(rows), digest, int(env_steps), int(episodes), is_inserted)
-                payload.left.update({str(key): int(count) for key, count in left.items()})
-                self._live[str(name)] = payload
-            self._retired = dict.fromkeys(map(str, state["retired"]))
-            self._evicted = Counter(state["evicted"])
-            self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
-            self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
+            self._load(state)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointCorruptError(f"these are no live payloads: {error}") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for name, rows, digest, env_steps, episodes, is_inserted, versions, left in state["live"]:
+            found = [(int(version), int(count)) for version, count in versions]
+            payload = Payload(rows, digest, env_steps, episodes, found, is_inserted)
+            payload.left.update({str(key): int(count) for key, count in left.items()})
+            self._live[str(name)] = payload
+        self._retired = dict.fromkeys(map(str, state["retired"]))
+        self._evicted = Counter(state["evicted"])
+        self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
+        self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}
         self._waiting_rows = sum(each.rows for each in self._live.values() if not each.is_inserted)
         self._earlier_trained_rows = self.trained_rows
 
 
-class _NoBuffer:
-    """Stands for the buffer, which another process holds; ``rows`` is its last reported fill."""
+class ServedPayloads(LivePayloads):
+    """Counts the rows that collectors insert into a replay server; the learner draws them there."""
 
-    rows = 0
+    are_stored = False
 
-    def columns_needed(self) -> tuple[str, ...]:
-        return ()
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._figures: Mapping[str, int] = {}
 
-    def add_remove_listener(self, listener: Any) -> None:
-        pass
+    @property
+    def has_news(self) -> bool:
+        """True: the learner finds out by asking the server."""
+        return True
 
-    def count(self) -> int:
-        return self.rows
+    def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
+        """Do nothing: the server counts the rows of all its clients, and refuses repeated ones."""
+        return True
 
-    def close(self) -> None:
-        pass
+    def can_push(self, rows: int) -> bool:
+        return True  # the limiter of the server has admitted them
 
+    @property
+    def can_train(self) -> bool:
+        return True
 
-def uses_home(cfg: Mapping[str, Any]) -> bool:
-    """Return whether the learner's process holds the rows of its buffer."""
-    if not os.environ.get("DINGSDK_HOME") or cfg["policy"].get("on_policy"):
-        return False
-    return (cfg["system"].get("replay") or {}).get("type") != "server"
+    def settle(self, info: Mapping[str, Any]) -> None:
+        super().settle(info)
+        self._figures = info["figures"] or self._figures
+
+    def counts(self) -> SampleCounts:
+        """Return the sample counts; the server counts the samples of all its clients."""
+        figures = self._figures
+        pushed = figures.get("pushed", 0)
+        evicted = {name: figures[name] for name in EVICTIONS if figures.get(name)}
+        return SampleCounts(pushed, pushed, self.trained_rows, self.count(), evicted)
+
+    def check(self) -> None:
+        """Raise SamplesLostError if the server's counts do not add up."""
+        self.counts().check()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
-from dingsdk.data import SampleBatch
-from dingsdk.worker.coordinator.experience import Experience, PolicyLag
-from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, Payload, PolicyLag
+from dingsdk.worker.replay_buffer.home import TRAINED
 
 
 @dataclass(slots=True)
@@ -166,15 +164,14 @@ class Admission:
             if max(newest_before, grant.policy_iter) > self.newest_iter:
                 grant.drop_after(self.newest_iter)
 
-    def trained(self, policy_iters: NDArray[np.int64], train_iter: int) -> None:
+    def trained(self, versions: Iterable[tuple[int, int]], train_iter: int) -> None:
         """Count the lag of the rows that were trained on, and begin a new version.
 
         Args:
-            policy_iters: int64[n], train iteration of the policy that collected each row.
+            versions: (train iteration of a policy, rows that it collected).
             train_iter: The learner's train iteration after the training.
         """
-        found, counts = np.unique(policy_iters, return_counts=True)
-        for policy_iter, count in zip(found.tolist(), counts.tolist(), strict=True):
+        for policy_iter, count in versions:
             self._lags[self.newest - self.version_of(policy_iter)] += count
         self._began_at.append(train_iter)
 
@@ -202,201 +199,144 @@ class Admission:
         return PolicyLag(mean, p99, max(self._lags))
 
 
-class RowQueue:
-    """Keeps the rows of payloads until they are trained on, in the order of their arrival.
-
-    It is used in place of a replay buffer.
-    """
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._batches: list[SampleBatch] = []
-        self._drawn = 0
-        """Number of batches, from the oldest, that the learner trains on now."""
-        self._returned = 0
-        """Number of batches, from the oldest, that a lost learner may have trained on."""
-        self._on_removed: list[Callable[[SampleBatch, str], None]] = []
-
-    def columns_needed(self) -> tuple[str, ...]:
-        """Return an empty tuple: the queue needs no columns of the samples."""
-        return ()
-
-    def add_remove_listener(self, listener: Callable[[SampleBatch, str], None]) -> None:
-        """Call ``listener(rows, reason)`` when rows are removed."""
-        self._on_removed.append(listener)
-
-    def count(self) -> int:
-        """Return the number of rows, including those in training."""
-        return sum(map(len, self._batches))
-
-    @property
-    def waiting(self) -> int:
-        """Rows for the next training."""
-        return sum(map(len, self._batches[self._drawn :]))
-
-    @property
-    def is_training(self) -> bool:
-        """Whether drawn rows are not removed or put back yet."""
-        return self._drawn > 0
-
-    def can_push(self, n: int) -> bool:
-        """Return True: there is always room for admitted rows."""
-        return True
-
-    def push(self, rows: SampleBatch, envstep: int) -> None:
-        """Append rows."""
-        self._batches.append(rows)
-
-    def can_sample(self, size: int) -> bool:
-        """Return whether the next training may begin; ``size`` is ignored."""
-        return not self._drawn and self._admission.may_train(self.waiting)
-
-    def sample(self, size: int, train_iter: int) -> SampleBatch | None:
-        """Draw all rows; they stay until ``remove_drawn`` or ``put_back``."""
-        if not self.can_sample(size):
-            return None
-        self._drawn, self._returned = len(self._batches), 0
-        return SampleBatch.concat(self._batches)
-
-    def remove_drawn(self, train_iter: int) -> None:
-        """Remove the rows that were trained on."""
-        drawn, self._batches = self._batches[: self._drawn], self._batches[self._drawn :]
-        self._drawn = 0
-        rows = SampleBatch.concat(drawn)
-        self._admission.trained(np.asarray(rows.columns["collect_iter"]), train_iter)
-        self._removed(rows, "trained")
-
-    def put_back(self, *, is_known: bool) -> None:
-        """Keep drawn rows for the next training.
-
-        Args:
-            is_known: Whether it is certain that the learner did not train on them.
-        """
-        self._drawn, self._returned = 0, 0 if is_known else self._drawn
-
-    def remove_returned(self, train_iter: int) -> None:
-        """Remove rows that were put back although the learner had trained on them."""
-        if self._returned:
-            self._drawn, self._returned = self._returned, 0
-            self.remove_drawn(train_iter)
-
-    def discard(self, lost: Mapping[int, str]) -> None:
-        """Remove rows of unreadable payloads, ``{number: reason}``, except drawn rows."""
-        kept, is_lost = self._batches[: self._drawn], list[bool]()
-        for batch in self._batches[self._drawn :]:
-            is_lost.append(int(batch.columns["payload"][0]) in lost)
-            if is_lost[-1]:
-                self._removed(batch, "lost")
-            else:
-                kept.append(batch)
-        self._batches = kept
-        self._returned -= sum(is_lost[: self._returned])
-
-    def update(self, info: Any) -> None:
-        """Do nothing: rows that are trained on only once need no priority."""
-
-    def clear(self) -> None:
-        """Remove everything."""
-        batches, self._batches, self._drawn, self._returned = self._batches, [], 0, 0
-        for batch in batches:
-            self._removed(batch, "cleared")
-
-    def close(self) -> None:
-        """Drop all rows without calling the listeners."""
-        self._batches.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rows as plain data, and the state of the admission."""
-        batches = [batch.columns for batch in self._batches]
-        counts = {"drawn": self._drawn, "returned": self._returned}
-        return {"batches": batches, **counts, **self._admission.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of ``state_dict``."""
-        self._batches = [SampleBatch(columns) for columns in state["batches"]]
-        self._drawn, self._returned = int(state["drawn"]), int(state.get("returned", 0))
-        self._admission.load_state_dict(state)
-
-    def _removed(self, rows: SampleBatch, reason: str) -> None:
-        for listener in self._on_removed:
-            listener(rows, reason)
-
-
-class OnPolicyExperience(Experience):
-    """The samples of an on-policy learner; each training takes all rows, each row once.
+class OnPolicyPayloads(LivePayloads):
+    """The payloads of an on-policy learner: a training takes all that wait, each payload once.
 
     Args:
         n_sample: Rows that a training needs, >= 1.
         max_lag: See ``Admission``.
         trainings: How many times the learner trains on the same rows, >= 1.
         least_steps: See ``Admission``.
+        note: Called with the learner's train iteration when a training begins.
     """
 
-    buffer: RowQueue
     admission: Admission
 
     def __init__(
-        self, n_sample: int, max_lag: int, trainings: int = 1, least_steps: int = 1
+        self,
+        n_sample: int,
+        max_lag: int,
+        trainings: int = 1,
+        least_steps: int = 1,
+        note: Callable[[int], None] = lambda train_iter: None,
     ) -> None:
-        self.trainings = trainings
+        super().__init__(math.inf)
         self.admission = Admission(n_sample, max_lag, least_steps)
-        self._train_iter = 0
-        super().__init__(RowQueue(self.admission))
+        self._note_training = note
+        self._trainings = trainings
+        self._drawn: dict[str, None] = {}
+        """Payloads of the training under way."""
+        self._returned: set[str] = set()
+        """Payloads that a lost learner may have trained on."""
+        self._trained: list[tuple[int, int]] = []
+        """Versions of the rows that the home reports as trained on."""
+        self._train_iter: int | None = None
+        """The learner's iteration; None before its first report."""
+        self._began_at = 0
+        """Iteration at which the newest training began."""
 
     @property
-    def collects(self) -> int:
-        has_rows = self.buffer.waiting >= self.admission.n_sample
-        return self.admission.newest + self.buffer.is_training + has_rows
+    def waiting(self) -> int:
+        """Rows for the next training."""
+        return sum(each.rows for name, each in self._live.items() if name not in self._drawn)
 
     @property
-    def is_in_collect(self) -> bool:
-        waiting = self.buffer.waiting
-        is_begun = waiting > 0 or self.admission.is_any_outstanding
-        return is_begun and waiting < self.admission.n_sample
+    def is_training(self) -> bool:
+        """Whether the learner trains."""
+        return bool(self._drawn)
 
-    def admit(self, state: TaskState) -> dict[str, int]:
+    @property
+    def collects(self) -> int:  # type: ignore[override]
+        has_rows = self.waiting >= self.admission.n_sample
+        return self.admission.newest + self.is_training + has_rows
+
+    @property
+    def is_in_collect(self) -> bool:  # type: ignore[override]
+        is_begun = self.waiting > 0 or self.admission.is_any_outstanding
+        return is_begun and self.waiting < self.admission.n_sample
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a training may begin now."""
+        return self._train_iter is not None and self.can_train and not self.is_training
+
+    @property
+    def can_train(self) -> bool:
+        return self.is_training or self.admission.may_train(self.waiting)
+
+    def admit(self, task_id: str) -> dict[str, int]:
         """Return the limits to send to a collector.
 
         ``admitted_steps`` is how many env steps it may take in total. ``policy_iter`` is the train
         iteration of the policy that it must have before it takes them.
         """
-        queue, admission = self.buffer, self.admission
-        steps = admission.admit(state.task_id, queue.waiting, is_training=queue.is_training)
+        admission = self.admission
+        steps = admission.admit(task_id, self.waiting, is_training=self.is_training)
         return {"admitted_steps": steps, "policy_iter": admission.newest_iter}
 
+    def take_news(self) -> list[dict[str, Any]]:
+        """Return the announcements of a training that begins now, else an empty list."""
+        if not self.has_news:
+            return []
+        train_iter = self._train_iter or 0
+        self._note_training(train_iter)
+        self.begin_training(train_iter)
+        number = self.admission.newest + 1
+        return [msgspec.to_builtins(self._announcement(name, number)) for name in self._drawn]
+
+    def begin_training(self, train_iter: int) -> None:
+        """Let the learner, which is at ``train_iter``, train on all live payloads."""
+        self._began_at = train_iter
+        self._drawn, self._returned = dict.fromkeys(self._live), set()
+
+    def restart(self) -> None:
+        """Keep the payloads of a training that a lost learner may have ended."""
+        super().restart()
+        self._returned |= self._drawn.keys()
+        self._drawn, self._train_iter = {}, None
+
+    def rejoin(self, known: Iterable[str]) -> None:
+        """Record which payloads a learner trains on that has survived its coordinator."""
+        self._drawn = dict.fromkeys(name for name in known if name in self._live)
+
+    def settle(self, info: Mapping[str, Any]) -> None:
+        is_first, self._train_iter = self._train_iter is None, int(info["learner_step"])
+        super().settle(info)
+        if is_first:
+            if self._train_iter >= self._began_at + self._trainings:
+                # The learner saved a checkpoint after the training, and was lost before its report.
+                for name in self._returned & self._live.keys():
+                    self._leave(name, self._live[name], TRAINED, self._live[name].rows)
+            self._returned.clear()
+        if self._trained:
+            self.admission.trained(self._trained, self._train_iter)
+            self._trained = []
+        if is_first:
+            self.admission.begin(self._train_iter)
+
+    def _leave(self, name: str, payload: Payload, reason: str, rows: int) -> None:
+        super()._leave(name, payload, reason, rows)
+        self._drawn.pop(name, None)
+        if reason == TRAINED:
+            self._trained += payload.versions
+
+    def count(self) -> int:
+        """Return the number of rows that were not trained on."""
+        return self.count_rows()
+
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "train_iter": self._train_iter}
+        return {
+            **super().state_dict(),
+            "drawn": list(self._drawn),
+            "returned": list(self._returned),
+            "train_iter": self._train_iter,
+            "began_at": self._began_at,
+            "admission": self.admission.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._train_iter = int(state["train_iter"])
-
-    def lease(
-        self, state: TaskState, batch_size: int, batches: int, train_iter: int
-    ) -> dict[str, Any] | None:
-        """Draw all rows; None while the training may not begin."""
-        if train_iter >= self._train_iter + self.trainings:
-            # The learner saved a checkpoint after the training, and was lost before its report.
-            self.buffer.remove_returned(train_iter)
-        self.admission.begin(train_iter)
-        leased = super().lease(state, batch_size, 1, train_iter)
-        if leased is not None:
-            leased["batches"] *= self.trainings
-        return leased
-
-    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> bool:
-        """End the lease of a learner; rows that it did not train on wait for the next training."""
-        had_leases = super().settle(state, info)
-        if had_leases and self.buffer.is_training:
-            if info is not None and int(info["learner_step"]) > self._train_iter:
-                self.buffer.remove_drawn(int(info["learner_step"]))
-            else:
-                self.buffer.put_back(is_known=info is not None)
-        if self._lost:
-            self.buffer.discard(dict(self._lost))
-        return had_leases
-
-    def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
-        self._train_iter = train_iter
-        sample = self.buffer.sample(batch_size, train_iter)
-        return None if sample is None else dict(sample.columns)
+    def _load(self, state: Mapping[str, Any]) -> None:
+        super()._load(state)
+        self._drawn = dict.fromkeys(map(str, state["drawn"]))
+        self._returned = set(map(str, state["returned"]))
+        self._train_iter, self._began_at = state["train_iter"], int(state["began_at"])
+        self.admission.load_state_dict(state["admission"])

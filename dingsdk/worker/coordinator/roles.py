@@ -14,9 +14,8 @@ from dingsdk.worker.comm.allowed_imports import named_modules
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
-from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS, LivePayloads
-from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
@@ -108,10 +107,10 @@ class Role(Configurable, ABC):
         """
         raise NotImplementedError
 
-    def can_run(self, state: TaskState, experiences: Mapping[str, Experience]) -> bool:
+    def can_run(self, state: TaskState, buffers: Mapping[str, LivePayloads]) -> bool:
         """Return whether a task can be assigned now, or again; the condition is held.
 
-        ``experiences`` are the open experiences by buffer id.
+        ``buffers`` are the open buffers by buffer id.
         """
         return True
 
@@ -163,82 +162,47 @@ class LearnerRole(Role):
         return {**state.task, "resume": True}
 
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
-        """Start a learner, lease batches to it until it is done, then close it."""
-        coordinator.open_experience(state)
+        """Start a learner, exchange messages with it until it is done, then close it."""
+        coordinator.open_buffer(state)
         home = coordinator.begin_home(state)
         start = {"name": "learner_start_task", "task_info": {**task, "home": home}}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)
-        if home is not None:
-            self._train_at_home(coordinator, state)
-            return
-        self._train(coordinator, state, is_done=False)
+        self._train(coordinator, state)
 
     def go_on(self, coordinator: Coordinator, state: TaskState) -> None:
-        """Process the learner's result of its last lease, then continue as ``drive``."""
-        kept: dict[str, Any] = {"name": "learner_go_on_task", "task_id": state.task_id}
-        if (home := coordinator.home_of(state)) is not None:
-            kept["confirmed"] = home.confirmed
+        """Take what the learner reports and has from an earlier coordinator, then as ``drive``."""
+        confirmed = coordinator.confirmed_of(state)
+        kept = {"name": "learner_go_on_task", "task_id": state.task_id, "confirmed": confirmed}
         answer = coordinator.ask(state, kept, "learn_timeout_s")
         coordinator.deal_with_task_started(state)
-        if home is not None:
-            coordinator.deal_with_learner_send_info(state, answer["info"])
-            coordinator.deal_with_learner_known(state, answer["known"])
-            self._train_at_home(coordinator, state)
-            return
+        coordinator.deal_with_learner_send_info(state, answer["info"])
         coordinator.deal_with_learner_known(state, answer["known"])
-        is_done = False
-        if answer["info"] is None:
-            coordinator.end_batch_leases(state)
-        else:
-            coordinator.deal_with_learner_send_info(state, answer["info"])
-            is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
-        self._train(coordinator, state, is_done)
+        self._train(coordinator, state)
 
-    def _train_at_home(self, coordinator: Coordinator, state: TaskState) -> None:
+    def _train(self, coordinator: Coordinator, state: TaskState) -> None:
         """Pass announcements on to the learner, and its reports to the coordinator."""
         is_done = False
-        state.wanted = 1
         while not is_done and not coordinator.is_ending:
-            data = coordinator.deal_with_learner_get_data(state, {})
+            data = coordinator.deal_with_learner_get_data(state)
             if data is None:
                 break
             learn = {"name": "learner_learn_task", "data": data}
             answer = coordinator.ask(state, learn, "learn_timeout_s")
             coordinator.deal_with_learner_send_info(state, answer["info"])
+            coordinator.deal_with_storage(state, answer["held_up_by"])
             is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
             if answer["info"]["is_idle"] and not is_done:
-                with coordinator.condition:
+                with _waiting(state, "samples to train on"), coordinator.condition:
                     coordinator.condition.wait_for(
-                        lambda: coordinator.is_ending or _has_news(coordinator, state), WAIT_S
+                        lambda: coordinator.is_ending or coordinator.has_news(state), WAIT_S
                     )
-        self._finish(coordinator, state, is_done)
-
-    def _train(self, coordinator: Coordinator, state: TaskState, is_done: bool) -> None:
-        demand = None
-        while not is_done and not coordinator.is_ending:
-            if demand is None:
-                found = coordinator.ask(state, {"name": "learner_get_data_task"})
-                coordinator.deal_with_storage(state, str(found.get("held_up_by", "")))
-                if found.get("pending"):
-                    is_done = bool(found["learner_done"])
-                    continue
-                demand = found
-            data = _wait_for_data(coordinator, state, demand)
-            if data is None:
-                break
-            learn = {"name": "learner_learn_task", "data": data}
-            answer = coordinator.ask(state, learn, "learn_timeout_s")
-            coordinator.deal_with_learner_send_info(state, answer["info"])
-            is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
-            demand = answer.get("demand")
         self._finish(coordinator, state, is_done)
 
     def _finish(self, coordinator: Coordinator, state: TaskState, is_done: bool) -> None:
         """Close the learner, and process its last report and its result."""
         finished = coordinator.ask(state, {"name": "learner_close_task"})
-        if "info" in finished:
-            coordinator.deal_with_learner_send_info(state, finished["info"])
+        coordinator.deal_with_learner_send_info(state, finished["info"])
         coordinator.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
 
 
@@ -266,9 +230,9 @@ class CollectorRole(Role):
     def task_failed(self, commander: BaseParallelCommander, task: Mapping[str, Any]) -> None:
         commander.notify_fail_collector_task(task)
 
-    def can_run(self, state: TaskState, experiences: Mapping[str, Experience]) -> bool:
+    def can_run(self, state: TaskState, buffers: Mapping[str, LivePayloads]) -> bool:
         # The buffer is opened and closed with its learner's task.
-        return state.buffer_id in experiences
+        return state.buffer_id in buffers
 
     def retried(self, state: TaskState) -> Mapping[str, Any]:
         cfg = state.task["collector_cfg"]
@@ -281,11 +245,8 @@ class CollectorRole(Role):
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, process its reports until it is done, then close it."""
         with coordinator.condition:
-            experience = coordinator.experience_of(state)
-            if experience is not None and not state.is_evaluation:
-                task = {**task, "columns": list(experience.columns)}
-                if isinstance(experience, LivePayloads):
-                    task["payload_rows"] = PAYLOAD_ROWS
+            if coordinator.payloads_of(state) is not None and not state.is_evaluation:
+                task = {**task, "payload_rows": PAYLOAD_ROWS}
         start = {"name": "collector_start_task", "task_info": task}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)
@@ -296,9 +257,10 @@ class CollectorRole(Role):
         kept = {"name": "collector_go_on_task", "task_id": state.task_id}
         answer = coordinator.ask(state, kept)
         coordinator.deal_with_task_started(state)
+        state.step_limit = answer.get("step_limit") or 0
         with coordinator.condition:
-            experience = coordinator.experience_of(state)
-            admission = None if experience is None else experience.admission
+            payloads = coordinator.payloads_of(state)
+            admission = None if payloads is None else payloads.admission
             if admission is not None and not state.is_evaluation:
                 names = ("admitted_steps", "delivered_steps", "policy_iter")
                 admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
@@ -313,6 +275,7 @@ class CollectorRole(Role):
             with coordinator.condition:
                 if coordinator.wants_end_of(state):
                     demand["ends_now"] = True
+                demand["step_limit"] = coordinator.step_limit(state)
                 demand |= _admit(coordinator, state) | coordinator.new_collect_setting(state)
             answer = coordinator.ask(state, demand)
             coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))
@@ -328,11 +291,6 @@ class CollectorRole(Role):
             answers_left -= is_done
         finished = coordinator.ask(state, {"name": "collector_close_task"})
         coordinator.deal_with_collector_finish_task(state, finished)
-
-
-def _has_news(coordinator: Coordinator, state: TaskState) -> bool:
-    home = coordinator.home_of(state)
-    return home is None or home.has_news
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
@@ -384,15 +342,15 @@ def _admit(coordinator: Coordinator, state: TaskState) -> dict[str, int]:
     Returns an empty dict for all other collectors. The condition is held.
     """
     found: dict[str, int] = {}
-    if state.is_evaluation or not isinstance(coordinator.experience_of(state), OnPolicyExperience):
+    if state.is_evaluation or not isinstance(coordinator.payloads_of(state), OnPolicyPayloads):
         return found
 
     def can_go_on() -> bool:
-        experience = coordinator.experience_of(state)
-        if coordinator.must_end(state) or not isinstance(experience, OnPolicyExperience):
+        payloads = coordinator.payloads_of(state)
+        if coordinator.must_end(state) or not isinstance(payloads, OnPolicyPayloads):
             return True
-        found.update(experience.admit(state))
-        return experience.admission.has_outstanding(state.task_id)
+        found.update(payloads.admit(state.task_id))
+        return payloads.admission.has_outstanding(state.task_id)
 
     coordinator.condition.wait_for(can_go_on, WAIT_S)
     return found
@@ -407,8 +365,8 @@ def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str
     rows = int(report["rows"])
 
     def can_go_on() -> bool:
-        experience = coordinator.experience_of(state)
-        return coordinator.is_ending or experience is None or experience.can_push(rows)
+        payloads = coordinator.payloads_of(state)
+        return coordinator.is_ending or payloads is None or payloads.can_push(rows)
 
     def is_done() -> bool:
         return coordinator.is_ending or coordinator.deal_with_collector_send_data(state, report)
@@ -427,34 +385,10 @@ def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str
 
 
 @contextmanager
-def _waiting(state: TaskState, what: str, wanted: int = 0) -> Iterator[None]:
+def _waiting(state: TaskState, what: str) -> Iterator[None]:
     """Record what a driver waits for, for the warning that a run makes no progress."""
-    state.waits_for, state.wanted = what, wanted
+    state.waits_for = what
     try:
         yield
     finally:
-        state.waits_for, state.wanted = "", 0
-
-
-def _wait_for_data(
-    coordinator: Coordinator, state: TaskState, demand: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Wait until the buffer serves the demand; None: the task must end."""
-    batch_size = int(demand["batch_size"])
-
-    def can_go_on() -> bool:
-        experience = coordinator.experience_of(state)
-        return coordinator.is_ending or experience is None or experience.can_sample(batch_size)
-
-    with _waiting(state, f"a batch of {batch_size} samples", batch_size):
-        while True:
-            with coordinator.condition:
-                coordinator.condition.wait_for(can_go_on, WAIT_S)
-                has_experience = coordinator.experience_of(state) is not None
-            if coordinator.is_ending:
-                return None
-            data = coordinator.deal_with_learner_get_data(state, demand)
-            if data is not None or not has_experience:
-                return data
-            with coordinator.condition:  # the buffer still refused; do not spin
-                coordinator.condition.wait_for(lambda: coordinator.is_ending, REFUSED_PAUSE_S)
+        state.waits_for = ""

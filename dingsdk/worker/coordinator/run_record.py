@@ -15,16 +15,12 @@ from dingsdk.errors import (
     ProtocolError,
     SchemaMismatchError,
 )
-from dingsdk.worker.coordinator.experience import Experience, PolicyLag
 from dingsdk.worker.coordinator.journal import (
     Assigned,
     BufferClosed,
     BufferOpened,
     EvaluationRecorded,
     Fact,
-    Leased,
-    LeaseEnded,
-    Missing,
     Progressed,
     Pushed,
     Queued,
@@ -32,9 +28,10 @@ from dingsdk.worker.coordinator.journal import (
     Restarted,
     Settled,
     TaskEnded,
-    Trained,
+    TrainingBegan,
 )
-from dingsdk.worker.coordinator.live_payloads import LivePayloads
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, PolicyLag
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.tasks import TaskState
 
@@ -54,11 +51,11 @@ class RunRecord:
     def __init__(
         self,
         scheduler: SchedulerState,
-        new_experience: Callable[[TaskState], Experience],
+        new_payloads: Callable[[TaskState], LivePayloads],
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
-        self._new_experience = new_experience
+        self._new_payloads = new_payloads
         self._clock = clock
         self._collecting_since: float | None = None
         self._iterations: dict[str, int] = {}  # of learner tasks that are out, or were given up
@@ -99,18 +96,18 @@ class RunRecord:
         if self._collecting_since is None:
             self._collecting_since = self._clock()
 
-    def open_experience(self, state: TaskState) -> bool:
+    def open_buffer(self, state: TaskState) -> bool:
         """Create the replay buffer of a learner's task; return False if it exists already."""
-        experiences = self._scheduler.experiences
-        if state.buffer_id in experiences:
+        buffers = self._scheduler.buffers
+        if state.buffer_id in buffers:
             return False
-        experiences[state.buffer_id] = self._new_experience(state)
+        buffers[state.buffer_id] = self._new_payloads(state)
         self._iterations.setdefault(state.task_id, 0)
         return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole record as plain data."""
-        experiences = self._scheduler.experiences
+        buffers = self._scheduler.buffers
         return {
             "iterations": dict(self._iterations),
             "ended_iter": self._ended_iter,
@@ -118,7 +115,7 @@ class RunRecord:
             "elapsed_s": self.elapsed_s,
             "evaluations": [dict(each) for each in self.evaluations],
             "scheduler": self._scheduler.state_dict(),
-            "experiences": {name: each.state_dict() for name, each in experiences.items()},
+            "buffers": {name: each.state_dict() for name, each in buffers.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -133,10 +130,10 @@ class RunRecord:
             self._set_elapsed(float(state["elapsed_s"]))
             self.evaluations = [dict(each) for each in state["evaluations"]]
             self._scheduler.load_state_dict(state["scheduler"])
-            for buffer_id, content in state["experiences"].items():
-                experience = self._new_experience(self._scheduler.learner_of(buffer_id))
-                experience.load_state_dict(content)
-                self._scheduler.experiences[buffer_id] = experience
+            for buffer_id, content in state["buffers"].items():
+                payloads = self._new_payloads(self._scheduler.learner_of(buffer_id))
+                payloads.load_state_dict(content)
+                self._scheduler.buffers[buffer_id] = payloads
         except DingError:
             raise
         except (LookupError, TypeError, ValueError) as error:
@@ -154,7 +151,7 @@ class RunRecord:
         if recovered.state is not None:
             self.load_state_dict(recovered.state)
         scheduler, garbage = self._scheduler, list[str]()
-        trained: dict[str, Trained] = {}
+        settled: dict[str, int] = {}
         closed: list[str] = []
         note, scheduler.note = scheduler.note, None
         for fact in recovered.facts:
@@ -164,8 +161,8 @@ class RunRecord:
                 raise CheckpointCorruptError(
                     f"the journal has a fact that does not fit those before it: {fact!r:.200}"
                 ) from error
-            if isinstance(fact, Trained):
-                trained[fact.task_id] = fact
+            if isinstance(fact, Settled):
+                settled[fact.task_id] = fact.train_iter
             elif isinstance(fact, BufferClosed):
                 closed.append(fact.buffer_id)
         for buffer_id in closed:
@@ -174,8 +171,8 @@ class RunRecord:
         scheduler.note = note
         if recovered.state is not None or recovered.facts:
             scheduler.commander.resume()
-        for task_id, fact in trained.items():
-            info = _info_of(fact) | {"learner_done": False}
+        for task_id, train_iter in settled.items():
+            info = {"learner_step": train_iter, "learner_done": False, "priority_info": {}}
             scheduler.commander.update_learner_info(task_id, info)
         for state in scheduler.running.values():
             if not state.is_evaluation and state.env_steps:
@@ -190,76 +187,46 @@ class RunRecord:
         if isinstance(fact, Queued | Assigned | TaskEnded):
             scheduler.apply(fact)
         elif isinstance(fact, BufferOpened):
-            self.open_experience(scheduler.running[fact.task_id])
+            self.open_buffer(scheduler.running[fact.task_id])
         elif isinstance(fact, BufferClosed):
             self.learner_tasks = fact.learner_tasks
             self.end_learner(scheduler.learner_of(fact.buffer_id).task_id)
-            scheduler.close_experience(fact.buffer_id)
+            scheduler.close_buffer(fact.buffer_id)
         elif isinstance(fact, EvaluationRecorded):
             self.evaluations.append(fact.evaluation)
         elif isinstance(fact, Progressed):
             self._set_elapsed(fact.elapsed_s)
             scheduler.running[fact.task_id].env_steps = fact.env_steps
-        elif isinstance(fact, Missing):
-            scheduler.experiences[fact.buffer_id].give_up_missing(fact.data_ids)
         elif isinstance(fact, Pushed):
-            experience = scheduler.experiences[fact.buffer_id]
+            payloads = scheduler.buffers[fact.buffer_id]
             try:
-                experience.push(msgspec.structs.asdict(fact), fact.env_steps)
+                payloads.push(msgspec.structs.asdict(fact), fact.env_steps)
             except (ConflictError, ProtocolError, SchemaMismatchError) as error:
                 _log.debug("refused, as it was before: %s", error)
-            return scheduler.take_garbage(experience)
-        elif isinstance(fact, Leased | Trained | LeaseEnded):
-            return self._apply_lease(fact)
-        elif isinstance(fact, Restarted | Settled):
-            return self._apply_home(fact)
+            return payloads.take_garbage()
+        elif isinstance(fact, Restarted | Settled | TrainingBegan):
+            return self._apply_training(fact)
         return []
 
-    def _apply_home(self, fact: Restarted | Settled) -> list[str]:
-        state = self._scheduler.running[fact.task_id]
-        experience = self._scheduler.experiences[state.buffer_id]
-        if not isinstance(experience, LivePayloads):
-            raise ValueError("the journal is of a run whose learner held the rows")
+    def _apply_training(self, fact: Restarted | Settled | TrainingBegan) -> list[str]:
+        payloads = self._scheduler.buffers[self._scheduler.running[fact.task_id].buffer_id]
         if isinstance(fact, Restarted):
-            experience.restart()
+            payloads.restart()
             return []
         self.note_iteration(fact.task_id, fact.train_iter)
-        experience.settle(state, fact.info)
-        return self._scheduler.take_garbage(experience)
-
-    def _apply_lease(self, fact: Leased | Trained | LeaseEnded) -> list[str]:
-        state = self._scheduler.running[fact.task_id]
-        experience = self._scheduler.experiences[state.buffer_id]
-        if isinstance(fact, LeaseEnded):
-            experience.settle(state)
+        if isinstance(fact, TrainingBegan):
+            if not isinstance(payloads, OnPolicyPayloads):
+                raise ValueError("the journal is of an on-policy run")
+            payloads.begin_training(fact.train_iter)
             return []
-        if isinstance(fact, Leased):
-            self.note_iteration(fact.task_id, fact.train_iter)
-            leased = experience.lease(state, fact.batch_size, fact.batches, fact.train_iter)
-            drawn = 0 if leased is None else len(leased["batches"])
-            if drawn != fact.drawn:
-                _log.warning(
-                    "the replay buffer drew %d batches instead of %d; its limiter depends on "
-                    "the clock, or its random numbers are not in its state",
-                    drawn,
-                    fact.drawn,
-                )
-            return []
-        self.note_iteration(fact.task_id, fact.train_iter)
-        experience.settle(state, _info_of(fact) | {"priority_info": fact.priorities})
-        return self._scheduler.take_garbage(experience)
+        payloads.settle({**fact.info, "learner_step": fact.train_iter})
+        return payloads.take_garbage()
 
     def note_policy_lag(self) -> None:
         """Store the lag of trained rows; with several learners, the largest mean lag."""
-        found = [each.admission for each in self._scheduler.experiences.values()]
+        found = [each.admission for each in self._scheduler.buffers.values()]
         lags = [lag for each in found if each is not None and (lag := each.lag) is not None]
         self.policy_lag = max(lags, key=lambda lag: lag.mean, default=self.policy_lag)
 
     def _set_elapsed(self, seconds: float) -> None:
         self._collecting_since = self._clock() - seconds if seconds > 0 else None
-
-
-def _info_of(fact: Trained) -> dict[str, Any]:
-    """Return the learner info that a fact records."""
-    lost, left = fact.lost, fact.left
-    return {"learner_step": fact.train_iter, "lost_payloads": lost, "batches_left": left}

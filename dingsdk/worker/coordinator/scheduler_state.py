@@ -1,4 +1,4 @@
-"""The scheduler's state: workers, their leases, tasks, and the experience of learners.
+"""The scheduler's state: workers, their leases, tasks, and the payloads of buffers.
 
 It holds state only and never waits: the coordinator calls it with its condition held.
 """
@@ -6,6 +6,7 @@ It holds state only and never waits: the coordinator calls it with its condition
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,8 +24,8 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
-from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.journal import Assigned, Fact, Queued, TaskEnded, TaskRecord
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -37,6 +38,8 @@ LOSSES = (WorkerLostError, TaskTimeoutError)
 """Errors that end a task because its worker was lost."""
 LOSS_WINDOW_S = 600.0
 """How long a lost worker counts against its task."""
+LEAST_GRANT, LARGEST_GRANT = 64, 4096
+"""Env steps that a collector may get at once: others wait for those that it does not take."""
 _COMMANDER_BYTES = 1 << 30
 """Largest saved state of a commander."""
 TASK_TIMEOUT_S = 600.0
@@ -199,7 +202,7 @@ class QuietWatch:
 
 
 class SchedulerState:
-    """The tasks of a run (queued or running), its workers, and the experience of learners."""
+    """The tasks of a run (queued or running), its workers, and the payloads of buffers."""
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class SchedulerState:
         self.quiet = QuietWatch(cfg.quiet_after_s, clock)
         self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, clock)
         self.running: dict[str, TaskState] = {}
-        self.experiences: dict[str, Experience] = {}
+        self.buffers: dict[str, LivePayloads] = {}
         self._roles = roles
         self._queues: dict[str, deque[TaskState]] = {name: deque() for name in roles}
         self._cfg = cfg
@@ -264,7 +267,7 @@ class SchedulerState:
         if self._clock() - state.start_time > limit_s:
             self._withdraw(state)
             return None
-        if not self._roles[role].can_run(state, self.experiences):
+        if not self._roles[role].can_run(state, self.buffers):
             return None
         worker = self.pool.take(role)
         if worker is None:
@@ -298,8 +301,8 @@ class SchedulerState:
 
     def _can_train(self, state: TaskState) -> bool:
         """Return whether a learner trains or can get a batch."""
-        experience = self.experiences.get(state.buffer_id)
-        return not state.wanted or experience is None or experience.can_sample(state.wanted)
+        payloads = self.buffers.get(state.buffer_id)
+        return payloads is None or payloads.can_train
 
     def _withdraw(self, state: TaskState) -> None:
         """Report a queued task to the commander as failed."""
@@ -336,7 +339,7 @@ class SchedulerState:
             worker_id = "" if state.worker is None else state.worker.worker_id
             what = f"waits for {state.waits_for}" if state.waits_for else "has reported no progress"
             causes.append(f"{state.kind} {worker_id} {what}")
-        rows = sum(each.buffer.count() for each in self.experiences.values())
+        rows = sum(each.count() for each in self.buffers.values())
         return "; ".join([*causes, f"the replay buffer holds {rows} rows"])
 
     def begin(self, state: TaskState) -> None:
@@ -386,7 +389,7 @@ class SchedulerState:
             self.notify_fail(state)
             return error, True
         self._ended_env_steps += state.env_steps
-        if not role.can_run(state, self.experiences):  # nobody needs its samples
+        if not role.can_run(state, self.buffers):  # nobody needs its samples
             self.notify_fail(state)
             return None, False
         if error.facts.get("reason") == LEFT:
@@ -454,20 +457,34 @@ class SchedulerState:
             self.commander.judge_collector_finish(state.task_id, report)
         )
 
-    def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> Experience | None:
-        """Report a learner's result to the commander; return its experience for closing."""
-        buffer_id = self.commander.finish_learner_task(state.task_id, finished)
-        return self.close_experience(buffer_id)
+    def grant_steps(self, state: TaskState, last_env_step: int) -> int:
+        """Return how many env steps a collecting task may take in total.
 
-    def close_experience(self, buffer_id: str) -> Experience | None:
-        """Remove an experience, but keep its counts; return it for closing."""
-        experience = self.experiences.pop(buffer_id, None)
-        if experience is not None:
-            self._ended_counts += experience.counts()
-        return experience
+        Steps are granted in shares, so that all collectors together take ``last_env_step`` steps.
+        """
+        collecting = [each for each in self.running.values() if each.kind == "collector"]
+        others = (
+            max(0, each.step_limit - each.env_steps) for each in collecting if each is not state
+        )
+        left = max(0, last_env_step - self.env_steps - sum(others))
+        share = max(LEAST_GRANT, math.ceil(left / max(1, len(collecting))))
+        more = min(left, share, LARGEST_GRANT)
+        state.step_limit = max(state.step_limit, state.env_steps + more)
+        return state.step_limit
+
+    def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> None:
+        """Report a learner's result to the commander, and close its buffer."""
+        buffer_id = self.commander.finish_learner_task(state.task_id, finished)
+        self.close_buffer(buffer_id)
+
+    def close_buffer(self, buffer_id: str) -> None:
+        """Forget the payloads of a buffer, but keep their counts."""
+        payloads = self.buffers.pop(buffer_id, None)
+        if payloads is not None:
+            self._ended_counts += payloads.counts()
 
     def end_closed(self, buffer_id: str) -> None:
-        """End the learner's task of a closed experience, unless it has ended."""
+        """End the learner's task of a closed buffer, unless it has ended."""
         for state in [each for each in self.running.values() if each.buffer_id == buffer_id]:
             if state.role == "learner":
                 del self.running[state.task_id]
@@ -497,20 +514,8 @@ class SchedulerState:
     def _queued(self) -> list[TaskState]:
         return [state for queue in self._queues.values() for state in queue]
 
-    def take_garbage(self, experience: Experience) -> list[str]:
-        """Return ids of payloads to delete; the next batch informs the learners of the experience.
-
-        Each experience numbers its payloads from 0, so other learners must not be told.
-        """
-        experiences = self.experiences
-        return experience.take_garbage(
-            state
-            for state in self.running.values()
-            if state.announced and experiences.get(state.buffer_id) is experience
-        )
-
     def state_dict(self) -> dict[str, Any]:
-        """Return commander, tasks and counts as plain data; experiences are saved separately."""
+        """Return commander, tasks and counts as plain data; buffers are saved separately."""
         return {
             "commander": capture(self.commander.state_dict()),
             "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
@@ -612,7 +617,7 @@ class SchedulerState:
     @property
     def live_payloads(self) -> set[str]:
         """Data ids that the buffers or a learner may still need."""
-        return {name for each in self.experiences.values() for name in each.live_ids()}
+        return {name for each in self.buffers.values() for name in each.live_ids()}
 
     def find_live(self) -> Callable[[str], bool]:
         """Return a function that returns whether a payload may still be announced or read.
@@ -627,7 +632,7 @@ class SchedulerState:
     def samples(self) -> SampleCounts:
         """Return the counts of all samples of the run."""
         waiting = sum(sum(each.waiting.values()) for each in self.running.values() if each.waiting)
-        counts = (each.counts() for each in self.experiences.values())
+        counts = (each.counts() for each in self.buffers.values())
         acknowledged = sum(counts, self._ended_counts)
         return acknowledged + SampleCounts(waiting + self.unacknowledged_rows)
 

@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dingsdk.worker.comm.transport import WorkerInfo
 
 
@@ -27,12 +24,12 @@ class TaskState:
             before.
         progress: Env steps of this attempt, or train iterations of a learner.
         waits_for: What its driver waits for, other than an answer of its worker; empty if nothing.
-        wanted: Size of the batch that the driver of a learner waits for; 0 if it does not wait.
         mark: Progress that earlier attempts reached.
         env_steps: Env steps reported by this attempt (collector tasks).
         run_env_steps: Of an evaluation: env steps of the run (with several players, those of its
             player) when this attempt began.
         lost_env_steps: Env steps of earlier attempts, whose workers were lost.
+        step_limit: Env steps that this attempt may take in total (collector tasks).
         collect_setting: The newest keyword arguments for the collect policy that the commander
             sent during the task.
     """
@@ -47,22 +44,16 @@ class TaskState:
     began_at: float = math.inf
     progress: int = 0
     waits_for: str = ""
-    wanted: int = 0
     mark: int = 0
     env_steps: int = 0
     run_env_steps: int = 0
     lost_env_steps: int = 0
+    step_limit: int = 0
     collect_setting: Mapping[str, Any] = field(default_factory=dict)
     payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))
     """Prefix of the ids of this attempt's payloads, followed by ``-``; it identifies the owner."""
     waiting: dict[str, int] = field(default_factory=dict)
     """Row counts of the payloads that are announced but not acknowledged yet, by payload id."""
-    announced: set[int] = field(default_factory=set)
-    """Payload numbers that were sent to the learner of this attempt."""
-    dropped: list[int] = field(default_factory=list)
-    """Numbers of ``announced`` payloads deleted since the last message to the learner."""
-    kept: dict[int, NDArray[np.int64]] = field(default_factory=dict)
-    """Rows to keep of ``announced`` payloads of which other rows were freed since that message."""
     buffer_id: str = field(init=False)
     """Replay buffer of the learner task that this task belongs to; empty if there is none."""
     is_evaluation: bool = field(init=False)

@@ -1,8 +1,9 @@
-"""The home of a replay buffer: fills a table from the payloads that collectors announce."""
+"""The homes of samples: each fills from the payloads that collectors announce."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,10 +12,15 @@ import msgspec
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import has_lists, unpack_samples
-from dingsdk.errors import DataCorruptError, DataMissingError
+from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
+from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
 
+Load = Callable[[str, str | None], SampleBatch]
+"""Returns a payload by its id and its digest; raises DataMissingError or DataCorruptError."""
+TRAINED = "trained"
+"""Why the rows of an on-policy policy leave."""
 REPORTS_KEPT = 256
 """Reports that are kept for a coordinator that restarts and did not record the newest ones."""
 
@@ -29,6 +35,7 @@ class Announcement(msgspec.Struct, frozen=True):
         env_steps: Env steps of the run when it was acknowledged.
         episodes: Episodes that ended in it.
         was_inserted: Whether an earlier home has inserted it, so that the limiter has counted it.
+        training: Number of the training that it is for, if the policy is on-policy; else 0.
     """
 
     data_id: str
@@ -37,6 +44,7 @@ class Announcement(msgspec.Struct, frozen=True):
     env_steps: int = 0
     episodes: int = 1
     was_inserted: bool = False
+    training: int = 0
 
     @property
     def stream(self) -> str:
@@ -65,11 +73,109 @@ class HomeReport(msgspec.Struct):
         return not (self.inserted or self.lost or self.left)
 
 
-class Home:
-    """Holds a buffer, and the announcements whose payloads are not in it yet.
+class Home(ABC):
+    """Where a learner's samples are: the learner gets all its batches from its home.
 
     ``announce`` and ``reports`` may be called from any thread, the others from the thread that
     trains.
+
+    Attributes:
+        known: Ids of the announced payloads that the home still needs.
+        announced: Number of announcements that it has taken.
+        retry_s: Seconds to wait before asking again for a batch; None: until an announcement.
+    """
+
+    retry_s: float | None = None
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.announced = 0
+        self._waiting: deque[Announcement] = deque()
+        self._lock = threading.Lock()
+        """Guards what a report reads; a report between two parts of a push would be wrong."""
+        self._inserted: list[str] = []
+        self._lost: list[tuple[str, str]] = []
+        self._reports: deque[HomeReport] = deque(maxlen=REPORTS_KEPT)
+        self._reported = 0
+
+    def known_ids(self) -> list[str]:
+        """Return ``known``, sorted."""
+        with self._lock:
+            return sorted(self.known)
+
+    def announce(self, news: Iterable[Mapping[str, Any]]) -> None:
+        """Add announcements, in order of arrival; those that it has had are ignored."""
+        found = [msgspec.convert(each, Announcement) for each in news]
+        for each in found:
+            if each.data_id not in self.known:
+                self.known.add(each.data_id)
+                self._waiting.append(each)
+                self.announced += 1
+
+    @abstractmethod
+    def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
+        """Return a batch; None while there is none to train on."""
+
+    def rows_of(self, batch: SampleBatch | list[Any]) -> int:
+        """Return how many rows a batch has."""
+        return len(batch)
+
+    def update(self, priorities: Mapping[str, Any]) -> None:  # noqa: B027, a home may have none
+        """Store the priorities that training computed for sampled rows."""
+
+    def end_batch(self, *, is_last: bool = False) -> None:  # noqa: B027, most need not know
+        """Note that the learner has trained on the newest batch, and whether it is its last."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return how many samples the home holds."""
+
+    def counts(self) -> dict[str, Any]:
+        """Return what another home of the buffer needs to admit as many rows and batches."""
+        return {}
+
+    def figures(self) -> dict[str, int] | None:
+        """Return the counts of ``BufferStats``, if the buffer counts the samples of the run."""
+        return None
+
+    def close(self) -> None:  # noqa: B027, most have nothing to release
+        """Release everything."""
+
+    def _take_left(self) -> list[tuple[str, str, int]]:
+        """Return ``(payload id, reason, rows)`` of rows that left since the last call."""
+        return []
+
+    def report(self) -> None:
+        """Make a report of all changes since the last one, if there are any."""
+        with self._lock:
+            left = self._take_left()
+            inserted, self._inserted = self._inserted, []
+            lost, self._lost = self._lost, []
+        report = HomeReport(self._reported + 1, inserted, lost, left)
+        if not report.is_empty:
+            self._reported += 1
+            self._reports.append(report)
+
+    def reports(self, after: int) -> list[dict[str, Any]]:
+        """Return the reports with a number above ``after`` as plain data."""
+        return [msgspec.to_builtins(each) for each in list(self._reports) if each.number > after]
+
+    def _loaded(self, announced: Announcement, load: Load) -> SampleBatch | None:
+        """Return a payload; record that it is lost and return None if it cannot be read."""
+        try:
+            return load(announced.data_id, announced.digest)
+        except DataMissingError:
+            reason = "missing"
+        except DataCorruptError:
+            reason = "corrupt"
+        with self._lock:
+            self._lost.append((announced.data_id, reason))
+            self.known.discard(announced.data_id)
+        return None
+
+
+class TableHome(Home):
+    """Holds the table of a replay buffer, and the announced payloads that are not in it yet.
 
     Args:
         buffer: An empty table.
@@ -81,54 +187,34 @@ class Home:
     def __init__(
         self,
         buffer: Table,
-        load: Callable[[str, str | None], SampleBatch],
+        load: Load,
         pace: EpisodePace | None = None,
         counts: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__()
         self.buffer = buffer
         self._load = load
         self._pace = pace
         self._earlier = counts
         self._origins = buffer.track_origins()
         self._is_of_episodes = buffer.needs_order == "episode"
-        self._lock = threading.Lock()
-        """Guards what a report reads; a report between two parts of a push would be wrong."""
         self._keeps_order = buffer.needs_order == "sequence"
         self._stream = ""
-        self._waiting: deque[Announcement] = deque()
-        self.known: set[str] = set()
-        """Ids of the payloads that wait or have rows in the buffer."""
         self._ids: dict[int, str] = {}  # of the payloads with rows in the buffer, by number
         self._numbers = 0
-        self._inserted: list[str] = []
-        self._lost: list[tuple[str, str]] = []
-        self._reports: deque[HomeReport] = deque(maxlen=REPORTS_KEPT)
-        self._reported = 0
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether announced payloads are not in the buffer yet."""
-        return bool(self._waiting)
-
-    def announce(self, news: Iterable[Mapping[str, Any]]) -> None:
-        """Add announcements, in order of arrival; those that it has had are ignored."""
-        found = [msgspec.convert(each, Announcement) for each in news]
-        for each in found:
-            if each.data_id not in self.known:
-                self.known.add(each.data_id)
-                self._waiting.append(each)
-
-    def insert_waiting(self) -> None:
-        """Insert announced payloads in order, as long as the limiter admits them."""
+    def _insert_waiting(self) -> bool:
+        """Insert announced payloads in order; return False once the limiter refuses one."""
         while self._waiting:
             first = self._waiting[0]
             if not first.was_inserted:
                 self._go_on_counting()
             if not (first.was_inserted or self._can_push(first)):
-                return
+                return False
             self._insert(first)
             self._waiting.popleft()
         self._go_on_counting()
+        return True
 
     def _go_on_counting(self) -> None:
         """Restore the limiter's counts, once the rows that it has counted are in the buffer."""
@@ -146,32 +232,60 @@ class Home:
         return pace is None or pace.may_push or not self.buffer.can_sample(pace.batch_size)
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
-        """Return a batch; None while there is none to train on."""
+        """Insert what was announced, and return a batch; None while there is none to train on.
+
+        Raises:
+            ConfigError: the limiter will never admit anything again.
+        """
+        is_admitted = self._insert_waiting()
         if self._pace is not None and not self._pace.may_draw:
             return None
         buffer: Any = self.buffer
         batch: SampleBatch | list[Any] | None = buffer.sample(size, cur_learner_iter=train_iter)
-        if batch is not None and self._pace is not None:
+        if batch is None:
+            self._check_limiter(is_admitted)
+        elif self._pace is not None:
             self._pace.batches += 1
         return batch
 
+    def _check_limiter(self, is_admitted: bool) -> None:
+        """Find out what ends the wait of a learner that has no batch.
+
+        Raises:
+            ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
+        """
+        self.retry_s = self.buffer.retry_after_s()
+        if not is_admitted and self.retry_s is None:
+            path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
+            raise ConfigError(
+                f"{path} admits neither the next {rows} rows nor a batch, with {self.count()} "
+                f"samples in the buffer and the counts {self.buffer.limiter_counts()}; give it "
+                "more room, such as a larger error_buffer, or choose another type",
+                path=path,
+            )
+
+    def rows_of(self, batch: SampleBatch | list[Any]) -> int:
+        return rows_in(batch, self.buffer)
+
+    def update(self, priorities: Mapping[str, Any]) -> None:
+        self.buffer.update(priorities)
+
+    def count(self) -> int:
+        return self.buffer.count()
+
     def counts(self) -> dict[str, Any]:
-        """Return what another home of the buffer needs to admit as many rows and batches."""
         pace = self._pace
         return {
             "limiter": self.buffer.limiter_counts(),
             "pace": None if pace is None else [pace.episodes, pace.batches],
         }
 
+    def close(self) -> None:
+        self.buffer.close()
+
     def _insert(self, announced: Announcement) -> None:
-        data_id = announced.data_id
-        try:
-            batch = self._load(data_id, announced.digest)
-        except DataMissingError:
-            self._lose(data_id, "missing")
-            return
-        except DataCorruptError:
-            self._lose(data_id, "corrupt")
+        batch = self._loaded(announced, self._load)
+        if batch is None:
             return
         if self._keeps_order and announced.stream != self._stream:
             self._stream = announced.stream
@@ -180,39 +294,87 @@ class Home:
         pushed = [rows] if self._is_of_episodes else rows
         with self._lock:
             self._numbers += 1
-            self._ids[self._numbers] = data_id
+            self._ids[self._numbers] = announced.data_id
             self._origins.current = self._numbers
             if announced.was_inserted:
                 self.buffer.push_unlimited(pushed)
             else:
                 self.buffer.push(pushed, announced.env_steps)
-            self._inserted.append(data_id)
+            self._inserted.append(announced.data_id)
         pace = self._pace
         if pace is not None and self.buffer.can_sample(pace.batch_size):
             pace.episodes += announced.episodes
 
-    def _lose(self, data_id: str, reason: str) -> None:
-        with self._lock:
-            self._lost.append((data_id, reason))
-            self.known.discard(data_id)
-
-    def report(self) -> None:
-        """Make a report of all changes since the last one, if there are any."""
+    def _take_left(self) -> list[tuple[str, str, int]]:
         left, touched = [], set[int]()
-        with self._lock:
-            for number, reason, rows in self.buffer.take_left():
-                left.append((self._ids[number], reason, rows))
-                touched.add(number)
-            for number in touched:
-                if not self._origins.stored(number):
-                    self.known.discard(self._ids.pop(number))
-            inserted, self._inserted = self._inserted, []
-            lost, self._lost = self._lost, []
-        report = HomeReport(self._reported + 1, inserted, lost, left)
-        if not report.is_empty:
-            self._reported += 1
-            self._reports.append(report)
+        for number, reason, rows in self.buffer.take_left():
+            left.append((self._ids[number], reason, rows))
+            touched.add(number)
+        for number in touched:
+            if not self._origins.stored(number):
+                self.known.discard(self._ids.pop(number))
+        return left
 
-    def reports(self, after: int) -> list[dict[str, Any]]:
-        """Return the reports with a number above ``after`` as plain data."""
-        return [msgspec.to_builtins(each) for each in list(self._reports) if each.number > after]
+
+class TrainingHome(Home):
+    """Holds the rows of one training of an on-policy policy; each payload is for one training.
+
+    Args:
+        load: Returns a payload by its id and its digest.
+        trainings: How many batches a training consists of; each batch has all rows.
+    """
+
+    def __init__(self, load: Load, trainings: int = 1) -> None:
+        super().__init__()
+        self._load = load
+        self._trainings = trainings
+        self._batch: SampleBatch | list[Any] | None = None
+        self._is_out = False
+        """Whether the learner has the batch."""
+        self._uses = 0
+        self._rows: dict[str, int] = {}  # of the training under way, by payload id
+        self._left: list[tuple[str, str, int]] = []
+
+    def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
+        """Return all rows of a training, in order of arrival; ``size`` is ignored."""
+        self.end_batch()
+        while self._batch is None and self._waiting:
+            self._begin()
+        self._is_out = self._batch is not None
+        return self._batch
+
+    def _begin(self) -> None:
+        parts: list[SampleBatch] = []
+        training = self._waiting[0].training
+        while self._waiting and self._waiting[0].training == training:
+            announced = self._waiting.popleft()
+            batch = self._loaded(announced, self._load)
+            if batch is not None:
+                parts.append(batch)
+                self._rows[announced.data_id] = len(batch)
+        with self._lock:
+            self._inserted += self._rows
+        if any(has_lists(each.columns) for each in parts):
+            self._batch = [sample for each in parts for sample in unpack_samples(each)]
+        elif parts:
+            self._batch = SampleBatch.concat(parts)
+
+    def end_batch(self, *, is_last: bool = False) -> None:
+        if not self._is_out:
+            return
+        self._is_out = False
+        self._uses += 1
+        if self._uses < self._trainings and not is_last:
+            return
+        self._batch, self._uses = None, 0
+        rows, self._rows = self._rows, {}
+        with self._lock:
+            self._left += [(data_id, TRAINED, count) for data_id, count in rows.items()]
+
+    def count(self) -> int:
+        return sum(self._rows.values())
+
+    def _take_left(self) -> list[tuple[str, str, int]]:
+        left, self._left = self._left, []
+        self.known.difference_update(data_id for data_id, _, _ in left)
+        return left

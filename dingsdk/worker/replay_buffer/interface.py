@@ -23,14 +23,10 @@ MASK = "mask"
 
 
 class Needs:
-    """Requirements of a buffer, or a part of one, on the samples that it receives.
-
-    In parallel mode a buffer does not hold the rows, only references to them. The columns that
-    are named here are sent with each reference; all other columns are left out.
-    """
+    """Requirements of a buffer, or a part of one, on the samples that it receives."""
 
     needs_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of samples that it reads: numbers, together at most 64 bytes a row."""
+    """Columns of samples that it reads; a policy whose samples lack one is refused."""
 
     needs_order: ClassVar[Order] = "none"
     """Whether samples of an episode must follow each other (``sequence``), or come as one element

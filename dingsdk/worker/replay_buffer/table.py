@@ -629,6 +629,11 @@ class Table(IBuffer, Closing):
             self._limiter.load_state_dict(counts)
             self._limiter.size = self._count
 
+    def retry_after_s(self) -> float | None:
+        """Return ``retry_after_s()`` of the limiter."""
+        with self._lock:
+            return self._limiter.retry_after_s()
+
     def limiter_counts(self) -> dict[str, Any]:
         """Return the counts of the limiter."""
         with self._lock:

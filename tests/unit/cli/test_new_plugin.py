@@ -23,7 +23,7 @@ from dingsdk.plugins.templates import render
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_no_placeholder_is_left_in_a_package(kind: str) -> None:
     for path, text in render(kind, "own-part").items():
-        left = re.search(r"plugin[-_]name|PluginName|PLUGIN_[A-Z]+", path + text)
+        left = re.search(r"plugin[-_](name|group)|PluginName|PLUGIN_[A-Z]+", path + text)
 
         assert not left, f"{path}: {left}"
 
@@ -45,6 +45,7 @@ def test_package_has_its_own_name_entry_point_and_files(kind: str) -> None:
         ".github/workflows/test.yml",
         "example.yaml",
         "dingsdk_own_part/__init__.py",
+        *([] if kind == "observer" else [f"dingsdk_own_part/{kind.replace('-', '_')}.py"]),
         "dingsdk_own_part/py.typed",
         "tests/test_plugin.py",
     }
@@ -75,8 +76,8 @@ def test_packages_pass_their_own_linter(name: str, tmp_path: Path) -> None:
 def test_class_name_does_not_repeat_its_ending(kind: str, name: str, cls: str) -> None:
     files = render(kind, name)
 
-    (module,) = (text for path, text in files.items() if path.endswith("__init__.py"))
-    assert f", {cls})" in module.splitlines()[-1]
+    init, module, _ = (text for path, text in sorted(files.items()) if path.endswith(".py"))
+    assert f", {cls})" in init.splitlines()[-1]
     assert f"class {cls}(" in module
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager, make_env_fns
-from dingsdk.errors import ConfigError, EnvError, NonFiniteError, NotSetError, PolicyOutputError
+from dingsdk.errors import ConfigError, EnvError, NonFiniteError, PolicyOutputError
 from dingsdk.worker.collector.sample import SampleSerialCollector
 
 from .late_envs import LateEnvs
@@ -156,22 +156,6 @@ def test_unusable_dicts_are_refused_before_an_env_is_stepped(
     assert counters.steps == 0
 
 
-def test_env_and_policy_can_be_set_later(tmp_path, make_policy, make_collector) -> None:
-    donor, _ = make_collector(None)
-    collector = SampleSerialCollector({}, exp_name=str(tmp_path / "late"))
-
-    with pytest.raises(NotSetError):
-        collector.reset_policy(make_policy())
-    collector.reset_env(donor._env)
-    with pytest.raises(NotSetError) as caught:
-        collector.collect(4)
-    assert caught.value.what == "policy"
-    collector.reset_policy(make_policy())
-
-    assert len(collector.collect(4)) == 4
-    collector.close()
-
-
 def test_n_sample_must_be_set_in_the_call_or_the_policy(make_policy, make_collector) -> None:
     collector, _ = make_collector(make_policy(None))
 
@@ -203,13 +187,6 @@ def test_last_episodes_holds_the_episodes_of_the_last_call(
 
     # Pieces of up to 4 rows, so calls end with rounds 4, 8 and 13. Each step gives 1.
     assert ended == [[(0, 4.0, 4)], [(0, 4.0, 4)], [(1, 9.0, 9), (0, 4.0, 4)]]
-
-
-def test_envstep_can_be_set_to_resume(make_policy, make_collector) -> None:
-    collector, _ = make_collector(make_policy(8))
-    collector.envstep = 1000
-    collector.collect()
-    assert collector.envstep == 1008
 
 
 def test_close_is_idempotent_and_harmless_after_a_failed_constructor(tmp_path) -> None:

@@ -397,7 +397,7 @@ def test_serial_collector_without_episodes_is_called_a_fixed_number_of_times(mak
     wire = Wire()
     batch = SampleBatch({"x": np.array([4.0, 5.0], np.float32)})
     gives = [rows_of(1, 2), [], batch, [rows_of(6), rows_of(7)]]
-    task = make_given(wire, gives)
+    task = make_given(wire, gives, update_policy_second=3600)
     task.start()
 
     assert Given.asked == [(wire.polls, 0.5, None)] * 4
@@ -905,7 +905,7 @@ def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) ->
 def test_defaults_of_the_sections() -> None:
     default = ZerglingParallelCollector.default_config()
     expected = {"print_freq": 5, "compressor": "none"}
-    expected |= {"update_policy_second": 3.0, "policy_timeout_s": 180.0}
+    expected |= {"update_policy_second": 0.0, "policy_timeout_s": 180.0}
     assert {key: default[key] for key in expected} == expected
     default = SampleSerialCollector.default_config()
     expected = {"deepcopy_obs": False, "transform_obs": False, "collect_print_freq": 100}

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from dingsdk.worker.comm.row_store import RowStore
 
 from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.data.list_samples import pack_samples
@@ -25,7 +26,6 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import BaseCommLearner, Master
 from dingsdk.worker.comm.learner import _with_lists
-from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.learner.base import to_batch
 
 PAYLOADS = {0: "first", 1: "second"}

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from dingsdk.worker.comm.row_store import RowStore
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 
 from dingsdk.data import SampleBatch
@@ -24,7 +25,6 @@ from dingsdk.policy import create_policy
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
 from dingsdk.worker.comm.collector import announced_columns
 from dingsdk.worker.comm.learner import HOOK_CLOSE_S, SendPolicyHook
-from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.learner.aggregator import RANK_S

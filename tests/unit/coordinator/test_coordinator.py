@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dingsdk.worker.coordinator.experience import ServedExperience
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
@@ -32,7 +33,6 @@ from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST, _report_pace
-from dingsdk.worker.coordinator.experience import ServedExperience
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dingsdk.worker.coordinator.experience import open_experience
 
 from dingsdk.data import container
 from dingsdk.data.container import digest_of
@@ -22,7 +23,6 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime.files import Folder
-from dingsdk.worker.coordinator.experience import open_experience
 from dingsdk.worker.coordinator.journal import (
     VERSION,
     Begun,

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dingsdk.worker.coordinator.experience import PolicyLag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 

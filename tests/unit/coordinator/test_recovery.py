@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dingsdk.worker.coordinator.experience import Experience
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import encode_frame
@@ -27,7 +28,6 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST
-from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.journal import Journal
 from tools.os_calls import failing_calls
 

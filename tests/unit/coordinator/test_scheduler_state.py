@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from dingsdk.worker.coordinator.experience import Experience, metadata_config
 
 from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
-from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.journal import Assigned
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.run_record import RunRecord

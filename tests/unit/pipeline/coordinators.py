@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
+
+from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.sample_counts import SampleCounts
 

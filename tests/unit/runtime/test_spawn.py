@@ -26,6 +26,7 @@ from dingsdk.runtime.spawn import (
 def test_unguarded_script_exits_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_if_importing()
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    monkeypatch.setattr("os._exit", sys.exit)
     for call in (leave_if_importing, lambda: spawn_context("system.collector_num")):
         with pytest.raises(SystemExit) as caught:
             call()
@@ -151,3 +152,62 @@ def test_new_processes_import_nothing_from_the_working_directory(tmp_path: Path)
     )
     subprocess.run([sys.executable, str(script)], cwd=stranger, check=True, timeout=60)
     assert not found.exists()
+
+
+FORKING = """
+import os, random, signal, sys
+import numpy as np
+from dingsdk.runtime.spawn import begin_fork_server, process_context
+
+def tell(link, what):
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    own = ("torch" in sys.modules, os.environ.get("LATER"), os.getcwd())
+    link.send((*own, os.environ.get("PYTHONSAFEPATH"), random.random(), np.random.random()))
+
+def started(what="tell"):
+    context = process_context("some.key")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=tell, args=(theirs, what))
+    process.start()
+    theirs.close()
+    found = None if what == "kill" else ours.recv()
+    process.join()
+    return context.get_start_method(), process.exitcode, found
+
+if __name__ == "__main__":
+    assert started()[0] == "spawn"
+    begin_fork_server(["torch", "numpy"])
+    begin_fork_server(["other"])
+    os.environ["LATER"] = "yes"
+    os.chdir("/")
+    first, second, killed = started(), started(), started("kill")
+    assert first[:2] == second[:2] == ("forkserver", 0), first
+    assert first[2][:4] == (True, "yes", "/", None), first
+    assert first[2][4:] != second[2][4:] and first[2][5] != second[2][5]
+    assert killed[1] == -signal.SIGKILL
+    assert "torch" not in sys.modules
+    os.environ["OMP_NUM_THREADS"] = "3"  # torch has read it already
+    assert started()[0] == "spawn"
+"""
+
+
+def test_forked_process_has_the_environment_of_its_parent_and_its_own_randomness(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "forking.py"
+    script.write_text(FORKING)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+
+
+def test_unguarded_script_has_its_exit_code_in_a_forked_process(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from dingsdk.runtime.spawn import UNGUARDED, begin_fork_server, process_context\n"
+        "begin_fork_server([])\n"
+        "process = process_context('some.key').Process(target=print)\n"
+        "process.start()\n"
+        "process.join()\n"
+        "assert process.exitcode == UNGUARDED\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60)

@@ -1,0 +1,62 @@
+"""The home of a learner whose replay buffer is on a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.replay_buffer.home import Home, HomeReport
+from dingsdk.worker.replay_server.client import ReplayClient
+
+FIGURES_S = 0.5
+"""Longest age of the counts that are reported."""
+
+
+class ServedHome(Home):
+    """Draws batches from a replay server, to which collectors send their samples themselves.
+
+    Args:
+        client: Connection to the server; the caller closes it.
+        wait_s: Seconds that the server may wait for the rows of a batch.
+        retry_s: Seconds to wait after that before asking again.
+    """
+
+    def __init__(self, client: ReplayClient, wait_s: float, retry_s: float) -> None:
+        super().__init__()
+        self.retry_s = retry_s
+        self._client = client
+        self._wait_s = wait_s
+        self._figures: dict[str, int] = {}
+        self._asked_at = 0.0
+        self._is_news = False
+
+    def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
+        batch = self._client.sample(size, train_iter=train_iter, timeout_s=self._wait_s)
+        if time.monotonic() - self._asked_at > FIGURES_S:
+            self._ask()
+        return batch
+
+    def update(self, priorities: Mapping[str, Any]) -> None:
+        self._client.update(priorities)
+
+    def end_batch(self, *, is_last: bool = False) -> None:
+        if is_last:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._figures, self._asked_at, self._is_news = self._client.stats(), time.monotonic(), True
+
+    def report(self) -> None:
+        """Make a report whenever there are new counts; it says no more than that."""
+        if self._is_news:
+            self._is_news = False
+            self._reported += 1
+            self._reports.append(HomeReport(self._reported, [], [], []))
+
+    def count(self) -> int:
+        return self._figures.get("count", 0)
+
+    def figures(self) -> dict[str, int] | None:
+        return self._figures
