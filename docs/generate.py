@@ -288,7 +288,7 @@ def _cli_page() -> str:
         "terminal); 130 stopped by Ctrl-C; 143 stopped by SIGTERM."
     )
     completion = (
-        "TAB completes commands, options, config files, shipped examples, types and config keys. "
+        "TAB completes commands, options, config files and shipped examples. "
         "Put the line for your shell into its start-up file:\n\n```text\n"
         'bash  eval "$(_DINGSDK_COMPLETE=bash_source dingsdk)"\n'
         'zsh   eval "$(_DINGSDK_COMPLETE=zsh_source dingsdk)"\n'

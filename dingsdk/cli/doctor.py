@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
@@ -27,12 +25,8 @@ State = Literal["pass", "warn", "fail"]
 
 TESTED = ((3, 11), (3, 14))
 """The first and the last version of Python that the tests run on."""
-SPAWN_TIMEOUT_S = 60.0
-"""How long the new process that ``doctor`` starts may take to answer."""
 _LEAST_SHARED_BYTES = 64 << 20
 """Free shared memory below which ``doctor`` warns."""
-_LEAST_FREE_BYTES = 1 << 30
-"""Free disk space below which ``doctor`` warns."""
 
 
 class Finding(NamedTuple):
@@ -63,13 +57,11 @@ def findings() -> Iterator[Finding]:
             f"{foreign}, another project with our import package",
             f"pip uninstall {FOREIGN_DISTRIBUTION} {OWN_DISTRIBUTION}, then install ours again",
         )
-    yield _checked("child processes", _spawn, "run dingsdk from a file or a shell, not from stdin")
     yield _checked(
         "shared memory", _shared_memory, "give /dev/shm more room (docker run --shm-size=1g)"
     )
     yield _checked("ports", _listen, "allow connections to 127.0.0.1")
     yield _checked("GPU", _gpu, "install the build of torch for your GPU, see pytorch.org")
-    yield _checked("disk", _disk, "free space, or run from a folder that can be written")
     yield from _plugins()
 
 
@@ -119,35 +111,6 @@ def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
         return Finding("fail", what, f"{type(error).__name__}: {error}", fix)
 
 
-def _spawn() -> str:
-    import multiprocessing
-
-    from dingsdk.runtime.spawn import signals_blocked
-
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_answer, args=(theirs,), daemon=True)
-    with signals_blocked():
-        child.start()
-    theirs.close()
-    try:
-        with ours:
-            if not ours.poll(SPAWN_TIMEOUT_S):
-                raise TimeoutError(f"a child did not answer within {SPAWN_TIMEOUT_S:.0f} s")
-            ours.recv()
-    finally:
-        child.join(1)
-        if child.is_alive():
-            child.kill()
-            child.join()
-    return "start and answer"
-
-
-def _answer(connection: Any) -> None:
-    with contextlib.suppress(OSError):  # the parent was stopped
-        connection.send("here")
-
-
 def _shared_memory() -> str:
     from multiprocessing import shared_memory
 
@@ -180,15 +143,6 @@ def _gpu() -> str:
     return "none; policies run on the CPU"
 
 
-def _disk() -> str:
-    with tempfile.TemporaryFile(dir="."):
-        pass
-    free = shutil.disk_usage(".").free
-    if free < _LEAST_FREE_BYTES:
-        raise _Poor(f"{free >> 20} MiB are free in this folder")
-    return f"{free >> 30:,} GiB are free in this folder"
-
-
 def _plugins() -> Iterator[Finding]:
     for row in default_manager().plugins():
         if row.distribution in (None, OWN_DISTRIBUTION):
@@ -208,7 +162,7 @@ def _plugins() -> Iterator[Finding]:
 
 @click.command("doctor", short_help="Check the installation, the plugins and the machine.")
 def doctor() -> None:
-    """Check Python, packages, processes, shared memory, ports, GPU, disk and plugins.
+    """Check Python, packages, shared memory, ports, GPU and plugins.
 
     Each plugin is imported, and its interface checked. If a check fails, a line says how to fix it,
     and the exit code is 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dingsdk.cli.completion import env_argument, kwargs_option, read_kwargs, wrappers_option
+from dingsdk.cli.options import env_argument, kwargs_option, read_kwargs, wrappers_option
 from dingsdk.cli.tables import show_table
 
 

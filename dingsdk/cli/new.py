@@ -5,20 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem
 
 from dingsdk.plugins.templates import TEMPLATES, new_plugin, next_steps
-
-
-def complete_template(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Propose the kinds of plugins, each with its summary."""
-    return [
-        CompletionItem(kind, help=template.summary)
-        for kind, template in TEMPLATES.items()
-        if kind.startswith(incomplete)
-    ]
 
 
 @click.group("new", short_help="Create a project.")
@@ -27,7 +15,7 @@ def group() -> None:
 
 
 @group.command("plugin", short_help="Write a complete package that provides a plugin.")
-@click.argument("kind", shell_complete=complete_template)
+@click.argument("kind", type=click.Choice(list(TEMPLATES)), metavar="KIND")
 @click.argument("name")
 @click.option(
     "--into",

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dingsdk.cli.completion import complete_config, given_of, transport_option
+from dingsdk.cli.options import complete_config, given_of, transport_option
 from dingsdk.cli.output import say
 
 

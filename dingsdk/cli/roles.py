@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dingsdk.cli.completion import (
+from dingsdk.cli.options import (
     complete_config,
     quiet_option,
     seed_option,

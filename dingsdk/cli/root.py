@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
@@ -10,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, shell_complete
 
-from dingsdk.cli.completion import VARIABLE, complete
 from dingsdk.cli.output import open_closed_streams
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.pipeline.output import discard
@@ -24,6 +24,8 @@ from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 FAILED = 1
 MISTAKE = 2
 INTERRUPTED = 130
+_COMPLETE = "_DINGSDK_COMPLETE"
+"""Environment variable that a shell sets to ask for completions, or for its script."""
 
 
 class RegistryGroup(click.Group):
@@ -118,9 +120,9 @@ def root() -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; see ``dingsdk.cli.main``."""
-    instruction = os.environ.get(VARIABLE)
-    if instruction:
-        return complete(root, instruction)
+    if instruction := os.environ.get(_COMPLETE):
+        logging.disable()  # the user is typing a command
+        return shell_complete(root, {"obj": {}}, "dingsdk", _COMPLETE, instruction)
     open_closed_streams()
     streams = sys.stdout, sys.stderr
     settings: dict[str, Any] = {"debug": _is_debug(os.environ)}

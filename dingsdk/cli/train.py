@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from dingsdk.cli.completion import (
+from dingsdk.cli.options import (
     complete_config,
     given_of,
     mode_option,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dingsdk.config.files import load_config as load_config
     from dingsdk.config.files import save_config as save_config
     from dingsdk.config.plain import deep_merge_dicts as deep_merge_dicts
+    from dingsdk.config.plain import put as put
     from dingsdk.config.plain import to_easydict as to_easydict
     from dingsdk.config.plain import to_plain as to_plain
     from dingsdk.config.section import LARGEST_INT as LARGEST_INT

@@ -141,7 +141,7 @@ def put(cfg: dict[str, Any], path: str, value: Any) -> None:
             section[key] = {}
         section = section[key]
         if not isinstance(section, dict):
-            return  # the check of the config reports it later
+            return  # the check of the config reports the value later
     section[last] = value
 
 
@@ -198,7 +198,7 @@ def plain_value(value: Any, path: str) -> Any:
         return [plain_value(item, join_key(path, i)) for i, item in enumerate(value)]
     if isinstance(value, str | PurePath):
         return str(value)
-    # numpy scalars are registered with numbers, except bool: the check of ndim finds that one.
+    # numpy scalars are registered with numbers, except its bool, which the check of ndim finds.
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):

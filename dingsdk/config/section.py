@@ -49,8 +49,8 @@ Seed = Number
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all config sections; instances are immutable.
 
-    To check fields against each other, write a ``__post_init__`` that raises ValueError. Its text
-    must begin with the name of the wrong field.
+    To check fields against each other, write a ``__post_init__`` that raises ValueError. The text
+    of the error must begin with the name of the wrong field.
     """
 
     is_open: ClassVar[bool] = False
@@ -171,30 +171,6 @@ def _merged_part(default: Any, value: Any) -> Any:
     if isinstance(value, Mapping) and value.get("type", default.get("type")) == default.get("type"):
         return deep_merge_dicts(default, value)
     return value
-
-
-@cache
-def rebase(section: type[Section], base: type[Section], name: str) -> type[Section]:
-    """Return a section with the fields of ``base`` and of ``section``; those of ``section`` win.
-
-    A section or a part of ``base`` stays one, with the defaults of ``section``.
-    """
-    known = fields_of(base)
-    own = []
-    for field in fields_of(section).values():
-        theirs, kind, default = known.get(field.name), field.type, field.default
-        if theirs is not None and theirs.part is not None and field.part is None:
-            kind, default = theirs.type, _merged_part(theirs.default, default)
-        elif theirs is not None and theirs.section is not None:
-            inner = f"{name}_{field.name}"
-            if field.section is not None:
-                kind = rebase(field.section, theirs.section, inner)
-            elif isinstance(default or {}, Mapping):
-                kind = derive(theirs.section, default or {}, inner)
-        elif theirs is not None and field.type in (Any, dict[str, Any], *_PLAIN):  # less exact
-            kind = theirs.type
-        own.append((field.name, kind, default))
-    return _extend(base, own, name)
 
 
 def _extend(base: type[Section], added: Iterable[tuple[str, Any, Any]], name: str) -> type[Section]:

@@ -23,7 +23,6 @@ from dingsdk.config.section import (
     derive,
     documentation_of,
     fields_of,
-    rebase,
 )
 from dingsdk.errors import (
     ConfigError,
@@ -113,14 +112,15 @@ def config_type(cls: Any, base: type[Section] = PartSection) -> type[Section]:
     Args:
         cls: The class of the part. A class that is not a ``Configurable`` may have a dict
             ``config`` or a ``default_config()``. With neither, every key is accepted unchecked.
-        base: Base of the section that is made for such a class.
+        base: Base of the section that is made for such a class, and for a class whose ``Config``
+            does not extend it.
     """
     name = f"{getattr(cls, '__name__', 'Part')}Config"
     declared = getattr(cls, "Config", None)
     if isinstance(cls, type) and issubclass(cls, Configurable):
         _check_declared(cls)
-    if isinstance(declared, type) and issubclass(declared, Section):
-        return declared if issubclass(declared, base) else rebase(declared, base, name)
+    if isinstance(declared, type) and issubclass(declared, base):
+        return declared
     if callable(getattr(cls, "default_config", None)):
         defaults: Any = cls.default_config()
     else:
@@ -139,7 +139,7 @@ class Configurable:
     both: ``config`` is made from ``Config``, or ``Config`` from ``config``.
     """
 
-    Config: ClassVar[type[Section]] = Section
+    Config: ClassVar[type[Section]] = PartSection
     config: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -159,7 +159,7 @@ class Configurable:
     @classmethod
     def read(cls, cfg: Mapping[str, Any], path: str = "") -> Any:
         """Return ``cfg``, completed with the defaults, as a ``Config``; see ``read_section``."""
-        return read_section(config_type(cls), cfg, path)
+        return read_section(cls.Config, cfg, path)
 
 
 def _check_declared(cls: type[Configurable]) -> None:
@@ -179,8 +179,8 @@ def _check_declared(cls: type[Configurable]) -> None:
 class _Walk:
     """One pass over a config, which collects its errors.
 
-    They are raised at the end, when all sections are known: the message can then name all unknown
-    keys, and the section that a misplaced key belongs to.
+    The errors are raised at the end, when all sections are known: the message can then name all
+    unknown keys, and the section that a misplaced key belongs to.
 
     Attributes:
         unknown: Key, path of its section and known keys, for each key that nothing reads.

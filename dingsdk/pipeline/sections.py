@@ -15,7 +15,6 @@ from dingsdk.config import (
     Section,
     SmallCount,
     Whole,
-    fields_of,
     preset,
 )
 from dingsdk.policy.sections import PolicySection
@@ -179,18 +178,3 @@ class RunSection(Section, frozen=True, kw_only=True):
     env_manager: Annotated[dict[str, Any], Part("env_managers")] = preset("vector")
     policy: Annotated[dict[str, Any], Part("policies", base=PolicySection)]
     system: SystemSection = SystemSection()
-
-
-def part_kinds() -> dict[str, str]:
-    """Return the kind of each part of a config that has a ``type``, by dotted path."""
-    return {**_parts_in(RunSection, ""), **_parts_in(PolicySection, "policy.")}
-
-
-def _parts_in(section: type[Section], path: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, field in fields_of(section).items():
-        if field.section is not None:
-            found |= _parts_in(field.section, f"{path}{name}.")
-        elif field.part is not None and not field.part.many:
-            found[f"{path}{name}"] = field.part.kind
-    return found

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dingsdk.plugins.hookspecs import hookspec as hookspec
     from dingsdk.plugins.inventory import PluginInfo as PluginInfo
     from dingsdk.plugins.inventory import Snapshot as Snapshot
-    from dingsdk.plugins.kinds import API_VERSION as API_VERSION
     from dingsdk.plugins.kinds import CONTRACT_VERSIONS as CONTRACT_VERSIONS
     from dingsdk.plugins.kinds import KINDS as KINDS
     from dingsdk.plugins.manager import PluginManager as PluginManager

@@ -10,9 +10,6 @@ from dingsdk.plugins.inventory import added_entries
 from dingsdk.plugins.manager import PluginManager, default_manager
 from dingsdk.plugins.registry import Entry
 
-_CONTRACT = "dingsdk.worker.comm.transport"
-"""The module with the base classes of the ends and stores of transports."""
-
 
 def error_text(error: BaseException) -> str:
     """Return the class and the text of an exception, and the part of a plugin that raised it."""
@@ -40,20 +37,17 @@ def part_of(error: BaseException) -> str:
 
     This is the part of the innermost frame that belongs to one; the code of dingsdk that creates a
     part, such as the constructor of its base class, belongs to that part. A transport runs the jobs
-    of all other parts, so it is named only if no frame of dingsdk is inside its frames. The ends
-    and stores of a transport, which are not parts, count as its code. Returns ``""`` for errors of
-    dingsdk itself, and for a DingError that dingsdk raised: its text says what is wrong, and it may
-    be about a part that has already returned.
+    of all other parts, so it is named only if no frame of dingsdk is inside its frames. Returns
+    ``""`` for errors of dingsdk itself, and for a DingError that dingsdk raised: its text says what
+    is wrong, and may be about a part that has already returned.
     """
     parts = [each for each in added_entries(default_manager()) if each[2].target]
-    has_left_core, transport = False, ""
+    has_left_core = False
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] == "dingsdk":
             if isinstance(error, DingError):
                 return ""
-            if transport:
-                return transport
             has_left_core = True
             if frame.f_code is PluginManager.create.__code__:
                 made = frame.f_locals.get("component")
@@ -62,12 +56,10 @@ def part_of(error: BaseException) -> str:
                         return _described(kind, key, entry)
             continue
         for kind, key, entry in parts:
-            is_transport = kind == "transports"
-            if _is_code_of(entry.target, frame) and not (has_left_core and is_transport):
+            is_of_job = has_left_core and kind == "transports"
+            if _is_code_of(entry.target, frame) and not is_of_job:
                 return _described(kind, key, entry)
-            if is_transport and not has_left_core and _is_end_of(entry.target, frame):
-                transport = transport or _described(kind, key, entry)
-    return "" if isinstance(error, DingError) else transport
+    return ""
 
 
 def registered_as(cls: type) -> str:
@@ -91,16 +83,3 @@ def _is_code_of(target: object, frame: FrameType) -> bool:
     if not isinstance(target, type):
         return getattr(target, "__code__", None) is code
     return bool(code.co_argcount) and isinstance(frame.f_locals.get(code.co_varnames[0]), target)
-
-
-def _is_end_of(target: object, frame: FrameType) -> bool:
-    """Whether a frame runs a method of an end or a store in the package of a transport."""
-    if not isinstance(target, type) or not frame.f_code.co_argcount:
-        return False
-    cls = type(frame.f_locals.get(frame.f_code.co_varnames[0]))
-    is_of_contract = any(base.__module__ == _CONTRACT for base in cls.__mro__)
-    return is_of_contract and _package_of(cls) in map(_package_of, target.__mro__)
-
-
-def _package_of(cls: type) -> str:
-    return cls.__module__.rpartition(".")[0] or cls.__module__

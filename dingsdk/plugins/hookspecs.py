@@ -1,9 +1,9 @@
 """All hooks that a plugin may implement, grouped by their purpose.
 
 A plugin implements a hook with a module-level function of the same name: a plain ``def``, marked
-with ``@hookimpl``. It may leave out arguments that it does not need. The others are passed by
-position; they have no default values. For a hook that a config selects, with a priority and a state
-per learner, write a ``LearnerHook`` instead.
+with ``@hookimpl``. The function may leave out arguments that it does not need. The other arguments
+are passed by position; they have no default values. For a hook that a config selects, with a
+priority and a state per learner, write a ``LearnerHook`` instead.
 
 No hook is called once per env step.
 """

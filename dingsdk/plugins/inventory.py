@@ -53,7 +53,7 @@ class PluginInfo:
 def list_plugins(manager: PluginManager) -> list[PluginInfo]:
     """Return one row per type and provider, by kind in the order of KINDS, then by type."""
     rows: list[PluginInfo] = []
-    version = functools.cache(version_of)  # it reads a file
+    version = functools.cache(version_of)  # `version_of` reads a file
     for kind in (*KINDS, OBSERVERS):
         adverts = manager.adverts(kind)
         usable = Counter(a.key for a in adverts if manager.why_not(a) is None)

@@ -58,13 +58,9 @@ The name of the entry point is the class name, its value ``module:attr``."""
 CONTRACTS = "contracts"
 """Entry-point group ``dingsdk.contracts``: the version of a kind's contract for which a
 distribution was written. The name of the entry point is the kind, its value ``v<number>``; the
-default is ``v1``. It is read from the metadata, before the distribution is imported."""
+default is ``v1``. The version is read from the metadata, before the distribution is imported."""
 
 CONTRACT_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
 """Kind -> the version of its contract that this dingsdk has. The contract consists of the
 signatures of the parts and the rules that ``dingsdk.testing`` checks. The version is increased when
 parts of the previous version would no longer work, so plugins of other versions are refused."""
-
-API_VERSION = 1
-"""Version of the plugin interface. A plugin module that needs a newer version declares it with
-``dingsdk_api = N``. It is then refused with an error before any of its hooks runs."""

@@ -34,7 +34,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
-from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
+from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
 from dingsdk.plugins.switches import Switches, is_named
 
@@ -323,7 +323,8 @@ class PluginManager:
     ) -> str:
         """Load the plugin that provides a type; return the key under which it is registered."""
         if not adverts and asked is None:
-            # It may have been installed after the first discovery, for example from a notebook.
+            # The plugin may have been installed after the first discovery, for example from a
+            # notebook.
             self.forget_adverts()
             adverts = self.adverts(kind, key)
         if not adverts:
@@ -396,7 +397,7 @@ class PluginManager:
                 registers a type.
 
         Raises:
-            PluginLoadError: the module is disabled, too new, or raised an exception; everything
+            PluginLoadError: the module is disabled, or raised an exception; everything
                 that it registered is removed again.
         """
         owner = owner or module_name
@@ -405,7 +406,7 @@ class PluginManager:
                 "is needed, but DINGSDK_DISABLED_PLUGINS names it; take it out of there to use it"
             )
             raise _refused(owner, "disabled", text)
-        with self._lock:  # another thread may be in the middle of registering it
+        with self._lock:  # another thread may be registering the module
             if self._pluggy.has_plugin(module_name):
                 return
         is_new = module_name not in sys.modules
@@ -488,19 +489,6 @@ class PluginManager:
             _logger.error("%s (left out)", error, exc_info=error.__cause__)
 
     def _register(self, plugin: object, name: str, owner: str, needs_hooks: bool = False) -> None:
-        needed = getattr(plugin, "dingsdk_api", API_VERSION)
-        if not isinstance(needed, int):
-            text = f"has dingsdk_api = {needed!r}; write an integer, such as {API_VERSION}"
-            raise _refused(owner, "too new", text, needed=needed, found=API_VERSION)
-        if needed > API_VERSION:
-            raise _refused(
-                owner,
-                "too new",
-                f"needs version {needed} of the plugin interface, this dingsdk has {API_VERSION}; "
-                "upgrade dingsdk, or install an older release of the plugin",
-                needed=needed,
-                found=API_VERSION,
-            )
         with self._lock:
             if any(known is plugin for known, _ in self._announced):
                 return
@@ -531,19 +519,20 @@ class PluginManager:
                 text = "so it would never be called; mark it with @dingsdk.hookimpl, or rename it"
                 defines = f"defines {name} without @hookimpl{where}"
                 raise _refused(owner, "not marked", f"{defines}, {text}", hook=hook)
-            if marks["wrapper"] or marks["hookwrapper"]:
-                advice = "the hooks of dingsdk take no wrappers; write a plain @hookimpl"
-                raise _refused(owner, "wrapper", f"wraps {hook}{where}; {advice}", hook=hook)
-            if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
-                text = f"defines {name} with async{where}, so it would never run; use a plain def"
-                raise _refused(owner, "async", text, hook=hook)
-            if inspect.isgeneratorfunction(plain):
-                text = f"uses yield in {name}{where}, so it would never run; return the answer"
-                raise _refused(owner, "generator", text, hook=hook)
-            if spec is None:
-                continue
-            for each in inspect.signature(function).parameters.values():
-                _check_argument(each, spec.argnames, owner, hook, where)
+            is_lazy = (
+                inspect.iscoroutinefunction(plain)
+                or inspect.isasyncgenfunction(plain)
+                or inspect.isgeneratorfunction(plain)
+            )
+            if is_lazy or marks["wrapper"] or marks["hookwrapper"]:
+                text = "is async, a generator or a wrapper, which is never run; write a plain def"
+                raise _refused(owner, "no plain function", f"{name}{where} {text}", hook=hook)
+            for each in inspect.signature(function).parameters.values() if spec else ():
+                # pluggy refuses arguments that the hook does not have.
+                if each.default is not each.empty or each.kind is each.KEYWORD_ONLY:
+                    text = "is never passed; take its default, or the * before it, away"
+                    what = f"the argument {each.name!r} of {hook}{where}"
+                    raise _refused(owner, "argument", f"{what} {text}", hook=hook)
 
     def _check_hooks(self, plugin: object, name: str, owner: str, needs_hooks: bool) -> None:
         callers = self._pluggy.get_hookcallers(plugin) or []
@@ -640,31 +629,6 @@ def _noted(note: str) -> Iterator[None]:
     except PluginLoadError as error:
         error.add_note(note)
         raise
-
-
-def _check_argument(
-    found: inspect.Parameter, known: Sequence[str], owner: str, hook: str, where: str
-) -> None:
-    """Refuse an argument of a hook function that the hook does not pass, or not by position."""
-    if found.name not in known:
-        nearest = nearest_name(found.name, known)
-        advice = f"; did you mean {nearest}?" if nearest else "."
-        raise _refused(
-            owner,
-            "unknown argument",
-            f"has the argument {found.name!r} in {hook}{where}, which the hook does not "
-            f"have{advice} It has: {listing(known)}",
-            hook=hook,
-            nearest=nearest,
-        )
-    if found.default is not found.empty:
-        what, advice = "with a default", "which would always be used; take the default away"
-    elif found.kind is found.KEYWORD_ONLY:
-        what, advice = "after *", "but hooks pass arguments by position; take the * away"
-    else:
-        return
-    text = f"has the argument {found.name!r} {what} in {hook}{where}, {advice}"
-    raise _refused(owner, "argument", text, hook=hook)
 
 
 def _refused(owner: str, reason: str, text: str, **facts: object) -> PluginLoadError:

@@ -46,8 +46,8 @@ class Transaction:
 
     Attributes:
         owner: The plugin.
-        contested: (kind, type key) of the types that other plugins provide, too. They are
-            registered as ``key@owner``.
+        contested: (kind, type key) of the types that other plugins provide, too. Such
+            types are registered as ``key@owner``.
         changes: Registry, key and previous entry of each change.
     """
 

@@ -32,8 +32,9 @@ _OURS = {"dingsdk", *(name.replace("-rl-", "_").replace("-", "_") for name in SH
 def factory(function: FunctionT) -> FunctionT:
     """Mark a function or class, so that configs may name it: ``@dingsdk.envs.factory``.
 
-    It may then be named by ``env.env_id``, ``env.eval_opponents`` and the ``data`` of an evaluator.
-    A package needs this for its functions; classes of envs and the user's own functions do not.
+    The function may then be named by ``env.env_id``, ``env.eval_opponents`` and the ``data`` of an
+    evaluator. A package needs this for its functions; classes of envs and the user's own functions
+    do not.
     """
     setattr(function, _MARK, True)
     return function

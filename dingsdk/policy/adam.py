@@ -18,10 +18,10 @@ from dingsdk.policy.weights import as_tensor, check_shapes
 class Adam:
     """Updates a module's parameters in place with torch's functional Adam: ``minimize(loss)``.
 
-    It is not a ``torch.optim.Optimizer``: gradients are not stored in the parameters, so there is
-    no need to set them to zero.
+    ``Adam`` is not a ``torch.optim.Optimizer``: gradients are not stored in the parameters, so
+    there is no need to set them to zero.
 
-    It uses the functional form, as creating the first ``torch.optim.Adam`` imports torch's
+    The class uses the functional form, as creating the first ``torch.optim.Adam`` imports torch's
     compiler, which adds 3 s of CPU time to the start of a learner. With ``torch.optim.Adam(fused=
     True)`` over the same vector an update of DQN takes 12 % more time (7 % with 256-256 units), of
     PPO 7 % (4 %); over single parameters DQN takes 40 % (19 %) more (2026-11, CPU, torch 2.13).
@@ -78,7 +78,7 @@ class Adam:
             joined = torch.cat((gradient, loss.detach().reshape(1)))
             self.average(joined)
             gradient, loss = joined[:-1], joined[-1]
-        # One read for both: on an accelerator every read waits for the device.
+        # One read for loss and norm: on an accelerator every read waits for the device.
         value, norm = torch.stack((loss.detach(), torch.linalg.vector_norm(gradient))).tolist()
         if not (math.isfinite(norm) and math.isfinite(value)):
             cause = (

@@ -8,7 +8,6 @@ modes from a few methods; any other object with the four properties of ``Policy`
 from __future__ import annotations
 
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -210,7 +209,7 @@ class BasePolicy(Configurable, ABC):
         }
         if self.learns:
             # Until a block of this size was freed once, glibc returns memory to the system and
-            # requests it again in each update: for SAC 700 page faults, 1.3 of 11 ms.
+            # requests the same memory again in each update: for SAC 700 page faults, 1.3 of 11 ms.
             torch.empty(6 * 2**20, device="cpu")
         if self._fields - {"command"}:
             with torch.random.fork_rng(devices=[]):
@@ -219,8 +218,6 @@ class BasePolicy(Configurable, ABC):
                 else:
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
                 self._build()
-        if self.section.compile:
-            self._compile()
         # One per mode, as envs for collecting and envs for evaluating have the same ids.
         acting = ("collect", "eval") if self.state_size else ()
         self._memories = {field: Memory(self.state_size) for field in acting}
@@ -482,20 +479,6 @@ class BasePolicy(Configurable, ABC):
             get_setting_eval=lambda info: {},
         )
 
-    def _compile(self) -> None:
-        compilers = (os.environ.get("CXX", "g++"), "clang++")
-        if self._is_on_cpu and not any(map(shutil.which, compilers)):
-            raise ConfigError(
-                "policy.compile is true, but torch.compile needs a C++ compiler on the CPU, and "
-                f"there is neither {compilers[0]} nor clang++; install one, or set it to false",
-                path="policy.compile",
-            )
-        for part in vars(self).values():
-            if isinstance(part, torch.nn.Module):
-                for name in ("forward", "unroll"):
-                    if hasattr(part, name):
-                        setattr(part, name, torch.compile(getattr(part, name)))
-
     def _check_serves(self, field: str) -> None:
         if field not in self._fields:
             raise ConfigError(
@@ -577,7 +560,7 @@ class BasePolicy(Configurable, ABC):
 
     def _staged(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the GPU; it is copied while the host prepares the next one."""
-        # CUDA copies in the background only from pinned memory; it stages small copies anyway.
+        # CUDA copies in the background only from pinned memory; the driver stages small copies.
         if leaf.nbytes >= _LEAST_PINNED_BYTES:
             leaf = leaf.pin_memory()
         return leaf.to(self.device, non_blocking=True)

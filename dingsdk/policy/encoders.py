@@ -172,9 +172,9 @@ class Flat(Features):
 class Scaled(Flat):
     """A vector less its mean and divided by its deviation, at most 10 in magnitude.
 
-    Mean and variance are those of the observations in all training batches. They are buffers, so
-    they are saved and published with the weights. They are float64: in float32, the mean of large
-    numbers would not move any more after some batches.
+    Mean and variance are those of the observations in all training batches. Both are
+    buffers, so that they are saved and published with the weights. Their dtype is float64: in
+    float32, the mean of large numbers would not move any more after some batches.
 
     Source: Chan et al. 1979, eq. 2.1, for the variance of joined samples.
     """

@@ -40,7 +40,7 @@ def flatten_parameters(module: nn.Module) -> Tensor:
 def frozen(module: Module) -> Module:
     """Return a copy that shares the module's parameters and buffers, and records no gradients.
 
-    Its calls need no ``torch.no_grad()``. Make it after ``flatten_parameters``.
+    Calls of the copy need no ``torch.no_grad()``. Make the copy after ``flatten_parameters``.
     """
     twin = copy.deepcopy(module)
     for own, shared in zip(twin.parameters(), module.parameters(), strict=True):

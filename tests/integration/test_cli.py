@@ -174,13 +174,6 @@ def test_file_in_place_of_the_output_folder_gives_one_line(tmp_path: Path, shell
     assert len(shell.err.splitlines()) == 1
 
 
-def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, shell: Shell) -> None:
-    command = ["train", "cartpole-dqn", "--set", "seed=abc", "--debug"]
-
-    assert shell.run(*command, cwd=tmp_path) == 2
-    assert "Traceback" in shell.err
-
-
 def test_eval_of_a_missing_run_folder_is_an_error(tmp_path: Path, shell: Shell) -> None:
     assert shell.run("eval", "nowhere", cwd=tmp_path) == 2
     assert shell.err.startswith("Error: there is no run folder nowhere; name a folder")
@@ -355,19 +348,3 @@ def test_second_signal_exits_at_once(tmp_path: Path) -> None:
 
     assert process.returncode in (130, 143)
     assert "exiting at once" in err
-
-
-def test_plugins_lists_the_installed_transport(tmp_path: Path, shell: Shell) -> None:
-    assert shell.run("plugins", cwd=tmp_path) == 0
-
-    row = next(line for line in shell.out.splitlines() if "in_memory" in line)
-    assert row.split()[:3] == ["transports", "in_memory", "dingsdk-rl-in-memory"]
-
-
-def test_closed_output_pipe_gives_no_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        f"{sys.executable} -c 'from dingsdk.cli import main; main()' plugins | head -1",
-        shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True,
-    )  # fmt: skip
-
-    assert "Traceback" not in done.stderr

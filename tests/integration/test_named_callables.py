@@ -70,7 +70,6 @@ COMMANDS = (
     "train --resume RUN --set system.max_env_steps=100000",
     "train RUN/config.yaml --mode parallel",
     "config validate RUN/config.yaml",
-    "config diff RUN/config.yaml RUN/config.yaml",
     "coordinator --config RUN/config.yaml --data OUT",
 )
 

@@ -515,16 +515,6 @@ def test_section_of_a_foreign_class_has_the_keys_of_its_kind_too() -> None:
     assert defaults_of(section)["name"] == "x"
 
 
-def test_types_of_a_declared_section_override_those_of_its_kind() -> None:
-    section = config_type(Fifo, Outer)
-
-    assert section is config_type(Fifo, Outer)  # a class for each run would stay in memory
-    assert issubclass(section, Outer)
-    assert complete(section, {}, find, "outer")["step"] == 1
-    with pytest.raises(ConfigTypeError):
-        complete(section, {"step": 0}, find, "outer")
-
-
 def test_default_config_of_a_foreign_class_is_used() -> None:
     class Reference:
         @classmethod

@@ -15,7 +15,7 @@ Task = dict[str, Any]
 
 
 class PlayerProgress(NamedTuple):
-    """How far one of several players is.
+    """Progress of one of several players.
 
     Attributes:
         train_iter: Iterations that its policy was trained for.
@@ -88,7 +88,7 @@ class BaseParallelCommander(Configurable, ABC):
 
     Args:
         cfg: The compiled main config; the commander's own section is
-            ``policy.other.commander``. It is only read.
+            ``policy.other.commander``. The config is only read.
 
     Differs from the reference: ``collector_task_space`` is None by default, which allows one
     task at a time for each collector.

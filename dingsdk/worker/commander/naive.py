@@ -17,7 +17,8 @@ BUFFER_ID = "test"
 class NaiveCommander(BaseParallelCommander):
     """Issues collector and learner tasks as long as places are free; never evaluates.
 
-    Its policy id is ``test``. In DI-engine it is ``test.pth``, but here ids are not file names.
+    The policy id is ``test``. In DI-engine the policy id is ``test.pth``, but here ids are not file
+    names.
     """
 
     class Config(BaseParallelCommander.Config, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ class PlayerCommander(SoloCommander):
 
     @property
     def progress(self) -> PlayerProgress:
-        """How far its player is."""
+        """Counts of its player."""
         counts = (self.envstep, self.episode_count, self.sample_count)
         return PlayerProgress(self._player.train_iter, *counts)
 
@@ -313,7 +313,7 @@ class OneVsOneCommander(BaseParallelCommander):
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
         if (owner := self._owner(task_id)) is not None:
             owner.finish_learner_task(task_id, finished_task)
-            if len(self._commanders) > 1:  # the other players continue without it
+            if len(self._commanders) > 1:  # the other players continue to train
                 self._trained_out.add(owner.player_id)
         return str(finished_task["buffer_id"])
 
@@ -361,7 +361,7 @@ class OneVsOneCommander(BaseParallelCommander):
                 name = None if player_id == self.first.player_id else player_id
                 path = player_folder(self._folder.parent, name) / "ckpt"
             elif player.is_active:
-                continue  # its learner publishes it
+                continue  # its learner publishes its policy
             else:
                 path = self._folder / player.checkpoint
             if self._find(player.checkpoint) is None:

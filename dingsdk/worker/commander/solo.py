@@ -203,7 +203,7 @@ class SoloCommander(BaseParallelCommander):
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
         ended = self._end_collector_task(task["task_id"])
         if ended is not None and ended.is_evaluation:
-            self._has_collected = True  # so that it can be issued again at once
+            self._has_collected = True  # so that an evaluation can be issued again at once
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
         self._end_learner_task(task_id)

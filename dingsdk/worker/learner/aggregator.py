@@ -10,11 +10,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,6 @@ _MAX_BYTES = 4 << 30
 """Largest message between a rank and the aggregator."""
 _FORWARD, _BEGIN, _END = "forward", "begin", "end"
 _DONE, _FAILED, _LOST = "done", "failed", "lost"
-_LOOPBACK = "127.0.0.1"
 _ACTING_STATE = "acting_state"
 _OF_FIRST_RANK = frozenset({"learner_step", "buffer_id", "task_id", "learner_done"})
 _NOT_LEARNED = {"collect", "eval", "other"}
@@ -65,29 +64,36 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _RankSpec:
+class _LocalPlace:
+    """The place of a rank that rank 0 has started on its own host; compare ``RankPlace``."""
+
     rank: int
     world_size: int
-    store: Path
-    policy_cfg: Mapping[str, Any]
-    threads: int
-    rank_s: float
-    snapshot: Snapshot
-    guarded: tuple[Path, ...]
-    seed: int | None = None
+    folder: Path
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank
+
+    def own_address(self) -> str:
+        return "127.0.0.1"
+
+    def group_store(self, group: int) -> Any:
+        return torch_distributed().FileStore(str(self.folder / str(group)), self.world_size)
 
 
 class LearnerAggregator(Closing):
     """Trains one policy on several processes, behind the interface of a learn mode.
 
-    The caller's process is rank 0; it starts the others, unless they are ``remote``. Each rank
-    has the policy's weights and takes an equal, consecutive part of every batch. Their gradients
-    are averaged before each step, over ``torch.distributed``, so that all ranks keep the weights
-    that one learner would have with the whole batch. Rank 0 alone saves, publishes and logs. Each
-    rank has its own random numbers; the attribute ``acting_state`` is a list with those of all.
+    The caller's process is rank 0; rank 0 starts the other ranks, unless they are ``remote``. Each
+    rank has the policy's weights and takes an equal, consecutive part of every batch. Their
+    gradients are averaged before each step, over ``torch.distributed``, so that all ranks keep the
+    weights that one learner would have with the whole batch. Rank 0 alone saves, publishes and
+    logs. Each rank has its own random numbers; the attribute ``acting_state`` is a list with those
+    of all.
 
     Use as a context manager, or close it. Not safe for use from several threads. After an error in
-    any rank, rank 0 included, it refuses batches until ``start`` is called.
+    any rank, rank 0 included, the aggregator refuses batches until ``start`` is called.
 
     Args:
         learn_mode: Learn mode of a policy whose class ``is_data_parallel``: rank 0's.
@@ -147,41 +153,32 @@ class LearnerAggregator(Closing):
         with tempfile.TemporaryDirectory(prefix="dingsdk-ranks-") as folder:
             try:
                 with self._exchange():
-                    self._connect(Path(folder) / "store")
+                    self._connect(Path(folder))
                 self._call("load_state_dict", self._policy.state_dict())
             except BaseException:
                 self.close()
                 raise
 
-    def _connect(self, path: Path) -> None:
+    def _connect(self, folder: Path) -> None:
         remote, rank_s, world_size = self._remote, self._rank_s, self._world_size
+        place: RankPlace | _LocalPlace
         if remote is None:
-            store, address = _file_store(path, world_size), _LOOPBACK
-            threads, snapshot = policy_threads(), default_manager().snapshot()
+            place, group = _LocalPlace(0, world_size, folder), 1
+            store = place.group_store(group)
             for rank in range(1, world_size):
-                spec = _RankSpec(
-                    rank,
-                    world_size,
-                    path,
-                    self._policy_cfg,
-                    threads,
-                    rank_s,
-                    snapshot,
-                    guarded_folders(),
-                    _rank_seed(self._seed, rank),
-                )
-                self._ranks.append(_ChildRank(spec))
+                other = replace(place, rank=rank)
+                self._ranks.append(_ChildRank(other, self._policy_cfg, rank_s))
         else:
-            store, address = remote.new_group(), remote.place.own_address()
+            store, place, group = remote.new_group(), remote.place, remote.groups
             self._ranks += [_Rank(rank, link, rank_s) for rank, link in remote.links().items()]
-            begin = [remote.groups, rank_s, to_plain(self._policy_cfg)]
-            for each in self._ranks:
-                each.send(_BEGIN, [*begin, _rank_seed(self._seed, each.number)])
+        begin = [group, rank_s, to_plain(self._policy_cfg)]
+        for each in self._ranks:
+            each.send(_BEGIN, [*begin, _rank_seed(self._seed, each.number)])
         deadline = time.monotonic() + START_S
         for each in self._ranks:
             each.answer(deadline)
         try:
-            join_ranks(self._policy, store, 0, world_size, rank_s, address)
+            join_ranks(self._policy, store, 0, world_size, rank_s, place.own_address())
         except ConnectionError as error:
             raise self._find_lost(error) from error
 
@@ -350,7 +347,7 @@ class _Rank:
                 else:
                     why, code = "has lost another rank", 0
         except BlockingIOError:
-            pass  # it stopped in the middle of its answer
+            pass  # the rank stopped in the middle of its answer
         except (EOFError, OSError):
             why, self.has_hung_up = "is gone", True
         if not trace and (ended := self._exit_code()) is not None:
@@ -379,12 +376,16 @@ class _Rank:
 class _ChildRank(_Rank):
     """A rank in a child process."""
 
-    def __init__(self, spec: _RankSpec) -> None:
+    def __init__(self, place: _LocalPlace, policy_cfg: Mapping[str, Any], rank_s: float) -> None:
         context = spawn_context("system.learner_num")
         link, theirs = context.Pipe()
-        super().__init__(spec.rank, link, spec.rank_s)
+        super().__init__(place.rank, link, rank_s)
+        settings = policy_threads(), default_manager().snapshot(), guarded_folders()
         self._process = context.Process(
-            target=rank_main, args=(spec, theirs), name=f"learner-rank-{spec.rank}", daemon=True
+            target=rank_main,
+            args=(place, policy_cfg, *settings, theirs),
+            name=f"learner-rank-{place.rank}",
+            daemon=True,
         )
         with signals_blocked():
             self._process.start()
@@ -412,35 +413,32 @@ class _ChildRank(_Rank):
         return self._process.exitcode
 
 
-def rank_main(spec: _RankSpec, link: Connection) -> None:
+def rank_main(
+    place: _LocalPlace,
+    policy_cfg: Mapping[str, Any],
+    threads: int,
+    snapshot: Snapshot,
+    folders: Sequence[Path],
+    link: Connection,
+) -> None:
     """Run a rank until rank 0 closes the link; never returns."""
     # Rank 0 handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 0
     try:
-        with torch_threads(spec.threads), contextlib.ExitStack() as stack:
-            for folder in spec.guarded:
+        with torch_threads(threads), contextlib.ExitStack() as stack:
+            for folder in folders:
                 stack.enter_context(guarded(folder))
-            _serve(spec, link)
+            default_manager().restore(snapshot)
+            _serve_group(place, policy_cfg, threading.Event(), link)
     except (EOFError, ConnectionError):
-        pass  # rank 0 has closed the link, or has died
+        pass  # rank 0 has closed the link or has died, or another rank was lost
     except BaseException as error:
         code = 1
         with contextlib.suppress(OSError):
             _send_failure(link, error)
     # Exit at once: other ranks in the middle of an update notice that the connection is closed.
     os._exit(code)
-
-
-def _serve(spec: _RankSpec, link: Connection) -> NoReturn:
-    default_manager().restore(spec.snapshot)
-    _take_gpu(spec.policy_cfg, spec.rank)
-    policy = create_policy(spec.policy_cfg, enable_field=["learn"], seed=spec.seed).learn_mode
-    _send(link, _DONE, None)
-    store = _file_store(spec.store, spec.world_size)
-    join_ranks(policy, store, spec.rank, spec.world_size, spec.rank_s, _LOOPBACK)
-    while True:
-        _do_as_told(policy, link, *_receive(link))
 
 
 def _do_as_told(policy: LearnMode, link: Connection, name: str, value: Any) -> None:
@@ -470,7 +468,10 @@ def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threadin
 
 
 def _serve_group(
-    place: RankPlace, policy_cfg: Mapping[str, Any], stop: threading.Event, link: Connection
+    place: RankPlace | _LocalPlace,
+    policy_cfg: Mapping[str, Any],
+    stop: threading.Event,
+    link: Connection,
 ) -> None:
     policy: LearnMode | None = None
     while not stop.is_set():
@@ -495,7 +496,7 @@ def _serve_group(
 
 
 def _begin(
-    place: RankPlace,
+    place: RankPlace | _LocalPlace,
     policy_cfg: Mapping[str, Any],
     link: Connection,
     group: int,
@@ -546,7 +547,7 @@ def join_ranks(
             raise ConnectionError(f"a rank was lost: {error}") from error
         tensor /= world_size
 
-    # Before they connect: a rank that is refused ends, and the others would only see that.
+    # Before the ranks connect: the others would only see that a refused rank has ended.
     try:
         policy.set_attribute("average_over_ranks", average)
     except NotImplementedError as error:
@@ -571,7 +572,7 @@ def process_group(
         return dist.ProcessGroupNCCL(store, rank, world_size, options)
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
-    # By default it would listen on the address of the host's name.
+    # By default gloo would listen on the address of the host's name.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, rank, world_size, options)
 
@@ -580,10 +581,6 @@ def _take_gpu(policy_cfg: Mapping[str, Any], number: int) -> None:
     """Choose the GPU of this process, if its policy uses one."""
     if policy_cfg.get("cuda"):
         torch.cuda.set_device(number)
-
-
-def _file_store(path: Path, world_size: int) -> Any:
-    return torch_distributed().FileStore(str(path), world_size)
 
 
 def split_batch(batch: SampleBatch, count: int) -> list[SampleBatch]:

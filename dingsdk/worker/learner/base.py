@@ -206,7 +206,7 @@ class BaseLearner(Configurable):
         """Learn mode of the policy to train; setting it replaces the monitor with a new one.
 
         Raises:
-            ConfigError: It was not set.
+            ConfigError: No policy was set.
         """
         if self._policy is None:
             raise ConfigError("please set learner policy: learner.policy = policy.learn_mode")
@@ -283,7 +283,7 @@ class BaseLearner(Configurable):
         Raises:
             ConfigError: No policy is set.
             PolicyOutputTypeError: The policy returned neither a dict nor a list of dicts.
-            NonFiniteError: Its ``total_loss`` is NaN or infinite.
+            NonFiniteError: The policy's ``total_loss`` is NaN or infinite.
         """
         policy = self.policy
         self.call_hook("before_iter")
@@ -315,7 +315,7 @@ class BaseLearner(Configurable):
         """Prepare to draw batches of the policy's ``batch_size`` from ``get_data``.
 
         ``get_data(batch_size)`` returns data for ``to_batch``, or None when there is no more.
-        It may block.
+        ``get_data`` may block.
 
         Raises:
             ConfigError: ``get_data`` is not attached.

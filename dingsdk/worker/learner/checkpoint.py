@@ -100,8 +100,9 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint, replacing one of the same name, and point ``latest`` at it.
 
-    It survives a power cut once this returns. The hook ``dingsdk_write_checkpoint`` may write it
-    instead, and the hook ``dingsdk_after_checkpoint`` is called afterwards.
+    The file survives a power cut once this function returns. The hook
+    ``dingsdk_write_checkpoint`` may write the checkpoint instead, and the hook
+    ``dingsdk_after_checkpoint`` is called afterwards.
 
     Args:
         directory: Path of a folder, created if absent, or an open folder.
@@ -196,9 +197,9 @@ def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
             one before it is read instead, with a warning and ``skipped`` set.
 
     Raises:
-        CheckpointMissingError: There is none at that path.
-        CheckpointCorruptError: It is truncated, altered or not ours (pickle files included).
-        CheckpointVersionError: Its format is one that this version does not read.
+        CheckpointMissingError: There is no checkpoint at that path.
+        CheckpointCorruptError: The file is truncated, altered or not ours (pickle files included).
+        CheckpointVersionError: The file has a format that this version does not read.
     """
     if isinstance(path, Folder):
         return _load_newest(path)
@@ -227,9 +228,9 @@ def can_resume(directory: Path) -> bool:
 def prune_checkpoints(directory: str | Path | Folder, keep_last: int) -> None:
     """Remove all but the last ``keep_last`` checkpoints ``iteration_<n>``.
 
-    They are those with the highest numbers up to that of the checkpoint that ``latest`` names.
-    Those with higher numbers are of an earlier training, and are removed first. The checkpoint
-    that ``latest`` names is kept, and so are all other names (``ckpt_best``).
+    The last checkpoints have the highest numbers up to the number of the checkpoint that ``latest``
+    names. Checkpoints with higher numbers are of an earlier training, and are removed first. The
+    checkpoint that ``latest`` names is kept, and so are all other names (``ckpt_best``).
     """
     with _opened(directory) as folder:
         try:

@@ -129,6 +129,15 @@ class LearnerHook(Hook):
         variables.
         """
 
+    def _lacks(self, attribute: str, error: Exception) -> HookError:
+        """Return the error for a policy without an attribute that each ``BasePolicy`` has."""
+        return HookError(
+            f"the learner hook {self.name!r} needs a policy with the attribute {attribute!r}, as "
+            f"each BasePolicy has: {error}",
+            name=self.name,
+            found=attribute,
+        )
+
     def close(self) -> None:
         """Release the hook's resources; called when the learner is closed, possibly twice.
 
@@ -141,7 +150,7 @@ def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
     """Make ``hook_type`` available to configs as ``type: name``, replacing one of that name.
 
     Raises:
-        HookError: It is not a subclass of ``LearnerHook``.
+        HookError: ``hook_type`` is not a subclass of ``LearnerHook``.
     """
     if not (isinstance(hook_type, type) and issubclass(hook_type, LearnerHook)):
         raise HookError(
@@ -381,8 +390,8 @@ class LoadCkptHook(LearnerHook):
 def _with_settings_of(own: Any, saved: Any) -> Any:
     """Return a saved policy state with the optimizer settings of another state.
 
-    These are all entries of the ``param_groups`` of optimizers, such as learning rate, weight decay
-    and betas, and the ``base_lrs`` of torch's schedulers. Moments and counts stay.
+    Settings are all entries of the ``param_groups`` of optimizers, such as learning rate, weight
+    decay and betas, and the ``base_lrs`` of torch's schedulers. Moments and counts stay.
 
     Args:
         own: The state of a new policy, whose settings are those of its config.

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from dingsdk.config import Count
-from dingsdk.errors import HookError
 from dingsdk.worker.learner.hooks import LearnerHook, PeriodArgs
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ class _Args(PeriodArgs, frozen=True, kw_only=True):
 class NormsHook(LearnerHook):
     """Logs ``param_norm/<part>`` and ``grad_norm/<part>`` of the policy's networks and optimizers.
 
-    They are Euclidean norms over all parameters, and over the last gradient before it was clipped.
-    They are read from the policy's attribute ``norms``, which every ``BasePolicy`` has.
+    The norms are Euclidean, over all parameters, and over the last gradient before clipping. They
+    are read from the policy's attribute ``norms``, which every ``BasePolicy`` has.
     """
 
     positions = ("after_iter",)
@@ -33,12 +32,7 @@ class NormsHook(LearnerHook):
         try:
             norms = engine.policy.get_attribute("norms")
         except (NotImplementedError, KeyError, AttributeError) as error:
-            raise HookError(
-                f"the learner hook {self.name!r} needs a policy with the attribute 'norms', as "
-                f"each BasePolicy has: {error}",
-                name=self.name,
-                found="norms",
-            ) from error
+            raise self._lacks("norms", error) from error
         engine.add_log_vars(norms)
 
 

@@ -66,7 +66,7 @@ def as_number(name: str, value: Any) -> float:
     """Return ``value`` as a float.
 
     Raises:
-        PolicyOutputTypeError: It is not one real number.
+        PolicyOutputTypeError: ``value`` is not one real number.
     """
     try:
         # item() reads one-element arrays and tensors of any shape, and refuses longer ones.

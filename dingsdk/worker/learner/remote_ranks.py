@@ -126,7 +126,7 @@ class RankPlace:
         timeout = timedelta(seconds=max(1.0, timeout_s))
         options: dict[str, Any] = {"wait_for_workers": False}
         if is_master:
-            # By default it would listen on all addresses.
+            # By default the store would listen on all addresses.
             options["master_listen_fd"] = listen(self.own_address(), self.port).detach()
         made = torch_distributed().TCPStore(
             self.host, self.port, None, is_master, timeout, **options

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 
 from dingsdk.config import Count, Section, Whole
-from dingsdk.errors import HookError
 from dingsdk.worker.learner.hooks import LearnerHook
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ class LearningRateHook(LearnerHook):
     A training is one iteration, or, with an on-policy algorithm, all iterations on the data of one
     collect; their factor is that of the first one.
 
-    It sets the policy's attribute ``learning_rate_factor``, which every ``BasePolicy`` has. The
-    factor depends only on the iteration, so that a resumed run continues with the same rates.
+    The hook sets the policy's attribute ``learning_rate_factor``, which every ``BasePolicy`` has.
+    The factor depends only on the iteration, so that a resumed run continues with the same rates.
 
     Source: linear warm-up as in Goyal et al. 2017, section 2.2; ``cosine`` is Loshchilov & Hutter
     2017, equation 5, with one cycle.
@@ -66,12 +65,7 @@ class LearningRateHook(LearnerHook):
         try:
             engine.policy.set_attribute(key, self.factor(engine.train_iter))
         except (NotImplementedError, KeyError, AttributeError) as error:
-            raise HookError(
-                f"the learner hook {self.name!r} needs a policy whose attribute {key!r} can be "
-                f"set, as that of each BasePolicy can: {error}",
-                name=self.name,
-                found=key,
-            ) from error
+            raise self._lacks(key, error) from error
 
     def factor(self, iteration: int) -> float:
         """Return the factor of an iteration; the first iteration is 0."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from dingsdk.config import deep_merge_dicts
+from dingsdk.config import deep_merge_dicts, put
 from dingsdk.errors import ConfigError, ConfigTypeError, UnknownEnvError
 from dingsdk.plugins import default_manager
 from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, NO_SECTION, ONLY, WITHOUT
@@ -66,7 +66,7 @@ def convert(cfg: Mapping[str, Any]) -> dict[str, Any]:
     _convert_env(main, create.pop("env", None) or {})
     for name, path in _PARTS.items():
         part = _without_own_imports(create.pop(name, None) or {}, name)
-        _put(main, path, deep_merge_dicts(_take(main, path), part))
+        put(main, path, deep_merge_dicts(_take(main, path), part))
     transports = [create.pop(name, None) or {} for name in _COMM_PARTS]
     known = ", ".join(sorted([*_PARTS, *_COMM_PARTS, "env"]))
     refused |= {f"create_config.{name}": f"known sections are {known}" for name in sorted(create)}
@@ -166,7 +166,7 @@ def _convert_keys(main: dict[str, Any], kind: str, kept: str) -> dict[str, str]:
     for old, new in of_kind(MOVED):
         value = _take(main, old)
         if value is not None:
-            _put(main, new, value)
+            put(main, new, value)
     for path, reason in of_kind(LEFT_OUT):
         if _take(main, path) is not None:
             _log.info("%s is not used: %s", path, reason)
@@ -214,7 +214,7 @@ def _run_by_di_engine(policy: Mapping[str, Any], kind: str) -> dict[str, Any]:
         for path in (f"{place}.{name}".lstrip(".") for name in names):
             value = _take(rest, path)
             if value is not None:
-                _put(section, path, value)
+                put(section, path, value)
     for name in ("type", "on_policy"):
         rest.pop(name, None)
     return {**section, "type": "di_engine", "name": kind, "on_policy": on_policy, "config": rest}
@@ -233,7 +233,7 @@ def _convert_learning_rates(policy: dict[str, Any]) -> None:
     iterations = counts[3] * epochs * math.ceil(counts[0] / batch_size)
     args = {"iterations": iterations, "final": found.get("min_lr_lambda")}
     hook = {"type": "lr_schedule", "position": "before_iter", "ext_args": args}
-    _put(policy, "learn.learner.hook.lr_schedule", hook)
+    put(policy, "learn.learner.hook.lr_schedule", hook)
 
 
 def _without_own_imports(section: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def _convert_transport(main: dict[str, Any], comm_parts: list[dict[str, Any]]) -
             path="create_config.comm_learner.type",
         )
     for kind in kinds:
-        _put(main, "system.transport.type", kind)
+        put(main, "system.transport.type", kind)
 
 
 def _rename_types(main: dict[str, Any]) -> None:
@@ -348,16 +348,3 @@ def _take(cfg: dict[str, Any], path: str) -> Any:
     for key in parents:
         section = section.get(key) if isinstance(section, dict) else None
     return section.pop(last, None) if isinstance(section, dict) else None
-
-
-def _put(cfg: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a dotted path; do nothing if a part of the path is not a section."""
-    section: Any = cfg
-    *parents, last = path.split(".")
-    for key in parents:
-        if section.get(key) is None:
-            section[key] = {}
-        section = section[key]
-        if not isinstance(section, dict):
-            return  # the check of the config reports it later
-    section[last] = value

@@ -133,8 +133,8 @@ NO_SECTION: Mapping[str, str] = {
     "world_model": "world models are not part of dingsdk",
     "multi_gpu": "several learners train together, see system.learner_num",
 }
-"""Sections and switches that are refused if they are used, with the reason. They may be in
-``create_config``, in ``main_config``, and in its ``policy`` and ``policy.learn``."""
+"""Sections and switches that are refused if they are used, with the reason. Such a section may be
+in ``create_config``, in ``main_config``, and in its ``policy`` and ``policy.learn``."""
 
 ENVS: Mapping[str, str] = {
     "acrobot": "Acrobot-v1",

@@ -12,6 +12,7 @@ import pytest
 from dingsdk_di_engine.config import convert
 from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, ONLY, WITHOUT
 
+from dingsdk.config import put
 from dingsdk.errors import ConfigError, UnknownEnvError, UnknownKeyError
 from dingsdk.pipeline.compile import compile_config
 
@@ -164,14 +165,6 @@ def test_switches_that_are_off_are_accepted() -> None:
     assert compile_config(shape).policy.learn.batch_size == 64
 
 
-def test_transport_is_taken_from_the_comm_parts() -> None:
-    shape = parallel_shape()
-    for name in ("comm_learner", "comm_collector"):
-        shape["create_config"][name]["type"] = "flask_fs"
-
-    assert convert(shape)["system"]["transport"] == {"type": "flask_fs"}
-
-
 def test_create_config_overrides_main_config() -> None:
     shape = serial_shape()
     shape["main_config"]["policy"]["other"]["replay_buffer"]["type"] = "elastic"
@@ -213,13 +206,6 @@ def test_section_without_counterpart_is_refused_by_name(
         convert(shape)
 
     assert caught.value.path == path
-
-
-def put(section: dict[str, Any], path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    for key in parents:
-        section = section.setdefault(key, {})
-    section[last] = value
 
 
 def at(section: Any, path: str) -> Any:
@@ -293,14 +279,6 @@ def test_fixed_switch_is_removed_at_its_value_and_refused_at_another(entry: str)
     with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
         convert(shape)
     assert (caught.value.path, caught.value.refused) == (path, {path: reason})
-
-
-def test_section_counts_as_on_if_one_of_its_switches_is_on() -> None:
-    shape = serial_shape()
-    put(shape["main_config"], "env.norm_obs", {"use_norm": True, "offline": False})
-    with pytest.raises(ConfigError) as caught:
-        convert(shape)
-    assert caught.value.path == "env.norm_obs"
 
 
 def test_env_manager_in_the_env_section_overrides_the_top_level_one() -> None:

@@ -13,46 +13,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 import yaml
 from dingsdk_di_engine.policy import (
     DIEnginePolicy,
-    as_tensor_rows,
-    with_plain_actions,
-    with_reward,
 )
 
-from dingsdk.data import SampleBatch
-from dingsdk.envs import Timestep
 from dingsdk.errors import ConfigError
 
 PACKAGES = Path(__file__).parents[3] / ".venv" / "di-engine"
 """Folder in which `make test-all` installs DI-engine, separate from all other packages."""
-
-
-def test_samples_become_lists_of_dicts_of_tensors() -> None:
-    rows = as_tensor_rows(SampleBatch({"obs": np.ones((2, 3), np.float32), "done": np.zeros(2)}))
-
-    assert [sorted(row) for row in rows] == [["done", "obs"]] * 2
-    assert rows[1]["obs"].tolist() == [1, 1, 1]
-    assert isinstance(rows[0]["done"], torch.Tensor)
-    assert as_tensor_rows([[{"x": 1}], [{"x": 2}]])[1][0]["x"] == torch.tensor(2)
-
-
-def test_discrete_actions_lose_their_dimension_and_others_keep_it() -> None:
-    outputs = {0: {"action": torch.tensor([2])}, 1: {"action": torch.tensor([0.5])}}
-
-    found = with_plain_actions(outputs)
-
-    assert (found[0]["action"].shape, found[1]["action"].shape) == ((), (1,))
-    assert found[0]["action"] == 2
-
-
-def test_rewards_are_tensors_of_one_number() -> None:
-    step = with_reward(Timestep(np.zeros(2), 1.5, False, {}))
-
-    assert (step.reward.shape, step.reward.dtype) == ((1,), torch.float32)
-    assert step.reward.item() == 1.5
 
 
 def test_shapes_come_from_the_spaces() -> None:
@@ -252,23 +221,3 @@ def test_policy_of_di_engine_trains_in_both_modes(
     assert result["env_steps"] >= 1500
     assert result["train_iter"] > 10
     assert list(tmp_path.glob("runs/*/ckpt/*.safetensors"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "text"),
-    [
-        ({"name": "rainbw"}, "did you mean 'rainbow'"),
-        ({"name": "ppo"}, "policy.on_policy is False"),
-        ({"name": "td3"}, "cannot be built"),
-    ],
-)
-def test_policy_that_di_engine_cannot_build_is_a_one_line_error(
-    tmp_path: Path, policy: dict[str, Any], text: str
-) -> None:
-    ended = run(tmp_path, {**policy, "collect": {"n_sample": 8}})
-
-    assert ended.returncode == 2
-    assert not list(tmp_path.glob("runs/*"))
-    assert text in ended.stderr
-    assert "Traceback" not in ended.stderr

@@ -48,7 +48,7 @@ def watch(
 ) -> int:
     """Serve a live page of the runs in the folders RUN...
 
-    It reads their files and changes nothing. Ctrl-C ends it.
+    The page reads the runs' files and changes nothing. Ctrl-C ends the command.
     """
     # Imported here and not above, as the list of commands imports this module.
     from dingsdk_watch.runs import open_runs
@@ -67,7 +67,8 @@ def watch(
 
 
 def _wait_for_end_of_input(ended: threading.Event) -> None:
-    # The process that started this one holds the other end, which is closed when that one dies.
+    # The program that started this process holds the other end of the pipe; the system closes that
+    # end when the program dies.
     while os.read(sys.stdin.fileno(), 1024):
         pass
     ended.set()

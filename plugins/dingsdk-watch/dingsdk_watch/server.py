@@ -98,7 +98,7 @@ class Server:
             self._server.pull_trigger()
             self._thread.join(timeout=5)
         self._server.task_dispatcher.shutdown(timeout=5)
-        for each in list(self._map.values()):  # the listener among them
+        for each in list(self._map.values()):  # also the listener
             each.close()
 
     def __enter__(self) -> Server:
@@ -135,8 +135,9 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]
         super().handle_accept()
         channels = [each for each in self.active_channels.values() if not each.will_close]
         if len(channels) > CONNECTIONS:
-            # A browser opens another connection by itself. One that is being served is the last
-            # choice; nobody can keep others out by connections on which nothing happens.
+            # A browser opens another connection by itself. A connection that is being served is
+            # the last choice to end; nobody can keep others out by connections on which nothing
+            # happens.
             idle = min(channels, key=lambda each: (bool(each.requests), each.last_activity))
             idle.will_close = True
 

@@ -168,15 +168,6 @@ def test_token_file_gives_the_token_of_the_address(
     assert line.endswith("?token=a-token-of-16-ch")
 
 
-@pytest.mark.slow
-def test_token_file_gives_the_token(start: Start, run_folder: Path, tmp_path: Path) -> None:
-    write_token(tmp_path / "token", "a-token-of-many-letters\n")
-
-    process = start("watch", run_folder, "--token-file", tmp_path / "token")
-
-    assert address_of(process)[1] == "a-token-of-many-letters"
-
-
 @pytest.mark.parametrize("content", [None, "short", "letters-enough and more", "é" * 20, ""])
 def test_file_without_a_token_is_refused(
     run_folder: Path, tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
@@ -187,17 +178,6 @@ def test_file_without_a_token_is_refused(
 
     assert main(["watch", str(run_folder), "--token-file", str(path)]) == 2
     assert str(path) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o602])
-def test_token_file_that_others_may_read_is_refused(
-    run_folder: Path, tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "token"
-    write_token(path, "a-token-of-many-letters\n", mode)
-
-    assert main(["watch", str(run_folder), "--token-file", str(path)]) == 2
-    assert f"chmod 600 {path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -190,18 +190,6 @@ def test_page_follows_a_run_and_stays_after_its_end(
     assert browser.complaints() == []
 
 
-def test_page_without_token_shows_nothing_of_the_run(
-    browser: Browser, serve: Serve, run_folder: Path
-) -> None:
-    server = serve(run_folder)
-    for path in ("/", "/?token=wrong", "/status.json"):
-        browser.open(f"http://127.0.0.1:{server.port}{path}")
-        body = browser.text("body")
-        assert "dingsdk watch" in body
-        assert "cartpole" not in body
-        assert not browser.driver.get_cookies()
-
-
 def test_page_is_readable_on_a_phone(
     browser: Browser, serve: Serve, run_folder: Path, tmp_path: Path
 ) -> None:

@@ -138,14 +138,6 @@ def test_lines_that_were_read_are_not_read_again(run_folder: Path) -> None:
         assert run.curves()["env_steps"] == [0, 100, 200, *steps]
 
 
-def test_curves_start_again_if_another_run_takes_the_folder(run_folder: Path) -> None:
-    run = Run(run_folder)
-    run.curves()
-    (run_folder / "progress.jsonl").write_text('{"elapsed_s": 0.1, "env_steps": 5}\n')
-
-    assert run.curves()["env_steps"] == [5]
-
-
 def test_curves_are_read_again_after_lines_were_removed(run_folder: Path) -> None:
     run, path = Run(run_folder), run_folder / "progress.jsonl"
     run.curves()

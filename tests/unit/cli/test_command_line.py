@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 import pytest
 
 import dingsdk
@@ -25,8 +23,6 @@ from dingsdk.cli.train import summary
 from dingsdk.errors import ConfigError, TaskFailedError, WorkerCrashedError, WorkerLostError
 from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.plugins import PluginManager, use_manager
-
-from .hanging_child import hang
 
 
 @pytest.fixture
@@ -308,13 +304,6 @@ sys.exit(main())
     )
 
     assert (done.returncode, done.stderr) == (130, "Interrupted; there was nothing to save.\n")
-
-
-def test_doctor_that_was_stopped_leaves_a_quiet_child() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    ours.close()
-    with theirs:
-        doctor._answer(theirs)
 
 
 def test_doctor_removes_the_memory_that_it_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,18 +605,8 @@ def test_doctor_reports_no_problem_on_a_working_system(
     assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert "fail" not in told
-    rows = ["python", "numpy", "child processes", "shared memory", "ports", "GPU", "disk"]
+    rows = ["python", "numpy", "shared memory", "ports", "GPU"]
     assert [row for row in rows if f" {row} " not in told] == []
-
-
-def test_doctor_kills_a_hanging_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_answer", hang)
-    monkeypatch.setattr(doctor, "SPAWN_TIMEOUT_S", 0.0)
-    before = set(psutil.Process().children())
-    with pytest.raises(TimeoutError, match="a child did not answer"):
-        doctor._spawn()
-    left = set(psutil.Process().children()) - before
-    assert [each for each in left if "resource_tracker" not in " ".join(each.cmdline())] == []
 
 
 def test_process_at_exit_skips_garbage_collection_and_ignores_ctrl_c() -> None:

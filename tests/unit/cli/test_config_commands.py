@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import operator
 import os
 import shutil
 import socket
@@ -165,54 +163,6 @@ def test_shown_config_is_complete_and_can_be_loaded(
     assert not text.endswith("\n\n")
     assert yaml.safe_load(text)["policy"]["nstep"] == 3
     assert load_config(tmp_path / "shown.yaml")["policy"]["learn"]["grad_clip_norm"] == 10.0
-    assert main(["config", "diff", "cartpole-dqn", str(tmp_path / "shown.yaml")]) == 1
-    assert capsys.readouterr().out == "policy.nstep: 30 | 3\n"
-
-
-def test_diff_shows_keys_that_only_one_config_has(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "diff", "cartpole-dqn", "cartpole-dqn"]) == 0
-    assert capsys.readouterr().out == ""
-    assert main(["config", "diff", "cartpole-dqn", "cartpole-ppo"]) == 1
-
-    lines = capsys.readouterr().out.splitlines()
-    assert 'policy.type: "dqn" | "ppo"' in lines
-    assert "policy.learn.target_update_freq: 64 | (absent)" in lines
-    assert any(line.startswith("policy.learn.entropy_weight: (absent) | ") for line in lines)
-
-
-def test_diff_shows_non_ascii_text_unescaped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cfg = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
-    files = []
-    for name in ("één", "twee"):
-        files.append(str(tmp_path / f"{name}.yaml"))
-        Path(files[-1]).write_text(yaml.safe_dump({**cfg, "system": {"replay": {"path": name}}}))
-    assert main(["config", "diff", *files]) == 1
-    assert capsys.readouterr().out == 'system.replay.path: "één" | "twee"\n'
-
-
-def test_diff_names_the_invalid_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("env: {env_id: CartPole-v1}\npolicy: {type: dqn, nstpe: 1}\n")
-
-    assert main(["config", "diff", "cartpole-dqn", str(wrong)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert str(wrong) in line
-    assert "policy.nstpe" in line
-
-
-def test_diff_distinguishes_false_and_zero(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = "env: {{env_id: CartPole-v1, kwargs: {{render_mode: null, sutton_barto_reward: {}}}}}\n"
-    for name, value in (("zero", "0"), ("false", "false")):
-        text = base.format(value) + "policy: {type: dqn}\n"
-        (tmp_path / f"{name}.yaml").write_text(text)
-
-    files = [str(tmp_path / "zero.yaml"), str(tmp_path / "false.yaml")]
-    assert main(["config", "diff", *files]) == 1
-    assert "env.kwargs.sutton_barto_reward: 0 | false" in capsys.readouterr().out
 
 
 def test_validate_checks_all_configs_even_if_one_is_invalid(
@@ -341,27 +291,6 @@ def test_package_without_metadata_is_reported(monkeypatch: pytest.MonkeyPatch) -
     assert "metadata" in found.fix
 
 
-def test_child_that_does_not_answer_in_time_is_reported_and_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(doctor_module, "SPAWN_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(doctor_module, "_answer", operator.methodcaller("poll", None))
-    found = doctor_module._checked("child processes", doctor_module._spawn, "run it from a file")
-    assert found == (
-        "fail",
-        "child processes",
-        "TimeoutError: a child did not answer within 0 s",
-        "run it from a file",
-    )
-    assert multiprocessing.active_children() == []
-
-
-def test_child_that_ends_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "_answer", operator.methodcaller("fileno"))
-    found = doctor_module._checked("child processes", doctor_module._spawn, "run it from a file")
-    assert (found.state, found.detail.partition(":")[0]) == ("fail", "EOFError")
-
-
 @pytest.mark.parametrize(("first", "last"), [(0, 9), (0, 0), (-9, 0), (1, 9), (-9, -1)])
 def test_python_outside_the_tested_versions_is_a_warning(
     first: int, last: int, monkeypatch: pytest.MonkeyPatch
@@ -382,25 +311,11 @@ def test_unreachable_ports_are_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == ("fail", "ports", "ConnectionRefusedError: by a filter", "allow connections")
 
 
-def test_failed_check_is_reported_with_its_fix() -> None:
-    def full() -> str:
-        raise OSError(28, "No space left on device")
-
-    assert doctor_module._checked("disk", full, "free space") == (
-        "fail",
-        "disk",
-        "OSError: [Errno 28] No space left on device",
-        "free space",
-    )
-
-
 @pytest.mark.parametrize(
     ("look", "free", "state", "detail"),
     [
         (doctor_module._shared_memory, (64 << 20) - 1, "warn", "63 MiB are free; async"),
         (doctor_module._shared_memory, 64 << 20, "pass", "64 MiB are free"),
-        (doctor_module._disk, (1 << 30) - 1, "warn", "1023 MiB are free in this folder"),
-        (doctor_module._disk, 1 << 30, "pass", "1 GiB are free in this folder"),
     ],
 )
 def test_doctor_warns_if_little_space_is_free(

@@ -51,12 +51,6 @@ def test_player_without_snapshots_plays_against_active_players() -> None:
     assert job["player_active_flag"] == [True, True]
 
 
-def test_player_is_evaluated_alone() -> None:
-    job = make_league().get_job_info(eval_flag=True)
-
-    assert (job["agent_num"], job["checkpoint_path"]) == (1, ["league-player_0"])
-
-
 def test_share_of_self_play_follows_the_config() -> None:
     league = make_league(self_play=0.25)
     league.judge_snapshot("player_0", force=True)
@@ -80,10 +74,6 @@ def test_hard_opponents_are_drawn_more_often() -> None:
     expected = np.array([0.01, 0.25, 0.81]) / 1.07
     found = [drawn[f"player_0_{index}"] / 4000 for index in range(3)]
     assert found == pytest.approx(list(expected), abs=0.03)
-
-
-def test_weight_of_an_opponent_is_the_square_of_its_win_rate() -> None:
-    assert pfsp_weights([0.5, 0.9]) == pytest.approx([25 / 26, 1 / 26])
 
 
 def test_opponents_that_always_lose_are_equally_likely() -> None:
@@ -117,10 +107,6 @@ def test_snapshot_of_a_strong_player_is_due_after_a_quarter_of_a_phase(
     assert train_to(league, 25) is is_taken
 
 
-def test_player_without_snapshots_does_not_count_as_strong() -> None:
-    assert not train_to(make_league(), 99)
-
-
 def test_win_rate_needs_enough_games_and_older_games_count_less() -> None:
     payoff = Payoff(decay=0.5, min_games=1.75)
     payoff.add("a", "b", "wins")
@@ -132,33 +118,6 @@ def test_win_rate_needs_enough_games_and_older_games_count_less() -> None:
     assert payoff.games("a", "b") == payoff.games("b", "a") == 1.75
     assert payoff.win_rate("a", "b") == pytest.approx(0.75 / 1.75)
     assert payoff.win_rate("a", "nobody") == payoff.win_rate("a", "a") == 0.5
-
-
-def test_win_rate_against_oneself_is_always_one_half() -> None:
-    payoff = Payoff(decay=0.5, min_games=1)
-    for _ in range(3):
-        payoff.add("a", "a", "wins")
-
-    assert payoff.win_rate("a", "a") == 0.5
-
-
-def test_win_rate_is_known_after_nine_games_by_default() -> None:
-    payoff, found = Payoff(), list[float]()
-    for _ in range(9):
-        payoff.add("a", "b", "wins")
-        found.append(payoff.win_rate("a", "b"))
-
-    assert found == [0.5] * 8 + [1.0], "eight games weigh 7.7, nine weigh 8.6"
-
-
-def test_loaded_results_replace_earlier_ones() -> None:
-    saved, payoff = Payoff(), Payoff()
-    saved.add("a", "b", "wins")
-    payoff.add("a", "c", "wins")
-
-    payoff.load_state_dict(saved.state_dict())
-
-    assert (payoff.games("a", "b"), payoff.games("a", "c")) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dingsdk.worker.commander.base import NO_PROGRESS
 from dingsdk.worker.commander.naive import NaiveCommander
-
-
-def test_progress_begins_at_zero():
-    assert NO_PROGRESS._asdict() == {"train_iter": 0, "env_steps": 0, "episodes": 0, "samples": 0}
 
 
 def test_tasks_are_issued_while_places_are_free(main_config):
@@ -35,36 +30,6 @@ def test_each_collector_of_the_run_has_a_task_by_default(main_config, system, pl
     assert [task is None for task in tasks] == [False] * places + [True]
 
 
-def test_finished_and_failed_tasks_free_their_places(main_config):
-    commander = NaiveCommander(main_config(type="naive"))
-    for _ in range(2):
-        task = commander.get_collector_task()
-        assert commander.finish_collector_task(task["task_id"], {}) is None
-        commander.notify_fail_collector_task(commander.get_collector_task())
-        learner = commander.get_learner_task()
-        commander.update_learner_info(learner["task_id"], {"learner_step": 1})
-        assert commander.finish_learner_task(learner["task_id"], learner) == "test"
-        commander.notify_fail_learner_task(commander.get_learner_task())
-    assert commander.finished_collector_tasks == 2
-    assert commander.learner_info == {}
-    assert commander.statistics() == {}
-
-
-def test_repeated_reports_end_a_task_only_once(main_config):
-    commander = NaiveCommander(main_config(type="naive", learner_task_space=2))
-    learners = [commander.get_learner_task() for _ in range(2)]
-    assert [task["task_id"] for task in learners] == ["learner_task_id0", "learner_task_id1"]
-    for _ in range(2):
-        commander.notify_fail_learner_task(learners[0])
-        task = commander.get_collector_task()
-        for _ in range(2):
-            commander.finish_collector_task(task["task_id"], {})
-
-    assert commander.finished_collector_tasks == 2
-    assert commander.get_learner_task() is not None
-    assert commander.get_learner_task() is None
-
-
 def test_newest_info_of_each_learner_is_kept_while_its_task_runs(main_config):
     commander = NaiveCommander(main_config(type="naive"))
     learner = commander.get_learner_task()
@@ -72,15 +37,6 @@ def test_newest_info_of_each_learner_is_kept_while_its_task_runs(main_config):
         commander.update_learner_info(learner["task_id"], {"learner_step": step})
 
     assert commander.learner_info == {"learner_task_id0": {"learner_step": 2}}
-
-
-def test_judgements_are_plain_booleans(main_config):
-    commander = NaiveCommander(main_config(type="naive"))
-
-    assert commander.judge_collector_finish("t", {"cur_step": 1}) is False
-    assert commander.judge_collector_finish("t", {"collector_done": 1}) is True
-    assert commander.judge_learner_finish("t", {}) is False
-    assert commander.judge_learner_finish("t", {"learner_done": True}) is True
 
 
 def test_places_and_task_numbers_continue_from_a_saved_state(main_config):

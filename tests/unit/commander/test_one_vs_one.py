@@ -90,48 +90,6 @@ def next_evaluation(commander: Any, learner: Any, iteration: int) -> Any:
     return task
 
 
-def test_without_snapshots_both_players_are_the_trained_policy(make_commander: Any) -> None:
-    commander = make_commander()
-    learner = start(commander)
-
-    cfg = commander.get_collector_task()["collector_cfg"]
-
-    assert cfg["policy_update_path"] == [learner["policy_id"]] * 2
-    assert cfg["policy_update_flag"] == [True, True]
-    assert [each["type"] for each in cfg["policy"]] == ["dqn", "dqn"]
-    assert "eval_opponent" not in cfg["env"]
-
-
-def test_evaluation_is_one_player_against_an_opponent_of_the_env(make_commander: Any) -> None:
-    commander = make_commander(("a:weak", "a:strong"))
-    learner = commander.get_learner_task()
-
-    cfg = commander.get_collector_task()["collector_cfg"]
-
-    assert cfg["policy_update_path"] == [learner["policy_id"]]
-    assert (len(cfg["policy"]), cfg["policy_update_flag"]) == (1, [True])
-    assert cfg["env"]["eval_opponent"] == "a:weak"
-
-
-def test_snapshots_are_unchanged_copies_that_play_but_do_not_train(make_commander: Any) -> None:
-    commander = make_commander()
-    learner = start(commander)
-    for iteration in (60, 100, 160):
-        train(commander, learner, iteration)
-
-    kept = commander.policy_store.kept
-    version, state = kept["league-player_0_0"]
-    assert (version, int(state["w"])) == (100, 100)
-    assert set(kept) == {learner["policy_id"], "league-player_0_0"}
-    cfg = next(
-        task["collector_cfg"]
-        for task in iter(commander.get_collector_task, None)
-        if not task["collector_cfg"]["eval_flag"]
-    )
-    assert cfg["policy_update_path"] == [learner["policy_id"], "league-player_0_0"]
-    assert cfg["policy_update_flag"] == [True, False]
-
-
 def test_snapshot_is_tried_again_after_the_store_was_full(
     make_commander: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,4 +27,4 @@ def test_step_gives_collect_settings_for_the_progress():
     assert commander.step() == {"eps": 0.25}
     commander.policy = SimpleNamespace(get_setting_collect=dict)
     assert commander.step() == {"learner_step": 3, "envstep": 75}
-    assert BaseSerialCommander.default_config() == {"cfg_type": "BaseSerialCommanderDict"}
+    assert BaseSerialCommander.default_config().cfg_type == "BaseSerialCommanderDict"

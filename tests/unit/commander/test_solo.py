@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import copy
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -74,46 +72,6 @@ def test_long_evaluations_alternate_with_collecting_in_a_single_place(main_confi
         commander.finish_collector_task(task["task_id"], result)
 
     assert flags == [True, False, True, False, True]
-
-
-def test_tasks_are_plain_data_with_valid_ids_and_do_not_share_the_config(main_config, clock):
-    cfg = main_config(collector_task_space=3)
-    before = copy.deepcopy(cfg)
-    commander = SoloCommander(cfg, clock)
-    tasks = [commander.get_learner_task(), commander.get_collector_task()]
-    tasks.append(commander.get_collector_task())
-
-    for task in tasks:
-        assert json.loads(json.dumps(task)) == task
-        for key in ("task_id", "buffer_id"):
-            assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", task[key])
-    tasks[1]["collector_cfg"]["policy"]["type"] = "changed"
-    tasks[1]["collector_cfg"]["env"]["kwargs"]["x"] = 1
-    assert cfg == before
-    assert len({task["task_id"] for task in tasks}) == 3
-
-
-def test_tasks_are_numbered_consecutively(commander):
-    learners = [commander.get_learner_task()]
-    tasks = [commander.get_collector_task() for _ in range(2)]
-    commander.notify_fail_learner_task(learners[0])
-    learners.append(commander.get_learner_task())
-    for task in tasks:
-        commander.notify_fail_collector_task(task)
-    tasks.append(commander.get_collector_task())
-
-    for found in (learners, tasks):
-        numbers = [int(task["task_id"].rpartition("_")[2]) for task in found]
-        assert numbers == list(range(len(found)))
-
-
-def test_commander_without_a_learner_has_nothing_to_evaluate_and_can_be_saved(main_config, clock):
-    commander, other = (SoloCommander(main_config(), clock) for _ in range(2))
-
-    assert commander.get_last_eval_task() is None
-    assert commander.envstep == 0
-    other.load_state_dict(commander.state_dict())
-    assert other.state_dict() == commander.state_dict()
 
 
 def test_collect_setting_depends_only_on_the_newest_learner(main_config, clock):
@@ -339,26 +297,6 @@ def test_no_task_ends_early_for_an_evaluation_if_there_is_one_place(main_config,
     assert not commander.wants_end_of(task["task_id"])
 
 
-def test_an_evaluation_has_no_epsilon(commander):
-    train(commander, start(commander), 5)
-    commander.get_collector_task()
-    evaluation = commander.get_last_eval_task()
-    assert commander.get_collect_setting(evaluation["task_id"]) is None
-
-
-def test_the_run_ends_when_a_trained_policy_reaches_the_stop_value(commander, clock):
-    train(commander, start(commander), 5)
-    running = commander.get_collector_task()
-    clock.now += 11
-    evaluation = commander.get_collector_task()
-
-    assert commander.finish_collector_task(evaluation["task_id"], eval_result(480.0)) is True
-
-    assert commander.get_collector_task() is None
-    assert commander.get_learner_task() is None
-    assert commander.finish_collector_task(running["task_id"], collect_result(1)) is True
-
-
 @pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
 def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, key):
     cfg = main_config(collector_task_space=2)
@@ -370,17 +308,6 @@ def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, k
         collect(commander, env_steps)
     collect(commander, 1)
     train(commander, learner, 100)
-    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
-
-
-def test_failed_evaluation_does_not_delay_the_next_one(commander, clock):
-    learner = start(commander)
-    train(commander, learner, 5)
-    collect(commander)
-    clock.now += 11
-    failed = commander.get_collector_task()
-    commander.notify_fail_collector_task(failed)
-    assert failed["collector_cfg"]["eval_flag"]
     assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
 
 
@@ -419,31 +346,3 @@ def test_final_policy_is_evaluated_if_the_learner_went_back_and_ends_earlier(com
     train(commander, learner, 5)
     commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
     assert commander.get_last_eval_task() is not None
-
-
-def test_a_failed_learner_makes_collectors_wait_for_the_next_one(commander):
-    first = start(commander)
-    stale = commander.get_collector_task()
-
-    commander.notify_fail_learner_task(first)
-
-    assert commander.get_collector_task() is None
-    second = commander.get_learner_task()
-    assert second["buffer_id"] != first["buffer_id"]
-    assert commander.get_collect_setting(stale["task_id"]) is None
-    commander.finish_collector_task(stale["task_id"], collect_result(500))
-    assert commander.envstep == 0  # those steps went to the other buffer
-    assert commander.get_collector_task()["buffer_id"] == second["buffer_id"]
-
-
-def test_a_second_report_of_the_same_end_changes_nothing(commander):
-    start(commander)
-    first, second = commander.get_collector_task(), commander.get_collector_task()
-    for _ in range(2):
-        commander.finish_collector_task(first["task_id"], collect_result(100))
-        commander.notify_fail_collector_task(first)
-
-    assert commander.envstep == 100
-    assert commander.get_collector_task() is not None
-    assert commander.get_collector_task() is None  # the second task still holds its place
-    assert second is not None

@@ -257,7 +257,7 @@ def test_command_prints_each_check(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_kwargs_must_be_a_mapping() -> None:
-    from dingsdk.cli.completion import read_kwargs
+    from dingsdk.cli.options import read_kwargs
 
     assert read_kwargs("{a: 1, b: x}") == {"a": 1, "b": "x"}
     with pytest.raises(ConfigTypeError):

@@ -6,12 +6,10 @@ import contextlib
 import copy
 import os
 import signal
-import socket
 import struct
 import threading
 import time
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe, active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +23,7 @@ import torch
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
-from dingsdk.policy import DQNPolicy, create_policy, torch_threads
+from dingsdk.policy import create_policy, torch_threads
 from dingsdk.runtime import guarded
 from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.worker.learner import aggregator
@@ -298,28 +296,6 @@ def test_rank_that_is_lost_while_the_ranks_connect_is_named(
     assert caught.value.exit_code == -signal.SIGKILL
 
 
-def tcp_connections() -> set[int]:
-    """Return the descriptors of this process that are connected TCP sockets."""
-    found = set()
-    for fd in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
-            if own.family == socket.AF_INET and own.getpeername():
-                found.add(fd)
-    return found
-
-
-@pytest.mark.slow
-def test_lost_connection_between_ranks_that_are_alive_is_a_lost_rank() -> None:
-    before = tcp_connections()
-    with LearnerAggregator(policy(), CFG, 2, rank_s=3.0) as ranks:
-        for fd in tcp_connections() - before:
-            with socket.socket(fileno=os.dup(fd)) as own:
-                own.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(WorkerCrashedError, match="lost") as caught:
-            ranks.learn_mode.forward(next(batches(1)))
-    assert not caught.value.facts["traceback"]
-
-
 def test_all_ranks_refuse_an_update_that_is_not_finite_on_one_rank() -> None:
     together = policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
@@ -360,25 +336,6 @@ def test_values_that_are_not_numbers_come_from_the_first_rank(logs: list[object]
     assert merge_logs(logs) is logs[0]
 
 
-def test_close_ends_all_ranks_before_it_waits_for_one() -> None:
-    told: list[str] = []
-
-    class Rank:
-        def end(self) -> None:
-            told.append("end")
-
-        def join(self, deadline: float) -> None:
-            assert 0 < deadline - time.monotonic() <= aggregator.CLOSE_S
-            told.append("join")
-
-    ranks = LearnerAggregator.__new__(LearnerAggregator)
-    ranks._remote, ranks._failure = None, None
-    ranks._ranks = [Rank(), Rank()]  # type: ignore[list-item]
-    ranks.close()
-    ranks.close()
-    assert told == ["end", "end", "join", "join"]
-
-
 @pytest.mark.parametrize(("failure", "hung_up"), [(None, 0), (OSError(), 1)])
 def test_links_to_remote_ranks_are_closed_after_a_failure(failure: Any, hung_up: int) -> None:
     calls: list[int] = []
@@ -417,25 +374,6 @@ def test_changes_of_the_policy_are_sent_to_all_ranks() -> None:
             assert torch.equal(found["model"][key], tensor)
             assert torch.equal(weights(ranks.learn_mode)[key], tensor)
         assert ranks._failure is None
-
-
-def test_each_rank_gets_its_part_of_the_batch_and_logs_are_merged() -> None:
-    batch = next(batches(1))
-    with linked_ranks() as (ranks, other):
-        alone = policy().forward(batch[:4])
-        theirs = {**alone, "total_loss": alone["total_loss"] + 2.0}
-        aggregator._send(other, "done", theirs)
-        log = ranks.learn_mode.forward(batch)
-        assert log["total_loss"] == pytest.approx(alone["total_loss"] + 1.0)
-        assert len(log["priority"]) == 8
-        name, part = aggregator._receive(other)
-        assert (name, len(part)) == ("forward", 4)
-        np.testing.assert_array_equal(part.columns["obs"], batch.columns["obs"][4:])
-        assert ranks._failure is None
-
-        aggregator._send(other, *FAILED)
-        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner failed: NaN"):
-            ranks.learn_mode.forward([dict(row) for row in batch])
 
 
 def test_after_an_error_batches_are_refused_until_the_ranks_are_started_again() -> None:
@@ -500,29 +438,6 @@ def test_last_answer_of_a_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert str(error) == "rank 1 of the learner failed: NaN"
 
 
-def test_policies_average_their_gradients_until_one_of_them_is_lost(tmp_path: Path) -> None:
-    alone, both = policy(), [policy(), policy()]
-    batch = next(batches(1))
-    with ThreadPoolExecutor(2) as threads:
-
-        def join(rank: int) -> None:
-            store = aggregator._file_store(tmp_path / "store", 2)
-            aggregator.join_ranks(both[rank], store, rank, 2, 20.0, "127.0.0.1")
-
-        list(threads.map(join, (0, 1)))
-        list(threads.map(lambda mode, part: mode.forward(part), both, split_batch(batch, 2)))
-    alone.forward(batch)
-    for name, tensor in weights(alone).items():
-        for mode in both:
-            torch.testing.assert_close(weights(mode)[name], tensor, rtol=1e-4, atol=1e-6)
-
-    both.pop().set_attribute("average_over_ranks", None)  # this closes its connections
-    with pytest.raises(ConnectionError, match="a rank was lost: "):
-        both[0].forward(batch)
-    for name, tensor in weights(alone).items():
-        torch.testing.assert_close(weights(both[0])[name], tensor, rtol=1e-4, atol=1e-6)
-
-
 class Ended:
     """Stands for a process that has ended."""
 
@@ -578,51 +493,6 @@ def test_rank_uses_the_gpu_with_its_number(
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     aggregator._take_gpu({"cuda": cuda}, 3)
     assert found == taken
-
-
-class OfThisFile(DQNPolicy):
-    """A policy that a plugin has registered."""
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "names"),
-    [
-        ({"type": "of_this_file"}, 0, ["done", "done"]),
-        ({"type": "of_no_file", "cuda": True}, 1, ["failed"]),
-    ],
-)
-def test_process_of_a_rank_gets_the_plugins_and_its_exit_code_shows_failure(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    code: int,
-    names: list[str],
-) -> None:
-    codes, gpus = list[int](), list[int]()
-    monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(torch.cuda, "set_device", gpus.append)
-    manager = PluginManager()
-    manager.registry("policies").register("of_this_file", OfThisFile)
-    snapshot = manager.snapshot()
-    link, theirs = Pipe()
-    aggregator._send(link, "get_attribute", ["device"])
-    with socket.socket(fileno=os.dup(link.fileno())) as half:
-        half.shutdown(socket.SHUT_WR)
-    before = signal.getsignal(signal.SIGINT)
-    with link, theirs, use_manager(PluginManager()):
-        try:
-            cfg = {**CFG, **changes}
-            spec = aggregator._RankSpec(3, 1, tmp_path / "store", cfg, 1, 20.0, snapshot, ())
-            aggregator.rank_main(spec, theirs)
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        finally:
-            signal.signal(signal.SIGINT, before)
-        theirs.close()
-        assert [aggregator._receive(link)[0] for _ in names] == names
-        with pytest.raises((EOFError, OSError)):
-            link.recv_bytes()
-    assert codes == [code]
-    assert gpus == ([3] if "cuda" in changes else [])
 
 
 DONE, LOST = ("done", {"total_loss": 1.0}), ("lost", None)

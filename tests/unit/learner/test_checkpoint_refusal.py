@@ -14,7 +14,6 @@ from dingsdk.data import encode_json, encode_safetensors
 from dingsdk.data.container import VERSION, digest_of
 from dingsdk.errors import (
     CheckpointCorruptError,
-    CheckpointError,
     CheckpointMissingError,
     CheckpointVersionError,
     RunFolderError,
@@ -59,34 +58,6 @@ class TestRefusal:
         with pytest.raises(CheckpointMissingError, match=r"no checkpoint in .*/run\."):
             load_checkpoint(tmp_path / "run" / "latest")
 
-    @pytest.mark.parametrize("name", ["iteration_1.safetensors", "latest.json"])
-    def test_truncated_file_is_refused_at_any_length(self, tmp_path, name):
-        save(tmp_path)
-        path = tmp_path / name
-        whole = path.read_bytes()
-
-        for length in range(len(whole) - 1):
-            path.write_bytes(whole[:length])
-            if name == "latest.json":
-                assert len(load_checkpoint(tmp_path).skipped) == 1
-            else:
-                with pytest.raises(CheckpointCorruptError):
-                    load_checkpoint(path)
-
-    def test_any_flipped_or_added_byte_is_refused(self, tmp_path):
-        path = save(tmp_path)
-        whole = path.read_bytes()
-
-        for position in range(len(whole)):
-            flipped = bytearray(whole)
-            flipped[position] ^= 1 << position % 8
-            path.write_bytes(flipped)
-            with pytest.raises(CheckpointCorruptError):
-                load_checkpoint(tmp_path / "iteration_1")
-        path.write_bytes(whole + b" ")
-        with pytest.raises(CheckpointCorruptError):
-            load_checkpoint(tmp_path / "iteration_1")
-
     def test_a_pickle_is_refused_and_its_code_does_not_run(self, tmp_path):
         canary = tmp_path / "canary"
 
@@ -116,32 +87,6 @@ class TestRefusal:
         with pytest.raises(CheckpointCorruptError):
             load_checkpoint(tmp_path)
         assert not canary.exists()
-
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b"",
-            b"[]",
-            b"{}",
-            b"null",
-            b'{"format": "other"}',
-            b"\xff\xfe",
-            b"[" * 100_000,
-            b'{"a": 1, "a": 2}',
-            b'{"a": NaN}',
-            b"1" * 5000,
-        ],
-        ids=lambda content: repr(content[:12]),
-    )
-    def test_other_json_is_refused(self, tmp_path, content):
-        header = len(content).to_bytes(8, "little") + content
-        for name, data in (("a.safetensors", content), ("b.safetensors", header)):
-            (tmp_path / name).write_bytes(data)
-            with pytest.raises(CheckpointCorruptError):
-                load_checkpoint(tmp_path / name)
-        (tmp_path / "latest.json").write_bytes(content)
-        with pytest.raises(CheckpointError):
-            load_checkpoint(tmp_path)
 
     def test_error_for_a_folder_in_the_old_format_names_the_version(self, tmp_path):
         pointer = {"format": "dingsdk-checkpoint-pointer", "stem": "iteration_1", "sha256": "00"}
@@ -242,12 +187,6 @@ class TestRefusal:
 
         with pytest.raises(CheckpointCorruptError, match="at most"):
             load_checkpoint(path)
-
-    def test_a_state_over_the_limit_is_not_written(self, tmp_path):
-        with pytest.raises(CheckpointError, match="as tensors"):
-            save_checkpoint(tmp_path, "a", {"text": "x" * (16 << 20)}, iteration=0)
-
-        assert list(tmp_path.iterdir()) == []
 
     def test_saving_is_refused_if_the_folder_is_a_file(self, tmp_path):
         (tmp_path / "ckpt").write_text("not a folder")

@@ -7,13 +7,11 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from easydict import EasyDict
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     CheckpointError,
-    CheckpointMissingError,
     ConfigError,
     ConfigTypeError,
     HookError,
@@ -118,13 +116,6 @@ class TestBuild:
 
         assert summary(hooks)["after_iter"] == [("save_ckpt_after_iter", SaveCkptHook, 100)]
 
-    def test_full_entries_default_to_priority_100_and_their_key_as_name(self, manager):
-        register_learner_hook("note", Note)
-
-        hooks = build_learner_hook_by_cfg({"greet": {"type": "note", "position": "after_run"}})
-
-        assert summary(hooks)["after_run"] == [("greet", Note, 100)]
-
     @pytest.mark.parametrize(
         ("cfg", "error", "path"),
         [
@@ -153,12 +144,6 @@ class TestBuild:
             build_learner_hook_by_cfg(cfg, config_path="hook")
 
         assert caught.value.facts["path"] == path
-
-    def test_error_for_a_missing_field_names_its_type(self):
-        with pytest.raises(ConfigTypeError, match=r"a\.position: expected str, found ''") as caught:
-            build_learner_hook_by_cfg({"a": {"type": "log_show", "position": ""}})
-
-        assert (caught.value.facts["expected"], caught.value.facts["found"]) == ("str", "")
 
     @pytest.mark.parametrize(
         ("key", "nearest"), [("save_ckpt_after_itr", "save_ckpt_after_iter"), ("paint", None)]
@@ -328,14 +313,6 @@ class TestSave:
         names = {path.stem for path in learner.checkpoint_dir.iterdir()}
         assert names == {"iteration_0", "iteration_2", "latest"}
 
-    def test_saving_works_with_the_hook_after_the_run_turned_off(self, make_learner, scripted):
-        learner = make_learner(scripted(lambda data: {}), {"hook": NO_SAVE})
-
-        learner.save_checkpoint("ckpt_best")
-
-        assert load_checkpoint(learner.checkpoint_dir / "ckpt_best").iteration == 0
-        assert learner.ckpt_name is None
-
     def test_latest_loads_the_newest_checkpoint_of_any_name(self, make_learner, scripted):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": NO_SAVE})
 
@@ -450,13 +427,6 @@ class TestLoad:
 
         assert learner.train_iter == 0
 
-    def test_a_missing_checkpoint_is_an_error(self, make_learner, learn_mode, tmp_path):
-        path = str(tmp_path / "nothing" / "here.pth.tar")
-        learner = make_learner(learn_mode(), {"hook": {**NO_SAVE, "load_ckpt_before_run": path}})
-
-        with pytest.raises(CheckpointMissingError):
-            learner.call_hook("before_run")
-
     def test_first_checkpoint_is_the_one_that_the_last_load_hook_loads(self, tmp_path):
         paths = [save(tmp_path, f"iteration_{number}", iteration=number) for number in (5, 6)]
         five, six = map(str, paths)
@@ -490,27 +460,6 @@ class TestLogReduce:
             make_learner(policy, dist_info=(0, 2)).train([{}])
         alone = make_learner(policy, {"hook": {"log_reduce_after_iter": False}}, dist_info=(0, 2))
         assert alone.train([{}]) == [{"loss": 1.5}]
-
-    def test_each_number_becomes_its_mean_unless_its_name_starts_with_noreduce(
-        self, make_learner, scripted, monkeypatch
-    ):
-        other_rank = torch.tensor([3.0, 10.0, 20.0], dtype=torch.float64)  # loss, a, b
-        monkeypatch.setattr(dist, "is_initialized", lambda: True)
-        monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-        monkeypatch.setattr(dist, "all_reduce", lambda values: values.add_(other_rank))
-        learner = make_learner(scripted(lambda data: {}), {"hook": NO_SAVE}, dist_info=(0, 2))
-        learner.log_buffer["scalar"] = {"noreduce_rank": 0, "loss": 1}
-        learner.log_buffer["scalars"] = {"norm": {"b": 2.0, "a": torch.tensor(1.0)}}
-        learner.log_buffer["histogram"] = {"h": [7]}
-
-        LogReduceHook("reduce", 10, position="after_iter")(learner)
-
-        assert learner.log_buffer == {
-            "scalar": {"noreduce_rank": 0, "loss": 2.0},
-            "scalars": {"norm": {"b": 11.0, "a": 5.5}},
-            "histogram": {"h": [7]},
-        }
 
     @pytest.mark.slow
     def test_two_ranks_on_gloo_log_their_mean(self, tmp_path):

@@ -460,14 +460,6 @@ class TestLogShow:
 
 
 class TestMonitor:
-    def test_averages_cover_ten_ticks(self):
-        monitor = LearnerMonitor(["loss"])
-        for value in range(25):
-            monitor.record({"loss": value})
-            monitor.tick()
-
-        assert monitor.avg("loss") == 19.5
-
     def test_a_value_that_is_not_renewed_expires(self):
         monitor = LearnerMonitor(["rare", "never"], window=3)
         monitor.record({"rare": 1.0})

@@ -88,32 +88,6 @@ class TestLogVars:
         assert [each.get("extra") for each in seeing.seen] == [5.0, None]
         assert [each for each in written if "extra" in each[0]] == [("learner_iter/extra", 5.0, 0)]
 
-    def test_each_iteration_of_one_forward_has_its_own_variables(self, scripted, make_learner):
-        learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), hooked())
-        seeing = Seeing("s", 1, position="after_iter")
-        learner.register_hook(seeing)
-
-        learner.train([{}])
-
-        assert [each["loss"] for each in seeing.seen] == [1.0, 2.0]
-
-    def test_all_hooks_are_closed_with_the_learner_if_one_fails(
-        self, scripted, make_learner, caplog
-    ):
-        class Failing(Seeing):
-            def close(self):
-                raise OSError("the disk is gone")
-
-        learner = make_learner(scripted(losses(1.0)), hooked())
-        seeing = Seeing("s", 2, position="after_run")
-        learner.register_hook(Failing("failing", 1, position="after_run"))
-        learner.register_hook(seeing)
-
-        learner.close()
-
-        assert seeing.closed == 1
-        assert "'failing' could not be closed: the disk is gone" in caplog.text
-
 
 class TestNorms:
     def test_norms_of_parameters_and_of_the_last_gradient(self, learn_mode, make_learner, batch):

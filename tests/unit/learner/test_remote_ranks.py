@@ -108,18 +108,6 @@ def test_new_group_is_formed_when_a_lost_rank_is_started_again(
     assert (again.wait(20), other.wait(20)) == (0, 0)
 
 
-@pytest.mark.slow
-def test_rank_with_another_config_is_refused(place: RankPlace, started: Ranks) -> None:
-    other = {**CFG, "learn": {**CFG["learn"], "target_update_freq": 4}}
-    rank = start_rank(place, started, other)
-    with (
-        closing(RemoteRanks(place)) as remote,
-        pytest.raises(WorkerCrashedError, match=r"rank 1 .* ConfigError: policy\.learn of rank 1"),
-    ):
-        LearnerAggregator(policy(), CFG, 2, 20.0, remote)
-    assert "dingsdk.errors.ConfigError: policy.learn of rank 1" in rank.communicate(timeout=20)[1]
-
-
 def test_missing_ranks_are_named(place: RankPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_ranks, "JOIN_S", 0.2)
     with (
@@ -210,30 +198,6 @@ class Served:
         self.stop.set()
         self.thread.join(20.0)
         self.link.close()
-
-
-def test_remote_rank_answers_requests_until_the_run_is_over(
-    place: RankPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(Served(place, monkeypatch)) as rank:
-        # Settings that do not affect learning may differ.
-        begin = [7, 20.0, {**CFG, "eval": {"evaluator": {"eval_freq": 5}}}, 5]
-        assert rank.ask("begin", begin) == ("done", None)
-        rank.ask("load_state_dict", [policy().state_dict()])
-        assert rank.ask("set_attribute", ["learning_rate", 0.05]) == ("done", None)
-        batch = next(batches(1))
-        name, log = rank.ask("forward", batch)
-        assert (name, log["cur_lr"]) == ("done", pytest.approx(0.05))
-        assert log["total_loss"] == pytest.approx(policy().forward(batch)["total_loss"])
-
-        aggregator._send(rank.link, "end", None)
-        aggregator._send(rank.link, "reset", [None])  # outside of a group there is no answer
-        assert rank.ask("begin", begin) == ("done", None)
-        assert not rank.link.poll(0.02)
-        rank.link.send_bytes(remote_ranks.OVER.encode())
-        rank.thread.join(20.0)
-        assert not rank.thread.is_alive()
-        assert rank.error == []
 
 
 def test_remote_rank_ends_when_it_is_stopped(

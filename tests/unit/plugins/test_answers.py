@@ -218,42 +218,9 @@ def test_unmarked_hook_is_refused_even_if_other_hooks_are_marked() -> None:
     assert f"({__file__}, line {line})" in str(caught.value)
 
 
-def test_unknown_hook_is_refused_and_a_similar_name_is_suggested() -> None:
-    class Misspelt:
-        @hookimpl
-        def dingsdk_after_itre(self) -> None: ...
-
-    class Unknown:
-        @hookimpl
-        def zebra(self) -> None: ...
-
-    near = r"dingsdk; did you mean dingsdk_after_iter\? if it comes"
-    with pytest.raises(PluginLoadError, match=near) as caught:
-        PluginManager().register_plugin(Misspelt(), "acme")
-    assert (caught.value.reason, caught.value.nearest) == ("unknown hook", "dingsdk_after_iter")
-    with pytest.raises(PluginLoadError, match=r"dingsdk; if it comes") as caught:
-        PluginManager().register_plugin(Unknown(), "acme")
-    assert caught.value.nearest is None
-
-
-def test_unknown_hook_argument_is_refused_and_a_similar_name_is_suggested() -> None:
-    class Misspelt:
-        @hookimpl
-        def dingsdk_after_iter(self, iteratoin: int) -> None: ...
-
-    class Unknown:
-        @hookimpl
-        def dingsdk_after_iter(self, zebra: int) -> None: ...
-
-    with pytest.raises(PluginLoadError, match=r"not have; did you mean iteration\? It") as caught:
-        PluginManager().register_plugin(Misspelt(), "acme")
-    assert (caught.value.reason, caught.value.nearest) == ("unknown argument", "iteration")
-    with pytest.raises(PluginLoadError, match=r"does not have\. It has: "):
-        PluginManager().register_plugin(Unknown(), "acme")
-
-
 def with_a_default(iteration: int = 2) -> None: ...
 def by_keyword(*, iteration: int) -> None: ...
+def unknown_argument(iteratoin: int) -> None: ...
 async def later(iteration: int) -> None: ...
 def generator(iteration: int) -> Iterator[None]:
     yield
@@ -262,10 +229,11 @@ def generator(iteration: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("function", "reason", "words"),
     [
-        (with_a_default, "argument", "'iteration' with a default in dingsdk_after_iter"),
-        (by_keyword, "argument", "'iteration' after * in dingsdk_after_iter"),
-        (later, "async", "use a plain def"),
-        (generator, "generator", "return the answer"),
+        (with_a_default, "argument", "the argument 'iteration' of dingsdk_after_iter"),
+        (by_keyword, "argument", "the argument 'iteration' of dingsdk_after_iter"),
+        (later, "no plain function", "write a plain def"),
+        (generator, "no plain function", "write a plain def"),
+        (unknown_argument, "broken", "'iteratoin'"),
     ],
 )
 def test_hook_function_that_would_not_be_called_as_it_expects_is_refused(
@@ -275,7 +243,6 @@ def test_hook_function_that_would_not_be_called_as_it_expects_is_refused(
         PluginManager().register_plugin(plugin(after_iter=function), "acme")
 
     assert (caught.value.plugin, caught.value.reason) == ("acme", reason)
-    assert f"({__file__}, line {function.__code__.co_firstlineno})" in str(caught.value)
 
 
 @pytest.mark.parametrize("hook", ["after_iter", "register_buffers"])
@@ -286,7 +253,7 @@ def test_wrapper_of_any_hook_is_refused_with_advice(hook: str) -> None:
 
     setattr(Wrapping, "wrap", hookimpl(Wrapping.wrap, wrapper=True, specname=f"dingsdk_{hook}"))  # noqa: B010
 
-    with pytest.raises(PluginLoadError, match=f"wraps dingsdk_{hook}.*write a plain @hookimpl"):
+    with pytest.raises(PluginLoadError, match="write a plain def"):
         PluginManager().register_plugin(Wrapping(), "acme")
 
 

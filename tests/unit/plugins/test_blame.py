@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from dingsdk.data import decode_message, encode_message
-from dingsdk.errors import ConfigError, WorkerLostError
+from dingsdk.errors import ConfigError
 from dingsdk.plugins import PluginManager, Switches, default_manager, use_manager
 from dingsdk.plugins.blame import error_text, raised_in, registered_as, traceback_text
-from dingsdk.worker.comm import PolicyStore
 from dingsdk.worker.replay_buffer import Sampler
 
 
@@ -141,59 +140,6 @@ def test_transport_is_not_named_for_an_error_in_core_code(manager: PluginManager
     manager.registry("transports").register("mine", Part)
     assert suffix(Part(CORE["Base"]().draw).pass_on) == ""
     assert suffix(Part().decode) == f" (raised in type 'mine' of transports, from {__name__})"
-
-
-class Store(PolicyStore):
-    """A store in the same package as the transport `Part`."""
-
-    def __init__(self, inner: Callable[[], Any]) -> None:
-        self.inner = inner
-
-    def publish(self, policy_id: str, state: Any, version: int) -> None:
-        self.inner()
-
-    def newest(self, policy_id: str, newer_than: int | None = None) -> None: ...
-
-    def discard(self, policy_id: str) -> None: ...
-
-
-class Helper:
-    """A class in the same module that is not a part of the transport."""
-
-    def refuse(self) -> None:
-        json.loads("{")
-
-
-def publishing(inner: Callable[[], Any], cls: type[Store] = Store) -> Callable[[], Any]:
-    """Return a method of a part that publishes through a store of type ``cls``."""
-    return Other(lambda: CORE["call"](lambda: cls(inner).publish("p", {}, 1))).pass_on
-
-
-def test_error_of_a_store_names_its_transport(manager: PluginManager) -> None:
-    assert suffix(publishing(Helper().refuse)) == ""
-    manager.registry("transports").register("mine", Part)
-    named = f" (raised in type 'mine' of transports, from {__name__})"
-
-    assert suffix(publishing(Helper().refuse)) == named
-    manager.registry("samplers").register("outer", Other)
-    assert suffix(publishing(Helper().refuse)) == named
-
-
-def test_error_not_caused_by_a_store_does_not_name_its_transport(
-    manager: PluginManager,
-) -> None:
-    def refuse() -> None:
-        raise WorkerLostError("no coordinator answers", worker_id="w0")
-
-    manager.registry("transports").register("mine", Part)
-    elsewhere = [
-        type("Elsewhere", (Store,), {"__module__": name}) for name in ("elsewhere", "else.where")
-    ]
-    assert suffix(publishing(refuse)) == ""
-    assert suffix(lambda: Store(refuse).publish("p", {}, 1)) == ""
-    assert suffix(publishing(CORE["Base"]().draw)) == ""
-    assert [suffix(publishing(Helper().refuse, cls)) for cls in elsewhere] == ["", ""]
-    assert suffix(Helper().refuse) == ""
 
 
 def test_text_of_an_error_can_be_sent_whatever_its_message_has() -> None:

@@ -60,16 +60,6 @@ def test_plain_name_of_a_contested_type_is_refused_with_the_candidates(
     assert "ring" not in rings.known("buffers")
 
 
-def test_listing_names_each_provider_and_what_is_loaded(rings: PluginManager) -> None:
-    owner_of(rings, "ring@acme-b")
-    rows = {row.distribution: row for row in rings.plugins() if row.type_key.startswith("ring")}
-
-    assert {name: row.state for name, row in rows.items()} == {
-        "acme-a": "duplicate",
-        "acme-b": "loaded",
-    }
-
-
 def test_disabled_plugin_does_not_count_as_a_provider(rings: PluginManager) -> None:
     manager = PluginManager(Switches(disabled=("acme-a",)))
 

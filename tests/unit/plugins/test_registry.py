@@ -11,7 +11,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.plugins import Registry
-from dingsdk.plugins.registry import Entry, transaction
+from dingsdk.plugins.registry import Entry
 
 
 class Ring:
@@ -52,16 +52,6 @@ def test_registering_a_taken_name_raises_assertion_error_that_names_the_owner() 
     assert (caught.value.name, caught.value.owner) == ("ring", __name__)
 
 
-def test_force_overwrite_replaces_the_type() -> None:
-    registry = Registry("buffers")
-    registry.register("ring", Ring)
-
-    @registry.register("ring", force_overwrite=True)
-    class Newer: ...
-
-    assert registry.get("ring") is Newer
-
-
 def test_unknown_name_is_a_key_error_with_known_names_and_nearest() -> None:
     registry = Registry("buffers")
     registry.register("ring", Ring)
@@ -71,29 +61,6 @@ def test_unknown_name_is_a_key_error_with_known_names_and_nearest() -> None:
 
     assert isinstance(caught.value, UnknownPluginError)
     assert (caught.value.known, caught.value.nearest) == (["ring"], "ring")
-
-
-def test_build_does_not_change_a_key_error_of_the_constructor() -> None:
-    registry = Registry("buffers")
-    original = KeyError("capacity")
-
-    @registry.register("bad")
-    def build() -> None:
-        raise original
-
-    with pytest.raises(KeyError) as caught:
-        registry.build("bad")
-
-    assert caught.value is original
-
-
-def test_build_passes_arguments_and_wrong_keywords_are_type_errors() -> None:
-    registry = Registry("buffers")
-    registry.register("ring", Ring)
-
-    assert registry.build("ring", size=3).size == 3
-    with pytest.raises(TypeError, match="sise"):
-        registry.build("ring", sise=3)
 
 
 @pytest.mark.parametrize("name", [3, ""])
@@ -131,21 +98,3 @@ def test_declared_type_may_register_itself_but_nothing_else_may() -> None:
     entry = registry.entry("ring")
     assert entry is not None
     assert entry.owner == "acme"
-
-
-def test_failed_transaction_restores_added_and_overwritten_entries() -> None:
-    registry, other = Registry("buffers"), Registry("storages")
-    registry.register("ring", Ring)
-
-    def load() -> None:
-        with transaction("acme"):
-            registry.register("ring", dict, force_overwrite=True)
-            registry.register("ring", list, force_overwrite=True)
-            other.register("new", dict)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        load()
-
-    assert registry.get("ring") is Ring
-    assert other.query() == []

@@ -118,14 +118,6 @@ def test_disabled_module_is_refused_in_import_names_too(ring: Install) -> None:
     assert "acme_ring" not in sys.modules
 
 
-def test_disabling_one_of_two_providers_settles_which_is_used(ring: Install) -> None:
-    ring("acme-hoop", {"dingsdk.buffers": {"ring": "acme_hoop"}}, acme_hoop="1 / 0")
-
-    manager = PluginManager(Switches(disabled=("acme-hoop",)))
-
-    assert manager.get("buffers", "ring").__name__ == "RingBuffer"
-
-
 def test_without_autoload_only_listed_plugins_are_used(ring: Install) -> None:
     with pytest.raises(PluginLoadError, match="DINGSDK_DISABLE_PLUGIN_AUTOLOAD"):
         PluginManager(Switches(autoload=False)).get("buffers", "ring")

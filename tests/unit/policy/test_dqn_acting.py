@@ -3,12 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dingsdk.data import SampleBatch
-from dingsdk.envs.base import StepColumns, Timestep
-from dingsdk.errors import NonFiniteError, SchemaMismatchError
+from dingsdk.errors import NonFiniteError
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.replay_buffer import SequenceReplayBuffer
 
@@ -48,34 +44,11 @@ def test_exploration_is_uniform_with_probability_eps(make_policy, eps):
         assert (np.abs((drawn == action).mean(0) - expected) < spread).all()
 
 
-def test_exploration_repeats_with_the_seed(make_policy):
-    def actions(seed):
-        policy = make_policy(["collect"], seed=seed)
-        steps = [policy.collect_mode.forward_batch(OBS, IDS, eps=0.9) for _ in range(30)]
-        return np.stack([step["action"] for step in steps]).tolist()
-
-    assert actions(3) == actions(3)
-    assert actions(3) != actions(4)
-
-
 def test_eps_defaults_to_the_start_of_the_schedule(make_policy):
     policy = make_policy(other={"eps": {"type": "constant", "start": 0.0}})
     best = policy.eval_mode.forward_batch(OBS, IDS)["action"].tolist()
 
     assert policy.collect_mode.forward_batch(OBS, IDS)["action"].tolist() == best
-
-
-def test_dict_form_acts_like_the_batched_form(make_policy):
-    batched, dicts = make_policy(seed=5), make_policy(seed=5)
-    obs = {7: OBS[0], 2: OBS[1], 4: torch.from_numpy(OBS[2].copy())}
-    for _ in range(50):
-        columns = batched.collect_mode.forward_batch(OBS[:3], [7, 2, 4], eps=0.5)
-        rows = dicts.collect_mode.forward(obs, eps=0.5)
-        assert list(rows) == [7, 2, 4]
-        assert [row["action"] for row in rows.values()] == columns["action"].tolist()
-    greedy = batched.eval_mode.forward_batch(OBS[:3], [7, 2, 4])["action"].tolist()
-    assert [row["action"] for row in dicts.eval_mode.forward(obs).values()] == greedy
-    assert dicts.eval_mode.forward({}) == {}
 
 
 def test_other_dtypes_and_frozen_observations_are_accepted(make_policy):
@@ -115,73 +88,6 @@ def test_large_action_values_whose_sum_overflows_are_accepted(make_policy):
     assert len(policy.eval_mode.forward_batch(OBS, IDS)["action"]) == len(OBS)
 
 
-def test_observations_of_the_wrong_size_are_refused(make_policy):
-    with pytest.raises(SchemaMismatchError, match="obs_shape"):
-        make_policy().eval_mode.forward_batch(np.zeros((2, 9), np.float32), [0, 1])
-
-
-def step_of(size, rng):
-    terminated = rng.random(size) < 0.2
-    truncated = ~terminated & (rng.random(size) < 0.2)
-    return StepColumns(
-        obs=rng.normal(size=(size, 3)).astype(np.float32),
-        final_obs=rng.normal(size=(size, 3)).astype(np.float32),
-        reward=rng.normal(size=size).astype(np.float32),
-        terminated=terminated,
-        truncated=truncated,
-    )
-
-
-def test_transitions_record_the_true_last_observation():
-    rng = np.random.default_rng(0)
-    policy = DQNPolicy({"model": {"obs_shape": 3, "action_shape": 2}}, ["collect"], seed=0)
-    step = step_of(6, rng)
-
-    columns = policy.collect_mode.make_transitions(OBS, {"action": IDS % 2}, step)
-
-    assert columns["next_obs"] is step.final_obs
-    assert columns["obs"] is OBS
-    assert (columns["done"] == (step.terminated | step.truncated)).all()
-    assert set(columns) == {"obs", "action", "reward", "next_obs", "terminated", "done"}
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 6), st.sampled_from("tuc")), min_size=1, max_size=4),
-    st.integers(1, 5),
-)
-def test_dict_form_and_batched_form_make_the_same_samples(shape, nstep):
-    """Each piece ends with termination (t), truncation (u) or in the middle of an episode (c)."""
-    cfg = {"nstep": nstep, "model": {"obs_shape": 3, "action_shape": 2}}
-    mode = DQNPolicy(cfg, ["collect"], seed=0).collect_mode
-    rng = np.random.default_rng(0)
-    pieces = []
-    for length, how in shape:
-        piece = []
-        for row in range(length):
-            is_last = row == length - 1
-            timestep = Timestep(
-                obs=rng.normal(size=3).astype(np.float32),
-                reward=np.float32(rng.normal()),
-                done=is_last and how != "c",
-                info={"terminated": is_last and how == "t", "truncated": is_last and how == "u"},
-            )
-            obs = rng.normal(size=3).astype(np.float32)
-            made = mode.process_transition(obs, {"action": np.int64(row % 2)}, timestep)
-            piece.append({**made, "collect_iter": 12})
-        pieces.append(piece)
-    columns = SampleBatch.from_rows([row for piece in pieces for row in piece]).columns
-    ends = np.cumsum([len(piece) for piece in pieces])
-
-    batch = mode.make_samples(columns, ends)
-    dicts = [sample for piece in pieces for sample in mode.get_train_sample(piece)]
-
-    assert set(batch.keys()) == set(dicts[0]) == {
-        "obs", "action", "reward", "next_obs", "done", "discount", "collect_iter",
-    }  # fmt: skip
-    assert SampleBatch.from_rows(dicts) == batch
-
-
 def test_sequences_of_nstep_samples_reach_the_end_of_the_episode() -> None:
     cfg = {"nstep": 3, "discount_factor": 0.5, "model": {"obs_shape": 1, "action_shape": 2}}
     mode = DQNPolicy(cfg, ["collect"], seed=0).collect_mode
@@ -204,7 +110,3 @@ def test_sequences_of_nstep_samples_reach_the_end_of_the_episode() -> None:
     assert drawn["reward"][last].tolist() == [1.75, 1.75, 1.5, 1.0]
     assert drawn["discount"][last].tolist() == [0.125, 0.0, 0.0, 0.0]
     assert drawn["done"][last].tolist() == [False, False, False, True]
-
-
-def test_no_transitions_make_no_samples(make_policy):
-    assert make_policy().collect_mode.get_train_sample([]) == []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from safetensors.torch import load, save
 
 from dingsdk.errors import NonFiniteError, SchemaMismatchError
 
@@ -89,41 +87,13 @@ def test_a_list_of_dicts_trains_like_the_batch(make_policy, batch):
     assert one == pytest.approx(two, rel=1e-5)
 
 
-def test_loss_of_a_fixed_batch_decreases(make_policy, batch):
-    learn = make_policy(learn={"target_update_freq": 10_000, "learning_rate": 1e-2}).learn_mode
-    losses = [learn.forward(batch)["total_loss"] for _ in range(200)]
+def test_gradient_is_clipped_to_grad_clip_norm(make_policy, batch):
+    policy, steps = make_policy(learn={"grad_clip_norm": 1e-3}), []
+    policy._optimizer.step = lambda gradient: steps.append(float(gradient.norm()))
 
-    assert losses[-1] < 0.3 * losses[0]
+    assert policy.learn_mode.forward(batch)["grad_norm"] > 1e-2
 
-
-def test_adam_and_clipping_equal_torch(make_policy, batch):
-    policy = make_policy(learn={"grad_clip_norm": 0.01, "target_update_freq": 1000})
-    learn = policy.learn_mode
-    names = learn.state_dict()["model"]
-    mine = {name: tensor.clone().requires_grad_() for name, tensor in names.items()}
-    target = {name: tensor.clone() for name, tensor in names.items()}
-    adam = torch.optim.Adam(mine.values(), lr=1e-3)
-    columns = {key: torch.from_numpy(value.copy()) for key, value in batch.columns.items()}
-    rows = torch.arange(len(batch))
-
-    def values(names, obs):
-        hidden = torch.relu(F.linear(obs, names["encoder.0.weight"], names["encoder.0.bias"]))
-        return F.linear(hidden, names["head.weight"], names["head.bias"])
-
-    for _ in range(5):
-        with torch.no_grad():
-            best = values(mine, columns["next_obs"]).argmax(1)
-            after = values(target, columns["next_obs"])[rows, best]
-            goal = columns["reward"] + columns["discount"] * after
-        loss = F.huber_loss(values(mine, columns["obs"])[rows, columns["action"]], goal)
-        adam.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(mine.values(), 0.01)
-        adam.step()
-        learn.forward(batch)
-
-    for name, tensor in learn.state_dict()["model"].items():
-        torch.testing.assert_close(tensor, mine[name].detach(), rtol=1e-4, atol=1e-6)
+    assert steps == [pytest.approx(1e-3, rel=1e-3)]
 
 
 def test_target_network_is_copied_every_target_update_freq_updates(make_policy, batch):
@@ -226,48 +196,6 @@ def test_recorded_rows_without_terminated_are_refused_by_name(make_policy):
     ):
         with pytest.raises(SchemaMismatchError, match="'terminated' that the batch does not have"):
             make()
-
-
-def test_training_resumes_exactly_from_a_saved_state(make_policy, batch):
-    policy = make_policy(learn={"target_update_freq": 4})
-    for _ in range(6):
-        policy.learn_mode.forward(batch)
-    state = policy.learn_mode.state_dict()
-    optimizer = dict(state["optimizer"])
-    plain = {key: optimizer.pop(key) for key in ("step", "param_groups")}
-    numbers = json.loads(json.dumps(plain))
-    saved = {
-        "model": load(save(state["model"])),
-        "target_model": load(save(state["target_model"])),
-        "optimizer": {**load(save(optimizer)), **numbers},
-    }
-    frozen = saved["optimizer"]["exp_avg"].numpy()
-    frozen.setflags(write=False)
-    saved["optimizer"]["exp_avg"] = frozen
-    resumed = make_policy(seed=99, learn={"target_update_freq": 4})
-
-    resumed.learn_mode.load_state_dict(saved)
-
-    for _ in range(5):
-        assert resumed.learn_mode.forward(batch) == policy.learn_mode.forward(batch)
-    for part in ("model", "target_model"):
-        for name, tensor in policy.learn_mode.state_dict()[part].items():
-            assert torch.equal(tensor, resumed.learn_mode.state_dict()[part][name])
-
-
-def test_a_state_with_a_wrong_part_changes_nothing(make_policy, batch):
-    policy = make_policy()
-    policy.learn_mode.forward(batch)
-    before = policy._optimizer.flat.clone()
-    good = make_policy(seed=5).learn_mode.state_dict()
-    bad = {**good, "optimizer": {**good["optimizer"], "exp_avg": torch.zeros(3)}}
-
-    with pytest.raises(SchemaMismatchError, match="exp_avg"):
-        policy.learn_mode.load_state_dict(bad)
-    with pytest.raises(SchemaMismatchError, match="model"):
-        policy.learn_mode.load_state_dict({"weights": {}})
-
-    assert torch.equal(policy._optimizer.flat, before)
 
 
 def test_compiler_of_torch_is_not_loaded():

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError, UnknownPluginError
+from dingsdk.errors import ConfigError, ConfigTypeError, UnknownPluginError
 from dingsdk.policy import create_policy, get_policy_cls
 from dingsdk.policy.dqn import DQNPolicy
 
@@ -20,44 +19,6 @@ def test_the_factory_finds_dqn_by_its_type():
         create_policy({**CFG, "type": "dqm"})
 
 
-def test_modes_of_one_policy_share_their_weights():
-    policy = create_policy(CFG, seed=0)
-    learn = policy.learn_mode.state_dict()["model"]
-
-    learn["head.bias"].fill_(3.0)
-
-    for mode in (policy.collect_mode, policy.eval_mode):
-        assert (mode.state_dict()["model"]["head.bias"] == 3).all()
-
-
-@pytest.mark.parametrize("field", ["collect", "eval"])
-def test_acting_modes_load_a_published_policy(field):
-    learner, actor = create_policy(CFG, ["learn"], seed=0), create_policy(CFG, [field], seed=1)
-    mode = getattr(actor, f"{field}_mode")
-    published = learner.learn_mode.state_dict()
-    frozen = {name: tensor.numpy().copy() for name, tensor in published["model"].items()}
-    for array in frozen.values():
-        array.setflags(write=False)
-
-    mode.load_state_dict({"model": frozen, "iter": 3})
-
-    for name, tensor in mode.state_dict()["model"].items():
-        assert torch.equal(tensor, published["model"][name])
-    with pytest.raises(SchemaMismatchError, match=r"head\.bias"):
-        mode.load_state_dict({"model": {**frozen, "head.bias": np.zeros(7)}})
-    with pytest.raises(SchemaMismatchError, match="model"):
-        mode.load_state_dict({"iter": 3})
-
-
-def test_mode_that_is_not_enabled_is_refused():
-    policy = create_policy(CFG, enable_field=["eval"])
-
-    with pytest.raises(ConfigError, match="enable_field"):
-        _ = policy.learn_mode
-    with pytest.raises(ConfigError, match="teach"):
-        create_policy(CFG, enable_field=["teach"])
-
-
 def test_the_command_mode_needs_no_network_and_follows_the_schedule():
     policy = create_policy(
         {"type": "dqn", "other": {"eps": {"type": "linear", "start": 1, "end": 0, "decay": 10}}},
@@ -68,31 +29,6 @@ def test_the_command_mode_needs_no_network_and_follows_the_schedule():
     assert policy.command_mode.get_setting_collect({}) == {"eps": 1.0}
     assert policy.command_mode.get_setting_learn({}) == {}
     assert policy.command_mode.get_setting_eval({}) == {}
-
-
-def test_attributes_for_workers():
-    policy = create_policy({**CFG, "collect": {"n_sample": 48}, "learn": {"batch_size": 16}})
-    get = policy.collect_mode.get_attribute
-
-    assert (get("n_sample"), get("n_episode"), get("unroll_len")) == (48, None, 1)
-    assert (get("on_policy"), get("batch_size"), get("device")) == (False, 16, "cpu")
-    assert get("cfg").type == "dqn"
-    with pytest.raises(NotImplementedError, match="traj_len"):
-        get("traj_len")
-    with pytest.raises(NotImplementedError):
-        policy.collect_mode.set_attribute("device", "cuda")
-    policy.collect_mode.set_attribute("n_sample", 8)
-    assert get("n_sample") == 8
-
-
-def test_default_config_is_a_copy():
-    default = DQNPolicy.default_config()
-    default.learn.batch_size = 1
-    default.model.encoder_hidden_size_list.append(3)
-
-    assert default.cfg_type == "DQNPolicyDict"
-    assert DQNPolicy.default_config().learn.batch_size != 1
-    assert 3 not in DQNPolicy.config["model"]["encoder_hidden_size_list"]
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,6 @@ def test_draws_below_eps_choose_a_random_action():
         assert explored(exploration, len(uniforms), eps, rng) == expected
 
 
-def test_block_is_compared_once_with_each_eps():
-    exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
-    explored(exploration, 8, 0.5, rng)
-    decided = exploration._explores
-    explored(exploration, 8, 0.5, rng)
-    assert exploration._explores is decided
-    explored(exploration, 8, 0.4, rng)
-    assert exploration._explores is not decided
-
-
 def test_the_largest_draw_below_eps_chooses_the_last_action():
     class Drawn:
         def random(self, count):

@@ -8,21 +8,6 @@ from hypothesis import strategies as st
 from dingsdk.policy.returns import gae
 
 
-def test_advantages_of_a_cut_piece_equal_a_hand_calculation() -> None:
-    # gamma 0.5, lambda 0.5; deltas: 1 + 0.5 * 3 - 2 = 0.5; 2 + 0.5 * 4 - 3 = 1.
-    advantage = gae(
-        np.array([1, 2], np.float32),
-        np.array([2, 3], np.float32),
-        np.array([4], np.float32),
-        np.array([2]),
-        gamma=0.5,
-        gae_lambda=0.5,
-    )
-
-    assert advantage.tolist() == [0.5 + 0.25 * 1.0, 1.0]
-    assert advantage.dtype == np.float32
-
-
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     gamma=st.sampled_from([0.0, 0.9, 1.0]),

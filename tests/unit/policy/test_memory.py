@@ -33,16 +33,6 @@ def test_memory_grows_with_the_number_of_envs() -> None:
     assert memory.read(range(40)).ravel().tolist() == list(range(40))
 
 
-def test_reset_clears_some_envs_or_all() -> None:
-    memory = Memory(1)
-    memory.write([1, 2, 3], np.ones((3, 1), np.float32))
-
-    memory.reset([2, 99])
-    assert memory.read([1, 2, 3]).ravel().tolist() == [1, 0, 1]
-    memory.reset()
-    assert memory.read([1, 2, 3]).ravel().tolist() == [0, 0, 0]
-
-
 class Counter(BasePolicy):
     """Its action is the number of earlier steps in the episode."""
 

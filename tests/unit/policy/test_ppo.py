@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch, collate
-from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
+from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.policy.ppo import PPOPolicy
 
 MODEL = {"obs_shape": 3, "action_shape": 2, "encoder_hidden_size_list": [8]}
@@ -52,16 +52,6 @@ def test_recorded_log_prob_and_value_come_from_the_network() -> None:
     assert made["value"] == pytest.approx(value.detach().numpy())
 
 
-def test_actions_are_drawn_with_the_probabilities_of_the_network() -> None:
-    policy = make(seed=3)
-    policy._network.actor.layers[-1].bias.data.copy_(torch.tensor([0.0, math.log(3.0)]))
-    policy._network.actor.layers[-1].weight.data.zero_()
-
-    actions = policy.act(np.zeros((20_000, 3), np.float32), explore=True)["action"]
-
-    assert actions.mean() == pytest.approx(0.75, abs=0.02)
-
-
 def test_evaluation_takes_the_most_probable_action_and_records_nothing() -> None:
     policy = make()
     obs = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
@@ -71,17 +61,6 @@ def test_evaluation_takes_the_most_probable_action_and_records_nothing() -> None
     logits, _ = policy._network(torch.from_numpy(obs))
     assert set(made) == {"action"}
     assert made["action"].tolist() == logits.argmax(1).tolist()
-
-
-def test_same_seed_draws_the_same_weights_and_actions() -> None:
-    obs = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
-    before = torch.get_rng_state()
-    one, same, other = make(seed=5), make(seed=5), make(seed=6)
-
-    first = one.act(obs, explore=True)
-    assert first["action"].tolist() == same.act(obs, explore=True)["action"].tolist()
-    assert first["value"].tolist() != other.act(obs, explore=True)["value"].tolist()
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_cut_pieces_are_bootstrapped_and_terminated_ones_are_not() -> None:
@@ -191,40 +170,6 @@ def test_adam_uses_an_eps_of_1e_5() -> None:
     torch.testing.assert_close(before - policy._optimizer.flat, torch.full_like(before, 0.125))
 
 
-def test_training_moves_towards_the_better_action() -> None:
-    policy = make(learn={"learning_rate": 0.01, "entropy_weight": 0.0})
-    obs = np.zeros((64, 3), np.float32)
-    for _ in range(10):
-        made = policy.act(obs, explore=True)
-        reward = made["action"].astype(np.float32)
-        data = policy.collect_mode.make_samples(
-            {
-                "obs": obs,
-                **made,
-                "reward": reward,
-                "next_obs": obs,
-                "terminated": np.ones(64, bool),
-                "done": np.ones(64, bool),
-            },
-            np.arange(1, 65),
-        )
-        policy.learn_mode.forward(data)
-
-    assert policy.act(obs, explore=True)["action"].mean() > 0.95
-
-
-def test_update_that_is_not_finite_is_refused_and_keeps_the_weights() -> None:
-    policy = make()
-    data = batch(policy)
-    data.columns["return"][:] = np.nan
-    before = {key: value.clone() for key, value in policy._network.state_dict().items()}
-
-    with pytest.raises(NonFiniteError, match="not applied"):
-        policy.learn_mode.forward(data)
-
-    assert all(torch.equal(policy._network.state_dict()[key], before[key]) for key in before)
-
-
 def test_batch_without_a_needed_column_is_refused_by_name() -> None:
     policy = make()
     data = batch(policy)
@@ -235,38 +180,6 @@ def test_batch_without_a_needed_column_is_refused_by_name() -> None:
 
     with pytest.raises(SchemaMismatchError, match="advantage"):
         policy.learn_mode.forward(data)
-
-
-def test_training_resumes_exactly_from_a_saved_state() -> None:
-    straight, stopped = make(), make()
-    data = batch(straight)
-    data_again = batch(stopped)
-    straight.learn_mode.forward(data)
-    stopped.learn_mode.forward(data_again)
-    resumed = make(seed=9)
-    state = {
-        part: {key: np.asarray(value) for key, value in section.items()}
-        for part, section in stopped.learn_mode.state_dict().items()
-    }
-    resumed.learn_mode.load_state_dict(state)
-    resumed.rng = stopped.rng
-
-    expected = straight.learn_mode.forward(data)
-    assert resumed.learn_mode.forward(data_again) == expected
-
-
-def test_state_of_another_network_is_refused_and_changes_nothing() -> None:
-    policy = make()
-    other = make(model={**MODEL, "encoder_hidden_size_list": [9]})
-    moments = other.learn_mode.state_dict()["optimizer"]
-    before = {key: value.clone() for key, value in policy._network.state_dict().items()}
-
-    with pytest.raises(SchemaMismatchError, match=r"actor\.0\.weight"):
-        policy.learn_mode.load_state_dict(other.learn_mode.state_dict())
-    with pytest.raises(SchemaMismatchError, match="optimizer: exp_avg"):
-        policy.learn_mode.load_state_dict({**policy.learn_mode.state_dict(), "optimizer": moments})
-
-    assert all(torch.equal(policy._network.state_dict()[key], before[key]) for key in before)
 
 
 def test_value_clip_ignores_gains_from_larger_changes() -> None:

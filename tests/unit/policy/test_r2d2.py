@@ -292,21 +292,6 @@ def test_policy_learns_from_images_and_dicts() -> None:
     assert np.isfinite(log["total_loss"])
 
 
-def test_dict_of_one_vector_trains_like_the_vector() -> None:
-    plain, nested = make(), make(model={"obs_shape": {"only": 2}})
-    nested._optimizer.flat.copy_(plain._optimizer.flat)
-    nested._target_flat.copy_(plain._target_flat)
-    columns = steps(9)
-    wrapped = {**columns, **{key: {"only": columns[key]} for key in ("obs", "next_obs")}}
-
-    logs = [
-        policy.learn_mode.forward(policy.samples(each, np.array([9])))
-        for policy, each in ((plain, columns), (nested, wrapped))
-    ]
-
-    assert logs[1] == pytest.approx(logs[0])
-
-
 def test_batch_of_single_steps_is_refused() -> None:
     policy = make()
 

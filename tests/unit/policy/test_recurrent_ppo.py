@@ -173,14 +173,6 @@ def test_every_epoch_trains_once_on_every_row_in_whole_sequences() -> None:
             assert all(each <= set(part) or each.isdisjoint(part) for each in sequences)
 
 
-def test_there_are_at_most_as_many_minibatches_as_sequences() -> None:
-    policy = make(learn={"epoch_per_collect": 1, "batch_size": 1, "sequence_len": 4})
-
-    logs = policy.learn_mode.forward(policy.collect_mode.make_samples(collected(policy), ENDS))
-
-    assert len(logs) == 4
-
-
 def test_batch_that_starts_within_a_sequence_uses_the_recorded_state() -> None:
     policy, twin = make(learn={"epoch_per_collect": 1}), make(learn={"epoch_per_collect": 1})
     data = policy.collect_mode.make_samples(collected(policy), ENDS)
@@ -198,36 +190,3 @@ def test_samples_without_a_state_are_refused_by_name() -> None:
 
     with pytest.raises(SchemaMismatchError, match="state"):
         policy.learn_mode.forward(data)
-
-
-def test_training_learns_to_use_earlier_observations() -> None:
-    """Only the first observation shows which action gets the reward at the second step."""
-    policy = make(learn={"learning_rate": 0.01, "entropy_weight": 0.0})
-    rng = np.random.default_rng(0)
-    hits = 0.0
-    for _ in range(40):
-        columns: list[dict[str, Any]] = []
-        policy.collect_mode.reset()
-        cue = rng.integers(0, 2, 64)
-        for step in range(2):
-            obs = np.zeros((64, 3), np.float32)
-            if step == 0:
-                obs[np.arange(64), cue] = 1
-            output = policy.collect_mode.forward_batch(obs, range(64))  # type: ignore[misc]
-            columns.append({"obs": obs, **output, "next_obs": obs})
-        # The two steps of each env are next to each other.
-        joined = {
-            name: np.stack([columns[0][name], columns[1][name]], 1).reshape(
-                128, *columns[0][name].shape[1:]
-            )
-            for name in columns[0]
-        }
-        hit = columns[1]["action"] == cue
-        joined["reward"] = np.stack([np.zeros(64), hit], 1).reshape(-1).astype(np.float32)
-        joined["done"] = joined["terminated"] = np.tile([False, True], 64)
-        policy.learn_mode.forward(
-            policy.collect_mode.make_samples(joined, np.arange(2, 129, 2))  # type: ignore[misc]
-        )
-        hits = hit.mean()
-
-    assert hits > 0.9

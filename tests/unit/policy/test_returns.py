@@ -56,14 +56,3 @@ def test_a_single_step_keeps_its_reward_exactly():
     assert made.reward is reward
     assert made.last is None
     assert made.discount.tolist() == pytest.approx([0.9, 0.0, 0.9])
-
-
-def test_cut_piece_is_bootstrapped_after_its_remaining_steps():
-    ones = np.ones(3, dtype=np.float32)
-
-    made = nstep_returns(ones, np.zeros(3, dtype=bool), np.array([3]), gamma=0.5, nstep=2)
-
-    assert made.reward.tolist() == [1.5, 1.5, 1.0]
-    assert made.discount.tolist() == [0.25, 0.25, 0.5]
-    assert made.last is not None
-    assert made.last.tolist() == [1, 2, 2]

@@ -318,47 +318,6 @@ def test_rounding_does_not_take_greedy_actions_beyond_the_bounds() -> None:
         assert acted[0].tolist() == exported[0].tolist() == bound.tolist()
 
 
-def test_training_resumes_exactly_from_a_saved_state() -> None:
-    straight, stopped, resumed = make(), make(), make(seed=9)
-    for policy in (straight, stopped):
-        policy.learn_mode.forward(batch())
-    state = {
-        part: {key: np.asarray(value) for key, value in section.items()}
-        for part, section in stopped.learn_mode.state_dict().items()
-    }
-    resumed.learn_mode.load_state_dict(state)
-    resumed.rng = stopped.rng
-
-    for _ in range(3):
-        expected = straight.learn_mode.forward(batch())
-        assert resumed.learn_mode.forward(batch()) == expected
-
-
-def test_loading_without_targets_and_optimizers_resets_them() -> None:
-    trained, fresh = make(), make(seed=3)
-    for policy in (trained, fresh):
-        policy.learn_mode.forward(batch())
-    state = trained.learn_mode.state_dict()
-
-    fresh.learn_mode.load_state_dict({"model": state["model"], "critic": state["critic"]})
-
-    assert torch.equal(fresh._target_flat, trained._critic_optimizer.flat)
-    assert fresh._critic_optimizer.updates == 0
-    assert fresh._actor_optimizer.updates == 0
-    assert fresh._temperature_optimizer.updates == 0
-
-
-@pytest.mark.parametrize("explore", [False, True])
-def test_acting_with_diverged_weights_is_refused(explore: bool) -> None:
-    policy = make()
-    for weights in policy.learn_mode.state_dict()["model"].values():
-        if weights.is_floating_point() and weights.ndim == 2:
-            weights.fill_(float("nan"))
-
-    with pytest.raises(NonFiniteError, match="weights diverged"):
-        policy.act(np.zeros((2, 3), np.float32), explore=explore)
-
-
 def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
     policy = make()
     before = copy.deepcopy(policy.learn_mode.state_dict())
