@@ -8,6 +8,7 @@ modes from a few methods; any other object with the four properties of ``Policy`
 from __future__ import annotations
 
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -218,6 +219,8 @@ class BasePolicy(Configurable, ABC):
                 else:
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
                 self._build()
+        if self.section.compile:
+            self._compile()
         # One per mode, as envs for collecting and envs for evaluating have the same ids.
         acting = ("collect", "eval") if self.state_size else ()
         self._memories = {field: Memory(self.state_size) for field in acting}
@@ -478,6 +481,20 @@ class BasePolicy(Configurable, ABC):
             get_setting_collect=self.setting,
             get_setting_eval=lambda info: {},
         )
+
+    def _compile(self) -> None:
+        compilers = (os.environ.get("CXX", "g++"), "clang++")
+        if self._is_on_cpu and not any(map(shutil.which, compilers)):
+            raise ConfigError(
+                "policy.compile is true, but torch.compile needs a C++ compiler on the CPU, and "
+                f"there is neither {compilers[0]} nor clang++; install one, or set it to false",
+                path="policy.compile",
+            )
+        for part in vars(self).values():
+            if isinstance(part, torch.nn.Module):
+                for name in ("forward", "unroll"):
+                    if hasattr(part, name):
+                        setattr(part, name, torch.compile(getattr(part, name)))
 
     def _check_serves(self, field: str) -> None:
         if field not in self._fields:

@@ -187,6 +187,8 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
 
     Attributes:
         cuda: Whether the networks run on the GPU.
+        compile: Whether ``torch.compile`` compiles the networks. The first use in each process
+            then takes up to a minute longer. Small networks on the CPU become slower.
         on_policy: Whether training uses only data that the newest policy collected.
         priority: Whether training gives the replay buffer a priority for each sample; for buffers
             that draw samples by priority, such as ``advanced``.
@@ -205,6 +207,7 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     """
 
     cuda: bool = False
+    compile: bool = False
     on_policy: bool = False
     priority: bool = False
     discount_factor: Share = 0.99

@@ -163,6 +163,54 @@ def test_shown_config_is_complete_and_can_be_loaded(
     assert not text.endswith("\n\n")
     assert yaml.safe_load(text)["policy"]["nstep"] == 3
     assert load_config(tmp_path / "shown.yaml")["policy"]["learn"]["grad_clip_norm"] == 10.0
+    assert main(["config", "diff", "cartpole-dqn", str(tmp_path / "shown.yaml")]) == 1
+    assert capsys.readouterr().out == "policy.nstep: 30 | 3\n"
+
+
+def test_diff_shows_keys_that_only_one_config_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "diff", "cartpole-dqn", "cartpole-dqn"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["config", "diff", "cartpole-dqn", "cartpole-ppo"]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    assert 'policy.type: "dqn" | "ppo"' in lines
+    assert "policy.learn.target_update_freq: 64 | (absent)" in lines
+    assert any(line.startswith("policy.learn.entropy_weight: (absent) | ") for line in lines)
+
+
+def test_diff_shows_non_ascii_text_unescaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
+    files = []
+    for name in ("één", "twee"):
+        files.append(str(tmp_path / f"{name}.yaml"))
+        Path(files[-1]).write_text(yaml.safe_dump({**cfg, "system": {"replay": {"path": name}}}))
+    assert main(["config", "diff", *files]) == 1
+    assert capsys.readouterr().out == 'system.replay.path: "één" | "twee"\n'
+
+
+def test_diff_names_the_invalid_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("env: {env_id: CartPole-v1}\npolicy: {type: dqn, nstpe: 1}\n")
+
+    assert main(["config", "diff", "cartpole-dqn", str(wrong)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(wrong) in line
+    assert "policy.nstpe" in line
+
+
+def test_diff_distinguishes_false_and_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = "env: {{env_id: CartPole-v1, kwargs: {{render_mode: null, sutton_barto_reward: {}}}}}\n"
+    for name, value in (("zero", "0"), ("false", "false")):
+        text = base.format(value) + "policy: {type: dqn}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+
+    files = [str(tmp_path / "zero.yaml"), str(tmp_path / "false.yaml")]
+    assert main(["config", "diff", *files]) == 1
+    assert "env.kwargs.sutton_barto_reward: 0 | false" in capsys.readouterr().out
 
 
 def test_validate_checks_all_configs_even_if_one_is_invalid(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import namedtuple
 from typing import Any, ClassVar
 
@@ -306,6 +308,97 @@ def test_wrong_section_is_refused_with_its_path() -> None:
         Own({"width": 0})
 
     assert caught.value.path == "policy.width"
+
+
+def test_published_model_is_loaded_into_acting_modes() -> None:
+    one, other = Own({}, seed=1), Own({}, seed=2)
+    state = {
+        "model": {key: value.numpy() for key, value in one.net.state_dict().items()},
+        "iter": 3,
+    }
+    for array in state["model"].values():  # type: ignore[attr-defined]
+        array.flags.writeable = False
+
+    other.eval_mode.load_state_dict(state)
+
+    assert torch.equal(one.net.weight, other.net.weight)
+    with pytest.raises(SchemaMismatchError, match="no section 'model'"):
+        other.collect_mode.load_state_dict({"iter": 3})
+    with pytest.raises(SchemaMismatchError, match="missing \\['bias'\\]"):
+        other.collect_mode.load_state_dict({"model": {"weight": np.zeros((1, 2))}})
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+    with pytest.raises(ConfigError, match=r"policy\.compile is true.*neither g\+\+ nor"):
+        Own({"compile": True})
+    monkeypatch.setenv("CXX", "my-compiler")
+    with pytest.raises(ConfigError, match="neither my-compiler nor clang"):
+        Own({"compile": True})
+
+
+def test_every_forward_method_of_the_networks_is_compiled(monkeypatch, tmp_path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.touch(0o700)  # one of the two accepted names
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    compiled: list[tuple[Any, str]] = []
+    monkeypatch.setattr(
+        torch, "compile", lambda way: compiled.append((way.__self__, way.__name__)) or way
+    )
+    model = {"obs_shape": 3, "action_shape": 2}
+    recurrent = {**model, "recurrent": "gru"}
+
+    policy: Any = create_policy({"type": "ppo", "model": recurrent, "compile": True}, seed=0)
+
+    ways = {(id(network), name) for network, name in compiled}
+    networks = (policy._network, policy._acting_network)
+    assert ways == {(id(each), name) for each in networks for name in ("forward", "unroll")}
+    compiled.clear()
+    create_policy({"type": "dqn", "model": model, "compile": False}, seed=0)
+    assert compiled == []
+
+
+COMPILED = """
+import numpy as np
+import torch
+from dingsdk.data import SampleBatch
+from dingsdk.policy import DQNPolicy
+
+rng = np.random.default_rng(0)
+batch = {
+    "obs": rng.normal(size=(8, 3)).astype(np.float32),
+    "next_obs": rng.normal(size=(8, 3)).astype(np.float32),
+    "action": rng.integers(0, 2, 8),
+    "reward": np.ones(8, np.float32),
+    "discount": np.full(8, 0.9, np.float32),
+}
+for compiles in (False, True):
+    policy = DQNPolicy(
+        {"model": {"obs_shape": 3, "action_shape": 2}, "compile": compiles}, seed=0
+    )
+    losses = [policy.learn_mode.forward(SampleBatch(batch))["total_loss"] for _ in range(3)]
+    policy.eval_mode.forward_batch(batch["obs"], range(8))
+    print(*losses)
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+
+
+@pytest.mark.slow
+def test_compiled_networks_compute_the_same() -> None:
+    # In another process, because the compiler leaves threads behind.
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=170, check=False
+    )
+
+    assert run.returncode == 0, run.stderr
+    plain, compiled, graphs = run.stdout.splitlines()
+    assert [float(each) for each in compiled.split()] == pytest.approx(
+        [float(each) for each in plain.split()], rel=1e-5
+    )
+    assert int(graphs) > 0
 
 
 @pytest.mark.parametrize("kind", ["dqn", "r2d2", "ppo", "sac"])
