@@ -6,12 +6,10 @@ import functools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
-
-import numpy as np
 
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch
@@ -29,7 +27,10 @@ from dingsdk.errors import (
 from dingsdk.worker.comm import CommWorker, SlaveEnd, TaskAnswer, WorkerInfo
 from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.replay_buffer.home import Home, TableHome
+from dingsdk.worker.replay_buffer.interface import RowListener
 from tools.simulation.disk import SimulatedDisk, SimulatedFolder, SimulatedTransport
 from tools.simulation.faults import (
     ENDING,
@@ -122,7 +123,6 @@ def _compiled() -> Mapping[str, Any]:
 
     sets = (
         "policy.other.commander.type=naive",
-        "system.learner.batches_per_demand=2",
         "system.learner.send_policy_freq=5",
         f"system.learner.progress_timeout_s={PROGRESS_TIMEOUT_S}",
         f"system.collector.progress_timeout_s={PROGRESS_TIMEOUT_S}",
@@ -165,6 +165,17 @@ def _config(setting: Setting) -> Any:
         },
     }
     return to_easydict(deep_merge_dicts(_compiled(), changes))
+
+
+def _oracle(setting: Setting) -> SampleOracle:
+    if setting.on_policy:
+        return SampleOracle(None, 1, setting.max_policy_lag)
+    rate = None
+    if setting.is_limited:
+        limiter = _config(setting)["policy"]["other"]["replay_buffer"]["limiter"]
+        ratio = limiter["samples_per_insert"]
+        rate = ratio, limiter["error_buffer"] - ratio * limiter["min_size"]
+    return SampleOracle(setting.capacity, setting.max_use, rate=rate)
 
 
 def _roles(setting: Setting) -> dict[str, str]:
@@ -221,7 +232,7 @@ def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
 class Simulation:
     """A coordinator, a learner and collectors in virtual time, each in its own simulated process.
 
-    Coordinator, workers, replay buffer and ledger are those of real runs. The work itself only
+    Coordinator, workers and replay buffer are those of real runs. The work itself only
     takes time: a collector stores one payload per second, the learner trains on one batch per
     second. The seed determines everything that happens.
 
@@ -261,22 +272,19 @@ class Simulation:
         self._duration_s = duration_s
         self.world = World(seed)
         self.disk = SimulatedDisk(self.world)
-        self.oracle = SampleOracle()
-        if self.setting.on_policy:
-            self.oracle.may_leave_for = {"trained"}
+        self.oracle = _oracle(self.setting)
         self.disk.on_deleted = self._deleted
-        self.learners_made = 0
         self._saved: dict[str, int] = {}
         """Iteration of the newest checkpoint of each folder."""
         self.payload_rows, self.task_rows = ROWS, TASK_ROWS
         self.processes: dict[str, SimulatedProcess] = {}
-        self.coordinator: Coordinator
+        self.coordinator: _WatchedCoordinator
         self._workers: dict[str, CommWorker] = {}
         self._why = ""
         self._slow: dict[str, float] = {}
         self._hangs_until: dict[str, float] = {}
         self._repeats: dict[str, int] = {}
-        self._harmed: set[str] = set()
+        self.harmed: set[str] = set()
         self._damaged: set[str] = set()
         """Which kinds of files were damaged."""
         self._is_ever_late = False
@@ -402,21 +410,35 @@ class Simulation:
 
         The coordinator skips payloads that were lost, or became visible too late.
         """
-        may_vanish = self._harmed | (set(data_ids) if self._is_ever_late else set())
-        live = self.oracle.live
-        known = [each for each in data_ids if each in live or each not in may_vanish]
+        may_vanish = self.harmed | (set(data_ids) if self._is_ever_late else set())
+        accepted = self.oracle.accepted
+        known = [each for each in data_ids if each in accepted or each not in may_vanish]
         self.judge(self.oracle.acknowledge, known)
 
-    def trained(self, batch: SampleBatch, train_iter: int) -> None:
+    def watch(self, home: Home, number: int, first_iter: int) -> None:
+        """Report to the oracle what happens in the home of a learner that begins at a step."""
+        self.oracle.homes[number].first_iter = first_iter
+        if isinstance(home, TableHome):
+            home.buffer.add_listener(_Watched(self, number))
+        report = home.report
+
+        def made() -> None:
+            before = home._reported
+            report()
+            if home._reported > before:
+                self.judge(self.oracle.reported, number, home._reports[-1], home.count())
+
+        home.report = made  # type: ignore[method-assign]
+
+    def read(self, home: int, data_id: str, *, is_lost: bool) -> None:
+        """Record that a home has read a payload; check that there is a reason if it is lost."""
+        self.judge(self.oracle.tried, home, data_id, is_lost)
+        if is_lost and data_id not in self.harmed and not self._is_ever_late:
+            self.fail(f"payload {data_id!r} is lost without a reason")
+
+    def trained(self, home: int, batch: SampleBatch, train_iter: int) -> None:
         """Record that a learner trains on a batch."""
-        max_use, max_lag = self.setting.max_use, None
-        if self.setting.on_policy:
-            # A later learner trains again on rows that an earlier one used after its last save. So
-            # are the rows of the current training when the clock jumps by an hour.
-            jumps = sum(each.kind == "jump" for each in self.faults)
-            max_use, max_lag = self.learners_made + jumps, self.setting.max_policy_lag
-        samples = batch.columns["sample"].tolist()
-        self.judge(self.oracle.trained, samples, train_iter, max_use, max_lag)
+        self.judge(self.oracle.trained, home, batch.columns["sample"].tolist(), train_iter)
 
     def _deleted(self, data_id: str) -> None:
         if self._is_up:
@@ -674,7 +696,7 @@ class Simulation:
     def _crash(self, until: float) -> None:
         """Kill all processes and clear their memory; at ``until`` they restart from the disk."""
         disk, world = self.disk, self.world
-        self._harmed.update(disk.payloads)
+        self.harmed.update(disk.payloads)
         disk.payloads.clear()
         disk.shared.clear()
         disk.damages_next = ""  # there is no older policy that could be read instead
@@ -713,7 +735,7 @@ class Simulation:
                 disk.damages_next = r"iteration_.*|latest\.json"
             case "lose_payload" | "damage_payload" | "swap_payload" if names:
                 chosen = world.random.choice(names)
-                self._harmed.add(chosen)
+                self.harmed.add(chosen)
                 batch, _, at, writer = disk.payloads[chosen]
                 if fault.kind == "lose_payload":
                     del disk.payloads[chosen]
@@ -756,20 +778,11 @@ class Simulation:
         if coordinator.failure is not None and self._close_began is None:
             self.fail(f"the run failed: {coordinator.failure}", coordinator.failure)
         coordinator.validate_state()
-        status = coordinator.status()
-        live, evicted = self.oracle.live_count, self.oracle.evicted
-        counted = status.samples.live, sum(status.evicted.values())
-        if counted != (live, evicted.total()):
-            self.fail(f"the coordinator counts {status.samples}, the oracle {live} and {evicted}")
-        given_up = status.evicted.get("missing", 0) + status.evicted.get("corrupt", 0)
-        if given_up != self.oracle.given_up_rows:
-            self.fail(f"{given_up} rows given up, and {self.oracle.given_up_rows} were lost")
-        if not self._harmed and not self._is_ever_late and given_up:
-            self.fail(f"samples were given up, and none was harmed: {status.evicted}")
+        coordinator.check_oracle()
         if self._joins.total() and min(self._joins.values()) < 0:
             self.fail(f"workers were announced more often than they joined: {self._joins}")
         self._check_leases()
-        self._check_quiet(status)
+        self._check_quiet(coordinator.status())
         self._restart_workers()
 
     def _check_quiet(self, status: CoordinatorStatus) -> None:
@@ -810,8 +823,7 @@ class Simulation:
         found = {"train_iter": self.coordinator.status().train_iter}
         for name in self.coordinator.master.workers:
             found[name] = 0
-        acknowledged = self.oracle.acknowledged
-        return {**found, "acknowledged": len(acknowledged)}
+        return {**found, "acknowledged": len(self.oracle.acknowledged)}
 
     def _check_progress(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         missing = self._roles.keys() - (before.keys() & after.keys())
@@ -828,7 +840,6 @@ class Simulation:
 
     def _close(self) -> None:
         self._close_began = self.world.now
-        self.oracle.may_leave_for = None
         coordinator, stuck = self.coordinator, ["the close itself"]
 
         def close() -> None:
@@ -838,6 +849,9 @@ class Simulation:
         self._pass(2 * CLOSE_S)
         if stuck:
             self.fail(f"did not end within {CLOSE_S} s of the close: {stuck}")
+        payloads = coordinator.payloads
+        if self._ends_by is None and payloads is not None:
+            self.judge(self.oracle.closed, payloads.confirmed, payloads.trained_rows)
         for name, worker in self._workers.items():
             self.processes[name].scheduler.spawn(functools.partial(_close, worker), "close")
         self._pass(CLOSE_S)
@@ -849,7 +863,7 @@ class Simulation:
 
 
 class _WatchedCoordinator(Coordinator):
-    """Reports joined and lost workers to the simulation, and rows of the buffer to the oracle."""
+    """Reports joined and lost workers to the simulation, and payloads to the oracle."""
 
     def __init__(
         self,
@@ -860,7 +874,8 @@ class _WatchedCoordinator(Coordinator):
     ) -> None:
         self._simulation = simulation
         self._is_told = False
-        self._names: dict[int, str] = {}
+        self._home = 0
+        self.payloads: LivePayloads | None = None
         super().__init__(cfg, transport, tick_s=TICK_S, journal=journal, rejoin_s=LEASE_S)
         why_quiet = self._state.why_quiet
 
@@ -873,15 +888,22 @@ class _WatchedCoordinator(Coordinator):
         self._state.why_quiet = said  # type: ignore[method-assign]
 
     def tell_oracle(self) -> None:
-        """Report to the oracle the rows and counts that this coordinator starts with."""
-        live: dict[str, set[int]] = {}
-        for experience in self._state.experiences.values():
-            self._names |= {n: name for name, n in experience.ledger.numbers.items()}
-            for number, payload in experience.ledger._payloads.items():
-                live[self._names[number]] = set(np.flatnonzero(payload.live).tolist())
-        samples = self.status().samples
+        """Report to the oracle the payloads and counts that this coordinator starts with."""
+        simulation, oracle = self._simulation, self._simulation.oracle
         self._is_told = True
-        self._simulation.oracle.recovered(live, samples.acknowledged, samples.evicted)
+        for each in self._state.buffers.values():
+            live = list(each.live_ids())
+            oracle.recovered(each.confirmed, live, each.counts())
+            gone = set(live) - simulation.disk.payloads.keys() - simulation.harmed
+            if gone:
+                simulation.fail(f"the payloads {sorted(gone)} were deleted, and are still needed")
+        if oracle.accepted and not self._state.buffers:
+            simulation.fail("the buffer is forgotten")
+
+    def check_oracle(self) -> None:
+        """Check the counts and the live payloads of the buffer."""
+        for each in self._state.buffers.values():
+            self._simulation.oracle.check(list(each.live_ids()), each.counts())
 
     @property
     def _is_current(self) -> bool:
@@ -896,65 +918,55 @@ class _WatchedCoordinator(Coordinator):
             self._simulation.lost(info, reason)
         super()._on_lost(info, reason)
 
-    def deal_with_learner_get_data(self, state: Any, demand: Mapping[str, Any]) -> Any:
-        # After the call, which writes the journal: a coordinator that dies earlier leases nothing.
-        found = super().deal_with_learner_get_data(state, demand)
-        if found is not None and self._is_current:
-            numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1).tolist()}
-            held = self._simulation.oracle.leased.setdefault(state.task_id, set())
-            held |= {self._names[number] for number in numbers}
-        return found
+    def begin_home(self, state: Any) -> Mapping[str, Any]:
+        home = super().begin_home(state)
+        return {**home, "number": self._home}
 
-    def _new_experience(self, state: Any) -> Any:
-        experience: Any = super()._new_experience(state)
-        simulation, oracle, names = self._simulation, self._simulation.oracle, self._names
-        push, buffer_push = experience.push, experience.buffer.push
+    def _new_payloads(self, state: Any) -> Any:
+        self.payloads = payloads = super()._new_payloads(state)
+        simulation, oracle = self._simulation, self._simulation.oracle
+        push, restart, settle = payloads.push, payloads.restart, payloads.settle
 
-        def push_payload(meta: Mapping[str, Any], envstep: int) -> bool:
-            self._pushed = str(meta["data_id"])
-            return bool(push(meta, envstep))
+        def push_one(meta: Mapping[str, Any], envstep: int) -> bool:
+            is_new = push(meta, envstep)
+            if is_new and self._is_current:
+                simulation.judge(oracle.accept, str(meta["data_id"]), int(meta["rows"]))
+            elif is_new and self._is_told:
+                simulation.fail(f"a coordinator that was replaced acknowledges {meta}")
+            return is_new
 
-        def push_rows(rows: SampleBatch, envstep: int) -> None:
-            names[int(rows.columns["payload"][0])] = self._pushed
+        def restart_all() -> None:
+            restart()
             if self._is_current:
-                simulation.judge(oracle.entered, self._pushed, len(rows))
-            elif self._is_told:
-                simulation.fail(f"a coordinator that was replaced acknowledges {self._pushed}")
-            buffer_push(rows, envstep)
+                self._home = oracle.begin_home(payloads.trained_rows)
 
-        def leave(rows: Any, reason: str) -> None:
-            columns = rows.columns
-            if not self._is_current:
-                return
-            numbers, gone = columns["payload"].tolist(), columns["row"].tolist()
-            if len(set(numbers)) == 1:  # the most common case
-                simulation.judge(oracle.left, names[numbers[0]], gone, reason)
-                return
-            for number, row in zip(numbers, gone, strict=True):
-                simulation.judge(oracle.left, names[number], [row], reason)
-
-        settle = experience.settle
-
-        def settle_payloads(state: Any, info: Any = None) -> bool:
+        def settle_all(info: Mapping[str, Any]) -> None:
+            returned = set(getattr(payloads, "_returned", ())) & payloads.live_ids()
+            settle(info)
             if self._is_current:
-                oracle.leased.pop(state.task_id, None)
-                for number, _ in () if info is None else info["lost_payloads"]:
-                    oracle.given_up.add(names[int(number)])
-            return bool(settle(state, info))
+                gone = sorted(returned - payloads.live_ids())
+                simulation.judge(oracle.settled, payloads.confirmed, gone)
 
-        give_up_missing = experience.give_up_missing
+        payloads.push, payloads.restart = push_one, restart_all  # type: ignore[method-assign]
+        payloads.settle = settle_all  # type: ignore[method-assign]
+        return payloads
 
-        def give_up(data_ids: Iterable[str]) -> None:
-            data_ids = list(data_ids)
-            oracle.given_up.update(data_ids)
-            give_up_missing(data_ids)
 
-        experience.give_up_missing = give_up
-        experience.settle = settle_payloads
-        experience.push = push_payload
-        experience.buffer.push = push_rows
-        experience.buffer.add_remove_listener(leave)
-        return experience
+class _Watched(RowListener):
+    """Reports the rows of a home's table to the oracle."""
+
+    def __init__(self, simulation: Simulation, home: int) -> None:
+        self._simulation, self._home = simulation, home
+
+    def on_insert(self, rows: Any) -> None:
+        simulation = self._simulation
+        simulation.judge(simulation.oracle.entered, self._home, rows.columns["sample"].tolist())
+
+    def on_remove(self, rows: Any, reason: str) -> None:
+        if reason == "cleared":
+            return  # the home is closed
+        simulation, samples = self._simulation, rows.columns["sample"].tolist()
+        simulation.judge(simulation.oracle.departed, self._home, samples, reason)
 
 
 def _close(worker: CommWorker) -> None:

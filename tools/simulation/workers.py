@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
+from dingsdk.errors import DataCorruptError, DataMissingError
 from dingsdk.worker.collector.admitted import AdmittedCollecting
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.hooks import SaveCkptHook
+from dingsdk.worker.replay_buffer.home import Home
 
 if TYPE_CHECKING:
     from tools.simulation.simulation import Simulation
@@ -147,9 +149,26 @@ class _Collecting(AdmittedCollecting):
 class SimulatedLearner(_Simulated, BaseCommLearner):
     """Trains on one batch per second."""
 
+    exchange_s = 0.5
+    home_number = 0
+
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         self.simulation.build(self)
         return _Learning(self, task_info)
+
+    def _create_home(self, task_info: Mapping[str, Any]) -> Home:
+        home, self.home_number = super()._create_home(task_info), task_info["home"]["number"]
+        self.simulation.watch(home, self.home_number, self._learner.train_iter)
+        return home
+
+    def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
+        try:
+            batch = super()._load_payload(data_id, digest)
+        except (DataCorruptError, DataMissingError):
+            self.simulation.read(self.home_number, data_id, is_lost=True)
+            raise
+        self.simulation.read(self.home_number, data_id, is_lost=False)
+        return batch
 
 
 class _Learning:
@@ -160,6 +179,8 @@ class _Learning:
     ckpt_name = None
     keep_last_ckpt = 2
     instance_name = "learner"
+    exp_name = "simulated"
+    tb_logger = None
 
     @staticmethod
     def patience(write: Callable[[], object]) -> object:
@@ -178,7 +199,6 @@ class _Learning:
         self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
         if task_info.get("resume"):
             self.last_iter.update(simulation.resumed_iteration(self.checkpoint_dir))
-        simulation.learners_made += 1
 
     @property
     def train_iter(self) -> int:
@@ -211,7 +231,7 @@ class _Learning:
             batch = worker.get_batch(self._batch_size)
             if not isinstance(batch, SampleBatch):
                 return
-            simulation.trained(batch, self.train_iter)
+            simulation.trained(worker.home_number, batch, self.train_iter)
             simulation.work(worker, STEP_S)
             self.last_iter.add(1)
             if "replay_unique_id" in batch.columns:
