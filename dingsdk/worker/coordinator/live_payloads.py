@@ -150,7 +150,9 @@ class LivePayloads:
         if rows < 1:
             raise ProtocolError(f"payload {data_id!r} has {rows} rows", where="metadata")
         known = self._live.get(data_id)
-        if known is not None and (known.rows, known.digest) != (rows, digest):
+        if known is not None and (
+            known.rows != rows or not (None in (known.digest, digest) or known.digest == digest)
+        ):
             raise ConflictError(
                 f"payload {data_id!r} has {known.rows} rows and digest {known.digest}, not "
                 f"{rows} and {digest}; ids are used once",
@@ -281,7 +283,7 @@ class LivePayloads:
             "retired": list(self._retired)[-RETIRED_SAVED:],
             "evicted": dict(self._evicted),
             "acked_rows": self._acked_rows,
-            "trained_rows": self.trained_rows,
+            "trained_rows": [self._earlier_trained_rows, self.trained_rows],
             "confirmed": self.confirmed,
             "home_counts": None if self.home_counts is None else dict(self.home_counts),
         }
@@ -305,11 +307,11 @@ class LivePayloads:
             self._live[str(name)] = payload
         self._retired = dict.fromkeys(map(str, state["retired"]))
         self._evicted = Counter(state["evicted"])
-        self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
+        self._acked_rows = state["acked_rows"]
+        self._earlier_trained_rows, self.trained_rows = map(int, state["trained_rows"])
         self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}
         self._waiting_rows = sum(each.rows for each in self._live.values() if not each.is_inserted)
-        self._earlier_trained_rows = self.trained_rows
 
 
 class ServedPayloads(LivePayloads):
