@@ -136,6 +136,11 @@ STORIES: tuple[tuple[Step, ...], ...] = (
     (Step("kill", "learner-0", 0, 30.0), Step("usurp", "coordinator", 8.0, 25.0)),
     # A process that is replaced at once, while its last messages are still under way.
     (Step("late", "any", 0, 8.0, 3.0), Step("kill", "any", 2.0, 0.1)),
+    # What a learner has trained on while it was cut off is not reported.
+    (Step("cut", "learner-0", 0, 8.0), Step("crash", "coordinator", 4.0, 2.0)),
+    (Step("cut", "learner-0", 0, 4.0), Step("kill", "learner-0", 3.0, 1.0)),
+    # The journal goes on from the rows of an earlier learner.
+    (Step("kill", "learner-0", 0, 1.0), Step("kill", "coordinator", 12.0, 2.0)),
     # A learner that is killed repeatedly, and works between the kills.
     tuple(Step("kill", "learner-0", 20.0 * n, 1.0) for n in range(4)),
     # Collectors that wait for a learner that is down.
