@@ -170,8 +170,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "the reports of a home are not in the journal",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "if payloads.confirmed > before:",
-            "if False:",
+            "if payloads.settle(info):",
+            "if payloads.settle(info) and False:",
         ),
         Mutant(
             "a home that rejoins is not told what it has missed",
@@ -493,6 +493,12 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.on_policy:OnPolicyPayloads.begin_training",
             "self._began_at = train_iter",
             "self._began_at = train_iter + 1",
+        ),
+        Mutant(
+            "the journal does not record where a new learner begins",
+            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
+            "if payloads.settle(info):",
+            'if payloads.settle(info) and info["reports"]:',
         ),
         Mutant(
             "the journal does not record that a training began",

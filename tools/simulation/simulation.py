@@ -940,12 +940,13 @@ class _WatchedCoordinator(Coordinator):
             if self._is_current:
                 self._home = oracle.begin_home(payloads.trained_rows)
 
-        def settle_all(info: Mapping[str, Any]) -> None:
+        def settle_all(info: Mapping[str, Any]) -> bool:
             returned = set(getattr(payloads, "_returned", ())) & payloads.live_ids()
-            settle(info)
+            is_changed = settle(info)
             if self._is_current:
                 gone = sorted(returned - payloads.live_ids())
                 simulation.judge(oracle.settled, payloads.confirmed, gone)
+            return is_changed
 
         payloads.push, payloads.restart = push_one, restart_all  # type: ignore[method-assign]
         payloads.settle = settle_all  # type: ignore[method-assign]

@@ -231,13 +231,15 @@ class LivePayloads:
             if len(self._retired) > RETIRED_KEPT:
                 del self._retired[next(iter(self._retired))]
 
-    def settle(self, info: Mapping[str, Any]) -> None:
-        """Process what the home reports with an answer."""
+    def settle(self, info: Mapping[str, Any]) -> bool:
+        """Process what the home reports with an answer; return whether to record it on disk."""
+        before = self.confirmed
         self.note_reports(info["reports"])
         self.is_idle = bool(info["is_idle"])
         self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
         self.home_counts = dict(info["counts"])
         self._count = int(info["count"])
+        return self.confirmed > before
 
     def take_garbage(self) -> list[str]:
         """Return the ids of payloads to delete."""
@@ -339,9 +341,9 @@ class ServedPayloads(LivePayloads):
     def can_train(self) -> bool:
         return True
 
-    def settle(self, info: Mapping[str, Any]) -> None:
-        super().settle(info)
+    def settle(self, info: Mapping[str, Any]) -> bool:
         self._figures = info["figures"] or self._figures
+        return super().settle(info)
 
     def counts(self) -> SampleCounts:
         """Return the sample counts; the server counts the samples of all its clients."""
