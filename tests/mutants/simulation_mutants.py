@@ -469,6 +469,12 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "Collectors of an on-policy learner are slow, or differ in speed": [
         Mutant(
+            "payloads that arrive while the learner publishes are not noticed",
+            f"{_COMM}.learner:BaseCommLearner._next_batch",
+            "home.announced > announced",
+            "False",
+        ),
+        Mutant(
             "a training does not wait for rows of old policies",
             f"{_COORDINATOR}.on_policy:Admission.may_train",
             "self.version_of(grant.policy_iter) < oldest",

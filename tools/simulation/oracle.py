@@ -57,8 +57,11 @@ class SampleOracle:
         announced: Numbers of the samples of each announced payload, by data id.
         acknowledged: Data ids of the payloads that were acknowledged to a collector.
         accepted: Data ids of the payloads that a coordinator acknowledges, in order.
+        accepted_rows: Number of their rows.
         gone: Payloads that a coordinator counts as gone: rows by reason.
         left: Rows by reason of payloads of which a coordinator counts only some as gone.
+        evicted: All these rows, by reason.
+        homes: All homes that the buffer had.
         uses: Number of batches with which each sample was trained on, by its number.
         largest_lag: The largest lag of a trained sample: how many iterations the policy that
             collected it was behind the learner.
@@ -82,8 +85,10 @@ class SampleOracle:
         self.announced: dict[str, list[int]] = {}
         self.acknowledged: set[str] = set()
         self.accepted: dict[str, None] = {}
+        self.accepted_rows = 0
         self.gone: dict[str, Counter[str]] = {}
         self.left: dict[str, Counter[str]] = {}
+        self.evicted: Counter[str] = Counter()
         self.homes: list[HomeLog] = []
         self.uses: Counter[int] = Counter()
         self.largest_lag = 0
@@ -115,6 +120,7 @@ class SampleOracle:
         if rows != len(self.announced[data_id]):
             raise SamplesLostError(f"payload {data_id!r} came with {rows} rows")
         self.accepted[data_id] = None
+        self.accepted_rows += rows
 
     def acknowledge(self, data_ids: Iterable[str]) -> None:
         """Record that payloads were acknowledged to a collector; raise if one is not accepted."""
@@ -129,6 +135,8 @@ class SampleOracle:
     # A home, which is in the process of a learner.
     def begin_home(self, trained_rows: int) -> int:
         """Record that a coordinator announces all payloads to a new home; return its number."""
+        for each in self.left.values():
+            self.evicted -= each
         self.left = {}
         self.homes.append(HomeLog(self.gone, trained_rows))
         self._home = len(self.homes) - 1
@@ -137,7 +145,8 @@ class SampleOracle:
     def tried(self, home: int, data_id: str, is_lost: bool) -> None:
         """Record that a home reads a payload; raise if it is not the next one."""
         log = self.homes[home]
-        expected = [each for each in self.accepted if each not in log.gone.keys() | log.returned]
+        left_out = log.gone.keys() | log.returned
+        expected = [each for each in self.accepted if each not in left_out]
         following = expected[len(log.tried)] if len(log.tried) < len(expected) else None
         log.tried.append(data_id)
         if data_id != following:
@@ -266,16 +275,9 @@ class SampleOracle:
             if data_id not in self.gone:
                 left = self.left.setdefault(data_id, Counter())
                 left[reason] += rows
+                self.evicted[reason] += rows
                 if left.total() == len(self.announced[data_id]):
                     self.gone[data_id] = self.left.pop(data_id)
-
-    @property
-    def evicted(self) -> Counter[str]:
-        """Rows that a coordinator counts as evicted, by reason."""
-        found: Counter[str] = Counter()
-        for each in (*self.gone.values(), *self.left.values()):
-            found.update(each)
-        return found
 
     @property
     def trained_rows(self) -> int:
@@ -296,7 +298,7 @@ class SampleOracle:
     def check(self, live: list[str], counts: SampleCounts) -> None:
         """Raise unless a coordinator counts the same rows and has the same live payloads."""
         names = [each for each in self.accepted if each not in self.gone]
-        own = sum(len(self.announced[each]) for each in self.accepted), self.evicted
+        own = self.accepted_rows, self.evicted
         if live != names or (counts.acknowledged, counts.evicted) != own:
             raise SamplesLostError(
                 f"the coordinator counts {counts} and has the payloads {live}; the oracle counts "
@@ -319,7 +321,9 @@ class SampleOracle:
         The newest changes may be missing if the disk had no room for them.
         """
         # An acknowledgement may be in the journal of a coordinator that was killed at once.
-        self.accepted |= {name: None for name in live if name not in self.accepted}
+        for name in live:
+            if name not in self.accepted:
+                self.accept(name, len(self.announced[name]))
         errors = []
         for number in range(len(self.homes) - 1, -1, -1):
             settled = self.homes[number].settled
@@ -340,5 +344,6 @@ class SampleOracle:
         """Set what the coordinator counts to the state after these changes of a home."""
         log = self.homes[number]
         self._home, self.gone, self.left, log.settled = number, dict(log.gone), {}, []
+        self.evicted = sum(log.gone.values(), Counter())
         for confirmed, changes in settled:
             self._settle(log, confirmed, changes)

@@ -500,6 +500,8 @@ class Simulation:
         process.scheduler.spawn(functools.partial(self._open, made), START)
 
     _epochs = 0
+    leader: Coordinator | None = None
+    """The coordinator that took over the journal last."""
     _is_up = False
     _up_since = 0.0
 
@@ -890,7 +892,7 @@ class _WatchedCoordinator(Coordinator):
     def tell_oracle(self) -> None:
         """Report to the oracle the payloads and counts that this coordinator starts with."""
         simulation, oracle = self._simulation, self._simulation.oracle
-        self._is_told = True
+        self._is_told, simulation.leader = True, self
         for each in self._state.buffers.values():
             live = list(each.live_ids())
             oracle.recovered(each.confirmed, live, each.counts())
@@ -907,7 +909,7 @@ class _WatchedCoordinator(Coordinator):
 
     @property
     def _is_current(self) -> bool:
-        return self._is_told and self._simulation.coordinator is self
+        return self._simulation.leader is self
 
     def _on_join(self, info: WorkerInfo) -> None:
         self._simulation.joined(info.worker_id, self)

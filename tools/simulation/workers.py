@@ -149,7 +149,7 @@ class _Collecting(AdmittedCollecting):
 class SimulatedLearner(_Simulated, BaseCommLearner):
     """Trains on one batch per second."""
 
-    exchange_s = 0.5
+    exchange_s = 1.0
     home_number = 0
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
