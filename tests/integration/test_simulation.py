@@ -58,7 +58,8 @@ def outcome(seed: int) -> tuple[Any, ...]:
     made = simulation(seed, duration_s=20.0)
     made.run()
     oracle = made.oracle
-    return made.world.events, oracle.evicted, sorted(oracle.uses.items()), len(oracle.announced)
+    uses = [sorted(each.uses.items()) for each in oracle.homes]
+    return made.world.events, oracle.evicted, uses, len(oracle.announced)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -181,7 +182,7 @@ def left(rows: int) -> HomeReport:
     [
         (lambda oracle: oracle.accept("p", 3), "counted twice"),
         (lambda oracle: oracle.acknowledge(["q"]), "no coordinator knows it"),
-        (lambda oracle: oracle.tried(0, "p", False), "not None"),
+        (lambda oracle: oracle.tried(0, "p"), "not the next one"),
         (lambda oracle: oracle.entered(0, [0, 1, 2]), "inserts payload 'p' again"),
         (lambda oracle: oracle.departed(0, [0], "overwritten"), "twice"),
         (lambda oracle: oracle.departed(0, [1], "overwritten"), "thrown away"),
@@ -199,7 +200,7 @@ def test_oracle_refuses_what_may_not_happen(wrong: Any, why: str) -> None:
     oracle.announce("q", oracle.new_samples(1, policy_iter=0))
     oracle.accept("p", 3)
     oracle.begin_home(0)
-    oracle.tried(0, "p", False)
+    oracle.tried(0, "p")
     oracle.entered(0, [0, 1, 2])
     oracle.departed(0, [0], "overwritten")
     with pytest.raises(SamplesLostError, match=why):
@@ -385,7 +386,7 @@ def test_on_policy_rows_reach_the_allowed_policy_lag_and_never_exceed_it() -> No
     made = simulation(2, faults=[], setting=setting)
     made.run()
     assert made.oracle.largest_lag == 2
-    assert made.coordinator.status().samples.trained == sum(made.oracle.uses.values())
+    assert made.coordinator.status().samples.trained == made.oracle.trained_rows
 
 
 def test_on_policy_training_does_not_wait_for_a_lost_collector() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dingsdk.errors import SamplesLostError
@@ -11,67 +12,65 @@ from dingsdk.worker.sample_counts import SampleCounts
 
 TRAINED = "trained"
 """The reason for which the rows of an on-policy policy leave."""
+Changes = list[tuple[str, str, int]]
+"""What a coordinator has to count: (data id, reason, rows that left)."""
 
 
+@dataclass
 class HomeLog:
     """What happened in one home of the buffer.
 
-    Args:
-        gone: Payloads that had left before; all others are announced to this home.
+    Attributes:
+        gone: Payloads that had left before it began, with their rows by reason.
         trained_rows: Rows that earlier homes reported as trained on.
-        first_iter: Iteration at which the home's learner begins.
+        first_iter: Iteration at which its learner begins.
+        left_out: Payloads that an earlier learner has trained on, so that it does not get them.
+        tried: Payloads that it tried to read, in order.
+        rows: The samples that it holds, by data id; an entry for each payload that was inserted.
+        count: Number of these samples.
+        left: Rows that left since the last report, by data id and reason.
+        uses: Number of batches with which each sample was trained on.
+        drawn_rows: Number of rows in all batches.
+        reports: The content of each report.
+        settled: What a coordinator has counted, each with the number of its newest report then.
     """
 
-    def __init__(self, gone: Mapping[str, Counter[str]], trained_rows: int) -> None:
-        self.gone = dict(gone)
-        self.trained_rows = trained_rows
-        self.first_iter = 0
-        self.tried: list[str] = []
-        """Payloads that it tried to read, in order."""
-        self.rows: dict[str, set[int]] = {}
-        """The samples that it holds, by data id; an entry for each payload that was inserted."""
-        self.count = 0
-        self.left: Counter[tuple[str, str]] = Counter()
-        """Rows that left since the last report, by data id and reason."""
-        self.lost: set[str] = set()
-        """Payloads that could not be read since the last report."""
-        self.uses: Counter[int] = Counter()
-        self.drawn_rows = 0
-        self.reports: list[list[tuple[str, str, int]]] = []
-        """For each report, what the coordinator has to count: (data id, reason, rows)."""
-        self.returned: set[str] = set()
-        """Payloads that are not announced to it: an earlier learner has trained on them."""
-        self.settled: list[tuple[int, list[tuple[str, str, int]]]] = []
-        """What a coordinator has counted, and the number of its newest report then."""
+    gone: dict[str, Counter[str]]
+    trained_rows: int
+    first_iter: int = 0
+    left_out: set[str] = field(default_factory=set)
+    tried: list[str] = field(default_factory=list)
+    rows: dict[str, set[int]] = field(default_factory=dict)
+    count: int = 0
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    uses: Counter[int] = field(default_factory=Counter)
+    drawn_rows: int = 0
+    reports: list[Changes] = field(default_factory=list)
+    settled: list[tuple[int, Changes]] = field(default_factory=list)
 
 
 class SampleOracle:
     """Follows each sample from the collector to the learner, without the counts of the run.
 
     Collectors number their samples, and store the number in each sample. The simulation calls the
-    oracle when a payload is announced and acknowledged, when its rows enter and leave the table of
-    a home, when a home reports, when a coordinator has processed reports, when a payload is
-    deleted, and when a learner trains on a batch.
+    oracle at each step; it raises SamplesLostError if this step must not happen.
+
+    Args:
+        capacity: Rows of the buffer; None if on-policy, where each payload is trained on once.
+        max_use: How often a learner may train on a sample; None for no limit.
+        max_lag: How many iterations the policy of a sample may be behind the learner, or None.
+        rate: Rows that may be trained on per inserted row, and how many more; None for no limit.
 
     Attributes:
         announced: Numbers of the samples of each announced payload, by data id.
         acknowledged: Data ids of the payloads that were acknowledged to a collector.
         accepted: Data ids of the payloads that a coordinator acknowledges, in order.
         accepted_rows: Number of their rows.
-        gone: Payloads that a coordinator counts as gone: rows by reason.
-        left: Rows by reason of payloads of which a coordinator counts only some as gone.
+        gone: Payloads that the coordinator counts as gone, with their rows by reason.
+        left: The same for payloads of which only some rows are gone.
         evicted: All these rows, by reason.
         homes: All homes that the buffer had.
-        uses: Number of batches with which each sample was trained on, by its number.
-        largest_lag: The largest lag of a trained sample: how many iterations the policy that
-            collected it was behind the learner.
-
-    Args:
-        capacity: Rows of the buffer; None if on-policy, where each payload is trained on once.
-        max_use: How often a learner may train on a sample; None for no limit.
-        max_lag: How many iterations the policy of a sample may be behind the learner; None for no
-            limit.
-        rate: Rows that may be trained on per inserted row, and how many more; None for no limit.
+        largest_lag: The largest lag of a trained sample.
     """
 
     def __init__(
@@ -85,22 +84,15 @@ class SampleOracle:
         self.announced: dict[str, list[int]] = {}
         self.acknowledged: set[str] = set()
         self.accepted: dict[str, None] = {}
-        self.accepted_rows = 0
+        self.accepted_rows = self.largest_lag = 0
         self.gone: dict[str, Counter[str]] = {}
         self.left: dict[str, Counter[str]] = {}
         self.evicted: Counter[str] = Counter()
         self.homes: list[HomeLog] = []
-        self.uses: Counter[int] = Counter()
-        self.largest_lag = 0
-        self._policy_iters: list[int] = []
-        """Iteration of the policy that collected each sample, by its number."""
+        self._home = -1  # whose reports the coordinator processes
+        self._policy_iters: list[int] = []  # of the policy that collected each sample
         self._payload_of: dict[int, str] = {}
-        self._inserted: set[str] = set()
-        """Payloads that any home has inserted."""
-        self._trained_at: dict[int, int] = {}
-        """The learner's iteration when a sample was last trained on."""
-        self._home = -1
-        """Number of the home whose reports the coordinator processes."""
+        self._trained_at: dict[int, int] = {}  # iteration at which a sample was last trained on
 
     def new_samples(self, count: int, policy_iter: int) -> list[int]:
         """Return new numbers for samples collected with the policy of an iteration."""
@@ -114,23 +106,18 @@ class SampleOracle:
         self._payload_of.update(dict.fromkeys(samples, data_id))
 
     def accept(self, data_id: str, rows: int) -> None:
-        """Record that a coordinator acknowledges a payload; raise if it did before."""
-        if data_id in self.accepted:
-            raise SamplesLostError(f"payload {data_id!r} is counted twice")
-        if rows != len(self.announced[data_id]):
-            raise SamplesLostError(f"payload {data_id!r} came with {rows} rows")
+        """Record that a coordinator acknowledges a payload, which it must not know."""
+        if data_id in self.accepted or rows != len(self.announced[data_id]):
+            raise SamplesLostError(f"{rows} rows of payload {data_id!r} are counted twice")
         self.accepted[data_id] = None
         self.accepted_rows += rows
 
     def acknowledge(self, data_ids: Iterable[str]) -> None:
-        """Record that payloads were acknowledged to a collector; raise if one is not accepted."""
+        """Record that payloads were acknowledged to a collector."""
         for data_id in data_ids:
             self.acknowledged.add(data_id)
             if data_id not in self.accepted:
-                raise SamplesLostError(
-                    f"payload {data_id!r} was acknowledged, and no coordinator knows it",
-                    payload=data_id,
-                )
+                raise SamplesLostError(f"{data_id!r} is acknowledged; no coordinator knows it")
 
     # A home, which is in the process of a learner.
     def begin_home(self, trained_rows: int) -> int:
@@ -138,36 +125,33 @@ class SampleOracle:
         for each in self.left.values():
             self.evicted -= each
         self.left = {}
-        self.homes.append(HomeLog(self.gone, trained_rows))
+        self.homes.append(HomeLog(dict(self.gone), trained_rows))
         self._home = len(self.homes) - 1
         return self._home
 
-    def tried(self, home: int, data_id: str, is_lost: bool) -> None:
-        """Record that a home reads a payload; raise if it is not the next one."""
+    def tried(self, home: int, data_id: str, lost: str = "") -> None:
+        """Record that a home reads the next payload, which may be lost for a reason."""
         log = self.homes[home]
-        left_out = log.gone.keys() | log.returned
+        left_out = log.gone.keys() | log.left_out
         expected = [each for each in self.accepted if each not in left_out]
-        following = expected[len(log.tried)] if len(log.tried) < len(expected) else None
+        if [data_id] != expected[len(log.tried) : len(log.tried) + 1]:
+            raise SamplesLostError(f"home {home} reads payload {data_id!r}, not the next one")
         log.tried.append(data_id)
-        if data_id != following:
-            raise SamplesLostError(f"home {home} reads payload {data_id!r}, not {following!r}")
-        if is_lost:
-            log.lost.add(data_id)
+        if lost:
+            log.left[data_id, lost] = len(self.announced[data_id])
 
     def entered(self, home: int, samples: Sequence[int]) -> None:
-        """Record that rows entered a home; raise unless they are those of its newest payload."""
-        log = self.homes[home]
-        data_id = self._payload_of.get(samples[0], "")
+        """Record that the rows of a payload that was read entered a home."""
+        log, data_id = self.homes[home], self._payload_of.get(samples[0], "")
         if list(samples) != self.announced.get(data_id):
             raise SamplesLostError(f"payload {data_id!r} has the rows {samples} in home {home}")
         if data_id in log.rows or data_id not in log.tried:
             raise SamplesLostError(f"home {home} inserts payload {data_id!r} again")
         log.rows[data_id] = set(samples)
         log.count += len(samples)
-        self._inserted.add(data_id)
 
     def departed(self, home: int, samples: Sequence[int], reason: str) -> None:
-        """Record that rows left a home; raise if a row was not in it, or had to stay."""
+        """Record that rows left a home."""
         log = self.homes[home]
         for sample in samples:
             data_id = self._payload_of[sample]
@@ -180,24 +164,21 @@ class SampleOracle:
             raise SamplesLostError(f"samples {samples} are thrown away: {reason}")
 
     def trained(self, home: int, samples: Sequence[int], train_iter: int) -> None:
-        """Record that a learner trains on a batch; raise for a sample that it must not train on.
+        """Record that the learner of a home trains on a batch.
 
         A sample that is in the batch several times counts once.
-
-        Args:
-            home: Number of the learner's home.
-            samples: Numbers of the samples in the batch.
-            train_iter: The learner's iteration.
         """
         log = self.homes[home]
+        owners = [self._payload_of.get(each, "") for each in samples]
         if self._capacity is None:
-            self._begin_training(home, samples)
-        for sample in set(samples):
-            self.uses[sample] += 1
+            for owner in dict.fromkeys(owners):
+                pairs = zip(samples, owners, strict=True)
+                self.entered(home, [sample for sample, each in pairs if each == owner])
+        for sample, owner in dict(zip(samples, owners, strict=True)).items():
             log.uses[sample] = uses = log.uses[sample] + 1
             if uses > (self._max_use or uses):
                 raise SamplesLostError(f"sample {sample} is trained on {uses} times")
-            if self._payload_of.get(sample) not in log.rows:
+            if owner not in log.rows:
                 raise SamplesLostError(f"a learner trains on {sample}, which is not in its home")
             lag = train_iter - self._policy_iters[sample]
             self.largest_lag = max(self.largest_lag, lag)
@@ -206,34 +187,28 @@ class SampleOracle:
                     f"iteration {train_iter} trains on sample {sample}, whose policy is {lag} "
                     f"iterations old; {self._max_lag} are allowed"
                 )
-            if self._capacity is None:
-                at = self._trained_at.get(sample, log.first_iter)
-                if at < log.first_iter:  # its checkpoint was saved after that
-                    raise SamplesLostError(f"sample {sample} is trained on again after {at}")
-                self._trained_at[sample] = train_iter
+            if self._capacity is None and self._is_in_weights(sample, log):
+                raise SamplesLostError(f"the learner has trained on sample {sample} before")
+            self._trained_at[sample] = train_iter
         log.drawn_rows += len(samples)
-        drawn = log.trained_rows + log.drawn_rows
-        if self._rate is not None and drawn > self._allowed(*self._rate):
-            raise SamplesLostError(f"{drawn} rows drawn, the limiter allows less")
+        if self._rate is not None:
+            inserted = set[str]().union(*(each.rows for each in self.homes))
+            ratio, ahead = self._rate
+            allowed = ratio * sum(len(self.announced[each]) for each in inserted) + ahead
+            if log.trained_rows + log.drawn_rows > allowed:
+                raise SamplesLostError(f"more than {allowed} rows drawn, the limiter allows less")
 
-    def _allowed(self, rate: float, ahead: float) -> float:
-        return rate * sum(len(self.announced[each]) for each in self._inserted) + ahead
-
-    def _begin_training(self, home: int, samples: Sequence[int]) -> None:
-        """Record the payloads of an on-policy training, each of which is in it as a whole."""
-        at = 0
-        while at < len(samples):
-            size = len(self.announced.get(self._payload_of.get(samples[at], ""), samples))
-            self.entered(home, samples[at : at + size])
-            at += size
+    def _is_in_weights(self, sample: int, log: HomeLog) -> bool:
+        """Return whether a learner was trained on a sample before its checkpoint was saved."""
+        return self._trained_at.get(sample, log.first_iter) < log.first_iter
 
     def reported(self, home: int, report: Any, count: int) -> None:
-        """Record a report of a home that has ``count`` rows; raise if it is not what happened."""
+        """Record a report of a home that has ``count`` rows."""
         log = self.homes[home]
-        lost = [data_id for data_id, _ in report.lost]
-        found = {(data_id, reason): rows for data_id, reason, rows in report.left}
+        lost = [(name, reason, len(self.announced[name])) for name, reason in report.lost]
+        changes = [*lost, *report.left]
         if self._capacity is None:  # rows leave when their training ends
-            for data_id, reason in found:
+            for data_id, reason, _ in report.left:
                 samples = self.announced[data_id]
                 if reason != TRAINED or not all(log.uses[each] == 1 for each in samples):
                     raise SamplesLostError(f"payload {data_id!r} left before any training")
@@ -241,12 +216,10 @@ class SampleOracle:
                 log.rows[data_id].clear()
         elif count != log.count:
             raise SamplesLostError(f"home {home} counts {count} rows, and has {log.count}")
-        if sorted(lost) != sorted(log.lost) or found != log.left:
+        if {(data_id, reason): rows for data_id, reason, rows in changes} != log.left:
             raise SamplesLostError(f"home {home} reports {report}, and {log.left} left it")
-        log.lost.clear()
         log.left.clear()
-        whole = [(name, reason, len(self.announced[name])) for name, reason in report.lost]
-        log.reports.append([*whole, *report.left])
+        log.reports.append(changes)
 
     # The coordinator.
     def settled(self, confirmed: int, returned: Iterable[str] = ()) -> None:
@@ -254,22 +227,21 @@ class SampleOracle:
 
         Args:
             confirmed: The number.
-            returned: Payloads that it removed because a lost learner has trained on them; raises
-                if the checkpoint from which the learner began anew is older.
+            returned: Payloads that it removed because a lost learner has trained on them.
         """
         log = self.homes[self._home]
         for data_id in returned:
-            at = [self._trained_at.get(each, log.first_iter) for each in self.announced[data_id]]
-            if max(at) >= log.first_iter:
+            samples = self.announced[data_id]
+            if not all(self._is_in_weights(each, log) for each in samples):
                 raise SamplesLostError(f"payload {data_id!r} is removed before any training")
-            self._settle(log, 0, [(data_id, TRAINED, len(at))])
-            log.returned.add(data_id)
+            self._settle(log, 0, [(data_id, TRAINED, len(samples))])
+            log.left_out.add(data_id)
+        if confirmed > len(log.reports):
+            raise SamplesLostError(f"home {self._home} has made no report {confirmed}")
         for number in range(log.settled[-1][0] if log.settled else 0, confirmed):
-            if number >= len(log.reports):
-                raise SamplesLostError(f"home {self._home} has made no report {number + 1}")
             self._settle(log, number + 1, log.reports[number])
 
-    def _settle(self, log: HomeLog, number: int, changes: list[tuple[str, str, int]]) -> None:
+    def _settle(self, log: HomeLog, number: int, changes: Changes) -> None:
         log.settled.append((number, changes))
         for data_id, reason, rows in changes:
             if data_id not in self.gone:
@@ -284,19 +256,8 @@ class SampleOracle:
         """Number of rows that were drawn; a row counts each time that it is drawn."""
         return sum(each.drawn_rows for each in self.homes)
 
-    def closed(self, confirmed: int, trained_rows: int) -> None:
-        """Raise unless a closed coordinator has processed all reports of the last home."""
-        made = len(self.homes[-1].reports)
-        if confirmed != made or trained_rows > self.trained_rows:
-            raise SamplesLostError(
-                f"{confirmed} of {made} reports were processed, and {trained_rows} rows count as "
-                f"trained on, {self.trained_rows} were drawn"
-            )
-        if len(self.homes) == 1 and trained_rows != self.trained_rows:
-            raise SamplesLostError(f"{trained_rows} of {self.trained_rows} rows were reported")
-
     def check(self, live: list[str], counts: SampleCounts) -> None:
-        """Raise unless a coordinator counts the same rows and has the same live payloads."""
+        """Check that the coordinator counts the same rows and has the same live payloads."""
         names = [each for each in self.accepted if each not in self.gone]
         own = self.accepted_rows, self.evicted
         if live != names or (counts.acknowledged, counts.evicted) != own:
@@ -307,43 +268,43 @@ class SampleOracle:
         if counts.trained > self.trained_rows:
             raise SamplesLostError(f"{counts.trained} of {self.trained_rows} drawn rows trained on")
 
+    def closed(self, confirmed: int, trained_rows: int) -> None:
+        """Check that a closed coordinator has processed all reports of the last home."""
+        made, is_first = len(self.homes[-1].reports), len(self.homes) == 1
+        if confirmed != made or (is_first and trained_rows != self.trained_rows):
+            raise SamplesLostError(f"{confirmed} of {made} reports were processed at the end")
+
     def deleted(self, data_id: str) -> None:
-        """Record that a payload was deleted; raise if it is still needed."""
+        """Record that a payload was deleted."""
         is_held = self.homes and self.homes[-1].rows.get(data_id)
         if is_held or (data_id in self.accepted and data_id not in self.gone):
-            raise SamplesLostError(
-                f"payload {data_id!r} was deleted and is needed", payload=data_id
-            )
+            raise SamplesLostError(f"payload {data_id!r} was deleted, and is needed")
 
     def recovered(self, confirmed: int, live: list[str], counts: SampleCounts) -> None:
-        """Record the state of a restarted coordinator; raise if no earlier one had this state.
+        """Record the state of a restarted coordinator, which an earlier one must have had.
 
         The newest changes may be missing if the disk had no room for them.
         """
-        # An acknowledgement may be in the journal of a coordinator that was killed at once.
-        for name in live:
-            if name not in self.accepted:
-                self.accept(name, len(self.announced[name]))
-        errors = []
+        for data_id in live:
+            # An acknowledgement may be in the journal of a coordinator that was killed at once.
+            if data_id not in self.accepted:
+                self.accept(data_id, len(self.announced[data_id]))
+        if not self.homes:
+            return self.check(live, counts)
+        error = SamplesLostError(f"{len(live)} payloads, and {confirmed} reports are unknown")
         for number in range(len(self.homes) - 1, -1, -1):
-            settled = self.homes[number].settled
+            log = self.homes[number]
+            settled = log.settled
             for end in range(len(settled), -1, -1):
-                if confirmed == (settled[end - 1][0] if end else 0):
-                    self._go_back(number, settled[:end])
-                    try:
-                        self.check(live, counts)
-                    except SamplesLostError as error:
-                        errors.append(error)
-                    else:
-                        return
-            self.homes[number].settled = settled
-        if errors or self.accepted:
-            raise errors[0] if errors else SamplesLostError(f"{len(live)} payloads, never known")
-
-    def _go_back(self, number: int, settled: list[tuple[int, list[tuple[str, str, int]]]]) -> None:
-        """Set what the coordinator counts to the state after these changes of a home."""
-        log = self.homes[number]
-        self._home, self.gone, self.left, log.settled = number, dict(log.gone), {}, []
-        self.evicted = sum(log.gone.values(), Counter())
-        for confirmed, changes in settled:
-            self._settle(log, confirmed, changes)
+                if confirmed != (settled[end - 1][0] if end else 0):
+                    continue
+                self._home, self.gone, self.left, log.settled = number, dict(log.gone), {}, []
+                self.evicted = sum(log.gone.values(), Counter())
+                for each in settled[:end]:
+                    self._settle(log, *each)
+                try:
+                    return self.check(live, counts)
+                except SamplesLostError as raised:
+                    error = raised
+            log.settled = settled
+        raise error

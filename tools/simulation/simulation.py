@@ -430,10 +430,10 @@ class Simulation:
 
         home.report = made  # type: ignore[method-assign]
 
-    def read(self, home: int, data_id: str, *, is_lost: bool) -> None:
+    def read(self, home: int, data_id: str, lost: str = "") -> None:
         """Record that a home has read a payload; check that there is a reason if it is lost."""
-        self.judge(self.oracle.tried, home, data_id, is_lost)
-        if is_lost and data_id not in self.harmed and not self._is_ever_late:
+        self.judge(self.oracle.tried, home, data_id, lost)
+        if lost and data_id not in self.harmed and not self._is_ever_late:
             self.fail(f"payload {data_id!r} is lost without a reason")
 
     def trained(self, home: int, batch: SampleBatch, train_iter: int) -> None:

@@ -164,10 +164,11 @@ class SimulatedLearner(_Simulated, BaseCommLearner):
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
         try:
             batch = super()._load_payload(data_id, digest)
-        except (DataCorruptError, DataMissingError):
-            self.simulation.read(self.home_number, data_id, is_lost=True)
+        except (DataCorruptError, DataMissingError) as error:
+            is_corrupt = isinstance(error, DataCorruptError)
+            self.simulation.read(self.home_number, data_id, "corrupt" if is_corrupt else "missing")
             raise
-        self.simulation.read(self.home_number, data_id, is_lost=False)
+        self.simulation.read(self.home_number, data_id)
         return batch
 
 
