@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import json
-import logging
 import pstats
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,7 +13,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 
 from dingsdk.errors import SamplesLostError
@@ -24,22 +21,21 @@ from dingsdk.worker.replay_buffer.home import HomeReport
 from dingsdk.worker.sample_counts import SampleCounts
 from tools.simulation import (
     SampleOracle,
-    SeedSearch,
     Setting,
     SimulatedFault,
     Simulation,
     SimulationError,
+    first_failure,
     shrink,
     simulate,
 )
-from tools.simulation.__main__ import main as command
 from tools.simulation.disk import SimulatedDisk
 from tools.simulation.flask_fs import SimulatedFlaskFS
 from tools.simulation.in_memory import SimulatedInMemory
 from tools.simulation.world import SimulatedProcess, World
 
 from ..mutants.simulation_mutants import MUTANTS
-from ..mutants.simulation_search import PAGE, page, read, search, simulate_with
+from ..mutants.simulation_search import PAGE, page, read, search
 
 EASY = {
     "a payload counts as often as it is announced",
@@ -78,46 +74,18 @@ def test_simulated_in_memory_run_keeps_all_guarantees() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [SimulatedFlaskFS, SimulatedInMemory])
 def test_simulated_runs_of_many_seeds_keep_all_guarantees(transport: Any) -> None:
-    with SeedSearch() as seeds:
-        found = seeds.first_failure(partial(simulate, transport=transport), range(2, 100))
+    found = first_failure(partial(simulate, transport=transport), range(2, 100))
     if found.error is not None:
         raise found.error
     assert found.seeds == 98
 
 
-@pytest.mark.slow
-def test_search_with_two_processes_finds_the_same_seed_as_with_one() -> None:
-    run = partial(simulate_with, "a payload counts as often as it is announced")
-    seeds = (6, 5, 4, 0)  # the last two fail
-    with SeedSearch(1) as alone, SeedSearch(2) as both:
-        expected = alone.first_failure(run, seeds)
-        found = both.first_failure(run, seeds)
-    assert expected.error is not None
-    assert found.error is not None
-    assert expected.error.facts["seed"] == found.error.facts["seed"] == 4
-    assert found.seeds == expected.seeds == 3
-    assert found.simulated_s == expected.simulated_s
-
-
 def test_search_ends_after_its_cpu_time() -> None:
     run = partial(simulate, transport=SimulatedInMemory, faults=[], duration_s=1.0)
-    with SeedSearch(1) as search:
-        assert search.first_failure(run, range(3), cpu_limit_s=0.0).seeds == 1
-        whole = search.first_failure(run, range(3))
+    assert first_failure(run, range(3), cpu_limit_s=0.0).seeds == 1
+    whole = first_failure(run, range(3))
     assert (whole.seeds, whole.error) == (3, None)
     assert whole.simulated_s == pytest.approx(3 * (1.0 + 45.0 + 15.0 + 20.0 + 10.0), abs=0.01)
-
-
-def test_command_searches_seeds_and_prints_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["tools.simulation.in_memory:SimulatedInMemory", "--seeds", "2", "--processes=1"]
-    level = logging.root.manager.disable
-    try:
-        command(arguments, standalone_mode=False)
-    finally:
-        logging.disable(level)
-    assert re.match(r"2 seeds, [0-9,]+ simulated seconds in .* a second", capsys.readouterr().out)
-    with pytest.raises(click.BadParameter, match="no_such_module"):
-        command(["no_such_module:Transport"], standalone_mode=False)
 
 
 def test_same_seed_gives_the_same_run() -> None:
@@ -297,15 +265,6 @@ def test_answer_that_is_delivered_twice_counts_once() -> None:
 
 
 @pytest.mark.slow
-def test_worker_that_repeats_a_join_after_a_lost_reply_is_announced_once() -> None:
-    faults = []
-    for n in range(4):
-        faults.append(SimulatedFault("lost", 8.0 + 5 * n, f"collector-{n}", 4.0, 0.4))
-        faults.append(SimulatedFault("kill", 9.0 + 5 * n, f"collector-{n}", 0.5))
-    fails("a repeated join counts as another join", faults, Setting())
-
-
-@pytest.mark.slow
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
     # With a learner it would write to its journal, and learn that it was replaced.
     kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
@@ -454,8 +413,7 @@ def test_every_defect_can_be_applied() -> None:
     ],
 )
 def test_defect_is_found(mutant: Any) -> None:
-    with SeedSearch(1) as seeds:  # a pool takes seconds to start
-        search(mutant, seeds, read(PAGE.read_text()).get(mutant.name))
+    search(mutant, read(PAGE.read_text()).get(mutant.name))
 
 
 def test_page_names_every_defect() -> None:

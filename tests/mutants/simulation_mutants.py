@@ -367,14 +367,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
         ),
     ],
-    "A reply is lost": [
-        Mutant(
-            "a repeated join counts as another join",
-            f"{_REQUESTS}.handler:RequestHandler._join",
-            "inc = self._joins.get(name)",
-            "inc = None",
-        ),
-    ],
     "A second coordinator takes over the run": [
         Mutant(
             "a replaced coordinator continues",
@@ -533,14 +525,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
             "not self._keeper.is_behind",
             "True",
-        ),
-    ],
-    "The run makes no progress": [
-        Mutant(
-            "a run without progress is not reported",
-            f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
-            "return True",
-            "return False",
         ),
     ],
 }

@@ -31,10 +31,9 @@ class SimulatedFault:
 
     Kinds of faults:
 
-    - of a process: it is killed (``kill``), dies in the middle of one of its next writes
-      (``tear``), is stopped as by SIGSTOP (``stop``), is stopped while another coordinator is
-      started in its place (``usurp``), hangs (``hang``), is slow (``slow``), or its clock jumps
-      forward (``jump``)
+    - of a process: it is killed (``kill``), dies in one of its next writes (``tear``), is stopped
+      as by SIGSTOP (``stop``), is stopped while another coordinator is started in its place
+      (``usurp``), hangs (``hang``), is slow (``slow``), or its clock jumps forward (``jump``)
     - of all processes: all are killed, and payloads and policies in memory are lost (``crash``)
     - of a connection: it is cut (``cut``), or messages are late, lost or doubled
     - of a worker: a collector announces payloads repeatedly (``repeat``), or a worker answers tasks

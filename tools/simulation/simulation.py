@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,8 +23,8 @@ from dingsdk.errors import (
     TaskFailedError,
     WorkerLostError,
 )
-from dingsdk.worker.comm import CommWorker, SlaveEnd, TaskAnswer, WorkerInfo
-from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
+from dingsdk.worker.comm import CommWorker, TaskAnswer, WorkerInfo
+from dingsdk.worker.coordinator import Coordinator
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -74,8 +73,6 @@ LATEST_S = 0.4
 """A file that becomes visible this late can still be read."""
 TORN_WITHIN_S, TORN_AMONG = 15.0, 8
 """A ``tear`` kills its process in one of the next ``TORN_AMONG`` writes, each equally likely."""
-QUIET_S = 45.0
-"""How long there may be no progress before the coordinator must report why."""
 
 P = ParamSpec("P")
 TransportMaker = Callable[[SimulatedProcess, SimulatedDisk], SimulatedTransport]
@@ -206,7 +203,7 @@ def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
     workers = list(_roles(setting))
     faults = story_faults(story, chance, workers, until)
     losses = sum((step.kind, step.target) == ("kill", "learner-0") for step in story)
-    if any(step.kind == "kill" and (step.for_s or 0.0) > QUIET_S for step in story):
+    if any(step.kind == "kill" and (step.for_s or 0.0) > SETTLED_S for step in story):
         setting = replace(setting, is_limited=True)
     elif any(step.kind == "poison" for step in story) or losses > MOST_LOSSES:
         setting = replace(setting, max_attempts=MOST_LOSSES)
@@ -292,11 +289,6 @@ class Simulation:
         self._ends_by: type[DingError] | None = None
         """The error with which a fault makes the run end."""
         self._has_to_end_at = math.inf
-        self._joins: Counter[str] = Counter()
-        """How often each worker asked to join, minus how often it was announced."""
-        self._announced_by: dict[str, Coordinator] = {}
-        """The coordinator that announced the last join of each worker."""
-        self._moved: tuple[object, float] = (None, 0.0)
         self._faulty_until: dict[str, float] = {}
         self._may_be_lost_until: dict[str, float] = {}
         self._unreachable_since: dict[str, float] = {}
@@ -511,7 +503,6 @@ class Simulation:
         self._is_up, self._up_since = True, self.world.now
         while self._deleted_at_start:
             self._deleted(self._deleted_at_start.pop())
-        self._moved = None, self.world.now
 
     def check_lease(self, worker: CommWorker) -> None:
         """Check that a worker stores nothing after its lease has ended."""
@@ -532,21 +523,6 @@ class Simulation:
         worker_cls: Any = WORKERS[role]
         cfg = self.coordinator._cfg["system"][role]
         transport = self._transport(process, self.disk)
-        make_end = transport.slave_end
-
-        def slave_end(address: str) -> SlaveEnd:
-            end = make_end(address)
-            join = end.join
-
-            def counted(info: WorkerInfo, timeout_s: float) -> None:
-                self._joins[name] += 1
-                self._announced_by.pop(name, None)
-                join(info, timeout_s)
-
-            end.join = counted  # type: ignore[method-assign]
-            return end
-
-        transport.slave_end = slave_end  # type: ignore[method-assign]
         worker = worker_cls(cfg, transport, name, self)
         worker.rejoin_s = REJOIN_S
         self._workers[name] = worker
@@ -752,18 +728,12 @@ class Simulation:
         """Check that there was a reason to give up a worker."""
         if self._close_began is None and not self._may_be_lost(info.worker_id):
             self.fail(f"{info.worker_id} was given up without a reason: {reason}")
-        if "replaced" not in reason:
-            self._joins[info.worker_id] += 1  # a join that was interrupted is repeated
         is_poisoned = info.worker_id == self._poisoned
         if self._may_be_lost_until.get(info.worker_id) == math.inf and not is_poisoned:
             self._may_be_lost_until[info.worker_id] = self.world.now + LOST_WITHIN_S
 
-    def joined(self, worker_id: str, coordinator: Coordinator) -> None:
+    def joined(self, worker_id: str) -> None:
         """Record that a worker was announced; from then on there is no reason to give it up."""
-        # If a coordinator dies before its answer arrives, the same join goes to the next one.
-        if self._announced_by.setdefault(worker_id, coordinator) is coordinator:
-            self._joins[worker_id] -= 1
-        self._announced_by[worker_id] = coordinator
         if self.world.now >= self._faulty_until.get(worker_id, 0.0):
             until = self._may_be_lost_until.get(worker_id, 0.0)
             self._may_be_lost_until[worker_id] = min(until, self.world.now + LATE_S)
@@ -781,25 +751,8 @@ class Simulation:
             self.fail(f"the run failed: {coordinator.failure}", coordinator.failure)
         coordinator.validate_state()
         coordinator.check_oracle()
-        if self._joins.total() and min(self._joins.values()) < 0:
-            self.fail(f"workers were announced more often than they joined: {self._joins}")
         self._check_leases()
-        self._check_quiet(coordinator.status())
         self._restart_workers()
-
-    def _check_quiet(self, status: CoordinatorStatus) -> None:
-        """Check that a run without progress has reported it."""
-        now = self.world.now
-        tasks = sorted(each.task_id for each in self.coordinator.running_tasks())
-        progress = status.env_steps, status.train_iter, tasks
-        is_disturbed = "coordinator" in self._unreachable_since
-        if progress != self._moved[0] or status.held_up_by or is_disturbed:
-            self._moved = progress, now
-            self.quiet_said_at = -1.0
-        elif now - self._moved[1] > QUIET_S and self.quiet_said_at < self._moved[1]:
-            self.fail(f"there is no progress since {self._moved[1]:.0f} s, and no warning of it")
-
-    quiet_said_at = -1.0
 
     def _restart_workers(self) -> None:
         """Restart the processes of workers that have ended, as a real run does."""
@@ -879,15 +832,6 @@ class _WatchedCoordinator(Coordinator):
         self._home = 0
         self.payloads: LivePayloads | None = None
         super().__init__(cfg, transport, tick_s=TICK_S, journal=journal, rejoin_s=LEASE_S)
-        why_quiet = self._state.why_quiet
-
-        def said() -> str:
-            text = why_quiet()
-            if text:
-                simulation.quiet_said_at = simulation.world.now
-            return text
-
-        self._state.why_quiet = said  # type: ignore[method-assign]
 
     def tell_oracle(self) -> None:
         """Report to the oracle the payloads and counts that this coordinator starts with."""
@@ -912,7 +856,7 @@ class _WatchedCoordinator(Coordinator):
         return self._simulation.leader is self
 
     def _on_join(self, info: WorkerInfo) -> None:
-        self._simulation.joined(info.worker_id, self)
+        self._simulation.joined(info.worker_id)
         super()._on_join(info)
 
     def _on_lost(self, info: WorkerInfo, reason: str) -> None:
