@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dingsdk.errors import SamplesLostError
+from dingsdk.worker.replay_buffer.home import TRAINED
 from dingsdk.worker.sample_counts import SampleCounts
 
-TRAINED = "trained"
-"""The reason for which the rows of an on-policy policy leave."""
 Changes = list[tuple[str, str, int]]
 """What a coordinator has to count: (data id, reason, rows that left)."""
 

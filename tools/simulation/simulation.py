@@ -41,7 +41,7 @@ from tools.simulation.faults import (
     story_faults,
 )
 from tools.simulation.oracle import SampleOracle
-from tools.simulation.workers import STEP_S, WORKERS
+from tools.simulation.workers import ROWS, STEP_S, WORKERS
 from tools.simulation.world import (
     LinkFaults,
     ProcessKilled,
@@ -55,7 +55,6 @@ LEASE_S = 6.0
 PROGRESS_TIMEOUT_S = 8.0
 START_TIMEOUT_S = 15.0
 TICK_S = 0.5
-ROWS, TASK_ROWS = 4, 80
 LOST_WITHIN_S = 3 * LEASE_S + PROGRESS_TIMEOUT_S
 """How long after a fault its process may still be given up, and how soon it has to be."""
 SETTLED_S = 45.0
@@ -273,7 +272,6 @@ class Simulation:
         self.disk.on_deleted = self._deleted
         self._saved: dict[str, int] = {}
         """Iteration of the newest checkpoint of each folder."""
-        self.payload_rows, self.task_rows = ROWS, TASK_ROWS
         self.processes: dict[str, SimulatedProcess] = {}
         self.coordinator: _WatchedCoordinator
         self._workers: dict[str, CommWorker] = {}
@@ -392,10 +390,6 @@ class Simulation:
             self._has_to_end_at = min(self._has_to_end_at, self.world.now + LOST_WITHIN_S)
             found.append({"digest": "test:of another payload"})
         return found
-
-    def announced(self, data_id: str, samples: list[int]) -> None:
-        """Record the samples of a payload that is about to be announced."""
-        self.oracle.announce(data_id, samples)
 
     def acknowledged(self, data_ids: Sequence[str]) -> None:
         """Record payloads that a collector considers acknowledged.

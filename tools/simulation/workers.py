@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tools.simulation.simulation import Simulation
 
 STEP_S = 1.0
+ROWS, TASK_ROWS = 4, 80
 SAVE_ITERS = 5
 
 
@@ -89,13 +90,12 @@ class _Collecting(AdmittedCollecting):
         path = str(worker._task_info["collector_cfg"]["policy_update_path"])
         is_on_policy = simulation.setting.on_policy
         self._update_one(path)
-        while not self._is_closed and self._steps < simulation.task_rows:
+        while not self._is_closed and self._steps < TASK_ROWS:
             if is_on_policy and not self._is_admitted(path, self._steps):
                 break
-            rows = simulation.payload_rows
-            self._pending += simulation.oracle.new_samples(rows, self._policy_iter)
+            self._pending += simulation.oracle.new_samples(ROWS, self._policy_iter)
             simulation.work(worker, STEP_S)
-            self._steps += rows
+            self._steps += ROWS
             worker.yield_turn()
             if not is_on_policy:
                 self._send_all()
@@ -114,7 +114,7 @@ class _Collecting(AdmittedCollecting):
         simulation.check_lease(worker)
         columns = {"sample": np.array(samples, np.int64)}
         worker.send_stepdata(name, SampleBatch.trusted(columns, len(samples)))
-        simulation.announced(worker._payload_id(name), samples)
+        simulation.oracle.announce(worker._payload_id(name), samples)
         facts = {"data_id": name, "rows": len(samples), "policy_iter": self._policy_iter}
         for more in simulation.announcements(worker):
             worker.send_metadata({**facts, **self._progress(), **more})
