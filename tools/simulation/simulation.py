@@ -881,10 +881,10 @@ class _WatchedCoordinator(Coordinator):
                 self._home = oracle.begin_home(payloads.trained_rows)
 
         def settle_all(info: Mapping[str, Any]) -> bool:
-            returned = set(getattr(payloads, "_returned", ())) & payloads.live_ids()
+            returned = set(getattr(payloads, "_returned", ())) & set(payloads.live_ids())
             is_changed = settle(info)
             if self._is_current:
-                gone = sorted(returned - payloads.live_ids())
+                gone = sorted(returned.difference(payloads.live_ids()))
                 simulation.judge(oracle.settled, payloads.confirmed, gone)
             return is_changed
 
