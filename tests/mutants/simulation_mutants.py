@@ -308,12 +308,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             ">= payload.rows - 1",
         ),
         Mutant(
-            "payloads are announced again and again",
-            f"{_PAYLOADS}.take_news",
-            "names, self._news = self._news, {}",
-            "names = dict.fromkeys(self._live)",
-        ),
-        Mutant(
             "a report of the home is processed twice",
             f"{_PAYLOADS}.note_reports",
             "report.number > self.confirmed",

@@ -789,6 +789,8 @@ class Simulation:
 
     def _close(self) -> None:
         self._close_began = self.world.now
+        if self._ends_by is None:  # the learner trains on until it hears of the close
+            self.world.network.faults["learner-0"].late_s = 1.0
         coordinator, stuck = self.coordinator, ["the close itself"]
 
         def close() -> None:
