@@ -51,8 +51,8 @@ class HomeLog:
 class SampleOracle:
     """Follows each sample from the collector to the learner, without the counts of the run.
 
-    Collectors number their samples, and store the number in each sample. The simulation calls the
-    oracle at each step; it raises SamplesLostError if this step must not happen.
+    Each sample has a number. The simulation calls the oracle at each step; it raises
+    SamplesLostError if this step must not happen.
 
     Args:
         capacity: Rows of the buffer; None if on-policy, where each payload is trained on once.
@@ -271,7 +271,8 @@ class SampleOracle:
         """Check that a closed coordinator has processed all reports of the last home."""
         made, is_first = len(self.homes[-1].reports), len(self.homes) == 1
         if confirmed != made or (is_first and trained_rows != self.trained_rows):
-            raise SamplesLostError(f"{confirmed} of {made} reports were processed at the end")
+            rows = f"{trained_rows} of {self.trained_rows} drawn rows"
+            raise SamplesLostError(f"{confirmed} of {made} reports and {rows} count at the end")
 
     def deleted(self, data_id: str) -> None:
         """Record that a payload was deleted."""

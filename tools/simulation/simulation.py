@@ -789,8 +789,8 @@ class Simulation:
 
     def _close(self) -> None:
         self._close_began = self.world.now
-        if self._ends_by is None:  # the learner trains on until it hears of the close
-            self.world.network.faults["learner-0"].late_s = 1.0
+        if self._ends_by is None:  # the learner trains on until it is told
+            self.world.network.faults["learner-0"].late_s = 0.3
         coordinator, stuck = self.coordinator, ["the close itself"]
 
         def close() -> None:
@@ -800,8 +800,7 @@ class Simulation:
         self._pass(2 * CLOSE_S)
         if stuck:
             self.fail(f"did not end within {CLOSE_S} s of the close: {stuck}")
-        payloads = coordinator.payloads
-        if self._ends_by is None and payloads is not None:
+        if self._ends_by is None and (payloads := coordinator.payloads) is not None:
             self.judge(self.oracle.closed, payloads.confirmed, payloads.trained_rows)
         for name, worker in self._workers.items():
             self.processes[name].scheduler.spawn(functools.partial(_close, worker), "close")
