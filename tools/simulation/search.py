@@ -42,9 +42,6 @@ def first_failure(
         run: Runs a seed and returns its virtual seconds, or raises ``SimulationError``.
         seeds: The seeds.
         cpu_limit_s: Stop when the runs have used this much CPU time.
-
-    Example:
-        ``first_failure(partial(simulate, transport=SimulatedFlaskFS), range(400))``
     """
     began, count, error, simulated_s = time.process_time(), 0, None, 0.0
     for seed in seeds:
