@@ -335,12 +335,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             " if answer.task_id in each), None)",
         ),
         Mutant(
-            "messages of an earlier incarnation of a worker are accepted",
-            f"{_REQUESTS}.handler:RequestHandler._current",
-            "mailbox.inc == inc",
-            "mailbox.inc >= inc",
-        ),
-        Mutant(
             "an unexpected answer ends a request",
             f"{_COMM}.master:Master.task_answered",
             "if task is None:",
@@ -485,18 +479,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.on_policy:OnPolicyPayloads.begin_training",
             "self._began_at = train_iter",
             "self._began_at = train_iter + 1",
-        ),
-        Mutant(
-            "the journal does not record where a new learner begins",
-            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "if payloads.settle(info):",
-            'if payloads.settle(info) and info["reports"]:',
-        ),
-        Mutant(
-            "the journal does not record that a training began",
-            f"{_COORDINATOR}.on_policy:OnPolicyPayloads.take_news",
-            "self._note_training(train_iter)",
-            "pass",
         ),
         Mutant(
             "unacknowledged rows count as delivered",
