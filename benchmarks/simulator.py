@@ -2,19 +2,17 @@
 
 Each sends one message per second; all checks are on. ``python benchmarks/simulator.py``
 
-Measures one run by its CPU time, and a search over seeds on all cores by wall time, which is how
-defects are searched.
+Measures the CPU time of one run.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import sys
 import time
 
-from tools.simulation import SeedSearch, Setting, Simulation, simulate
+from tools.simulation import Setting, Simulation
 from tools.simulation.flask_fs import SimulatedFlaskFS
 from tools.simulation.in_memory import SimulatedInMemory
 
@@ -30,19 +28,11 @@ def rate(transport: type, seconds: float) -> float:
     return made.world.now / (time.process_time() - began)
 
 
-def searched_rate(search: SeedSearch, transport: type, seconds: float) -> float:
-    """Return simulated seconds per second of a search."""
-    run = functools.partial(
-        simulate, transport=transport, faults=[], setting=Setting(), duration_s=seconds
-    )
-    return search.first_failure(run, range(4 * search.processes)).rate
-
-
-def say(transport: type, where: str, rates: list[float]) -> None:
+def say(transport: type, rates: list[float]) -> None:
     """Print the best and the median rate."""
     rates = sorted(rates)
     best, median = rates[-1], rates[len(rates) // 2]
-    line = f"{transport.__name__:18} {where:12} best {best:7,.0f}, median {median:7,.0f}"
+    line = f"{transport.__name__:18} best {best:7,.0f}, median {median:7,.0f}"
     sys.stdout.write(f"{line} simulated seconds a second\n")
 
 
@@ -53,13 +43,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     logging.disable()
-    with SeedSearch() as search:
-        for transport in (SimulatedInMemory, SimulatedFlaskFS):
-            alone = [rate(transport, args.seconds) for _ in range(args.repeats)]
-            say(transport, "one process", alone)
-            searched_rate(search, transport, 1.0)  # its processes import what they need
-            several = [searched_rate(search, transport, args.seconds) for _ in range(args.repeats)]
-            say(transport, f"{search.processes} processes", several)
+    for transport in (SimulatedInMemory, SimulatedFlaskFS):
+        say(transport, [rate(transport, args.seconds) for _ in range(args.repeats)])
     sys.stdout.write(f"to reach: {LEAST:,.0f}, on a machine that does nothing else\n")
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import json
-import logging
 import pstats
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,36 +13,36 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 
 from dingsdk.errors import SamplesLostError
 from dingsdk.worker.comm.requests.messages import Request, encode_request
+from dingsdk.worker.replay_buffer.home import HomeReport
+from dingsdk.worker.sample_counts import SampleCounts
 from tools.simulation import (
     SampleOracle,
-    SeedSearch,
     Setting,
     SimulatedFault,
     Simulation,
     SimulationError,
+    first_failure,
     shrink,
     simulate,
 )
-from tools.simulation.__main__ import main as command
 from tools.simulation.disk import SimulatedDisk
 from tools.simulation.flask_fs import SimulatedFlaskFS
 from tools.simulation.in_memory import SimulatedInMemory
 from tools.simulation.world import SimulatedProcess, World
 
 from ..mutants.simulation_mutants import MUTANTS
-from ..mutants.simulation_search import PAGE, page, read, search, simulate_with
+from ..mutants.simulation_search import PAGE, page, read, search
 
 EASY = {
     "a payload counts as often as it is announced",
-    "a payload is deleted while a learner trains on it",
+    "a payload is deleted although one row of it is left",
 }
 """Defects found within about a second."""
-MOST_CALLS = 2_500
+MOST_CALLS = 2_700
 """Limit of function calls in a simulated second of four collectors and a learner."""
 
 
@@ -56,20 +54,17 @@ def outcome(seed: int) -> tuple[Any, ...]:
     made = simulation(seed, duration_s=20.0)
     made.run()
     oracle = made.oracle
-    return made.world.events, oracle.evicted, sorted(oracle.uses.items()), len(oracle.announced)
+    uses = [sorted(each.uses.items()) for each in oracle.homes]
+    return made.world.events, oracle.evicted, uses, len(oracle.announced)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_simulated_run_keeps_all_guarantees(seed: int) -> None:
     made = simulation(seed, duration_s=20.0)
     made.run()
-    samples = made.coordinator.status().samples
-    assert samples.acknowledged > 200
-    assert samples.trained > 100
-    # A closed buffer clears its rows; on-policy, rows that wait for a training just go.
-    left = samples.live if made.setting.on_policy else 0
-    assert made.oracle.live_count == left < 20
-    assert made.oracle.evicted.total() + left == samples.acknowledged
+    samples, oracle = made.coordinator.status().samples, made.oracle
+    assert samples.trained == oracle.trained_rows > 100
+    assert samples.acknowledged == oracle.accepted_rows > 200
 
 
 def test_simulated_in_memory_run_keeps_all_guarantees() -> None:
@@ -79,46 +74,18 @@ def test_simulated_in_memory_run_keeps_all_guarantees() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [SimulatedFlaskFS, SimulatedInMemory])
 def test_simulated_runs_of_many_seeds_keep_all_guarantees(transport: Any) -> None:
-    with SeedSearch() as seeds:
-        found = seeds.first_failure(partial(simulate, transport=transport), range(2, 100))
+    found = first_failure(partial(simulate, transport=transport), range(2, 100))
     if found.error is not None:
         raise found.error
     assert found.seeds == 98
 
 
-@pytest.mark.slow
-def test_search_with_two_processes_finds_the_same_seed_as_with_one() -> None:
-    run = partial(simulate_with, "a payload counts as often as it is announced")
-    seeds = (6, 5, 4, 0)  # the last two fail
-    with SeedSearch(1) as alone, SeedSearch(2) as both:
-        expected = alone.first_failure(run, seeds)
-        found = both.first_failure(run, seeds)
-    assert expected.error is not None
-    assert found.error is not None
-    assert expected.error.facts["seed"] == found.error.facts["seed"] == 4
-    assert found.seeds == expected.seeds == 3
-    assert found.simulated_s == expected.simulated_s
-
-
 def test_search_ends_after_its_cpu_time() -> None:
     run = partial(simulate, transport=SimulatedInMemory, faults=[], duration_s=1.0)
-    with SeedSearch(1) as search:
-        assert search.first_failure(run, range(3), cpu_limit_s=0.0).seeds == 1
-        whole = search.first_failure(run, range(3))
+    assert first_failure(run, range(3), cpu_limit_s=0.0).seeds == 1
+    whole = first_failure(run, range(3))
     assert (whole.seeds, whole.error) == (3, None)
     assert whole.simulated_s == pytest.approx(3 * (1.0 + 45.0 + 15.0 + 20.0 + 10.0), abs=0.01)
-
-
-def test_command_searches_seeds_and_prints_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["tools.simulation.in_memory:SimulatedInMemory", "--seeds", "2", "--processes=1"]
-    level = logging.root.manager.disable
-    try:
-        command(arguments, standalone_mode=False)
-    finally:
-        logging.disable(level)
-    assert re.match(r"2 seeds, [0-9,]+ simulated seconds in .* a second", capsys.readouterr().out)
-    with pytest.raises(click.BadParameter, match="no_such_module"):
-        command(["no_such_module:Transport"], standalone_mode=False)
 
 
 def test_same_seed_gives_the_same_run() -> None:
@@ -170,30 +137,38 @@ def test_simulated_second_needs_few_function_calls() -> None:
     made().run()  # imports what it needs
     counted, profile = made(), cProfile.Profile()
     profile.runcall(counted.run)
-    # It was 2,580 before messages became cheaper (2026-11). Times would vary on a busy machine.
+    # It was 2,530 in 2026-11. Times would vary on a busy machine.
     assert pstats.Stats(profile).total_calls / counted.world.now < MOST_CALLS
 
 
 @pytest.mark.parametrize(
-    ("rows", "reason", "why"),
+    ("wrong", "why"),
     [
-        ([1, 1], "overwritten", "twice"),
-        ([3], "overwritten", "twice"),
-        ([0], "overwritten", "thrown away"),
-        ([0, 1], "trained", "before any training"),
+        (lambda oracle: oracle.accept("p", 3), "counted twice"),
+        (lambda oracle: oracle.acknowledge(["q"]), "no coordinator knows it"),
+        (lambda oracle: oracle.tried(0, "p"), "not the next one"),
+        (lambda oracle: oracle.entered(0, [0, 1, 2]), "inserts payload 'p' again"),
+        (lambda oracle: oracle.departed(0, [0], "overwritten"), "twice"),
+        (lambda oracle: oracle.departed(0, [1], "overwritten"), "thrown away"),
+        (lambda oracle: oracle.trained(0, [3], 0), "not in its home"),
+        (lambda oracle: oracle.reported(0, HomeReport(1, ["p"], [], []), 2), "reports"),
+        (lambda oracle: oracle.settled(1), "has made no report 1"),
+        (lambda oracle: oracle.deleted("p"), "is needed"),
+        (lambda oracle: oracle.check([], SampleCounts(3, 3)), "the coordinator counts"),
+        (lambda oracle: oracle.check(["p"], SampleCounts(3, 3, 1)), "0 drawn rows"),
     ],
 )
-def test_oracle_refuses_rows_that_may_not_leave(rows: list[int], reason: str, why: str) -> None:
-    oracle = SampleOracle()
+def test_oracle_refuses_what_may_not_happen(wrong: Any, why: str) -> None:
+    oracle = SampleOracle(capacity=2)
     oracle.announce("p", oracle.new_samples(3, policy_iter=0))
-    oracle.entered("p", 3)
-    oracle.trained([0], train_iter=0)
-    oracle.may_leave_for = {"trained"}
+    oracle.announce("q", oracle.new_samples(1, policy_iter=0))
+    oracle.accept("p", 3)
+    oracle.begin_home(0)
+    oracle.tried(0, "p")
+    oracle.entered(0, [0, 1, 2])
+    oracle.departed(0, [0], "overwritten")
     with pytest.raises(SamplesLostError, match=why):
-        oracle.left("p", rows, reason)
-    oracle.left("p", [0], "trained")
-    assert oracle.live == {"p": {1, 2}}
-    assert oracle.live_count == 2
+        wrong(oracle)
 
 
 @pytest.mark.slow
@@ -283,15 +258,6 @@ def test_answer_that_is_delivered_twice_counts_once() -> None:
 
 
 @pytest.mark.slow
-def test_worker_that_repeats_a_join_after_a_lost_reply_is_announced_once() -> None:
-    faults = []
-    for n in range(4):
-        faults.append(SimulatedFault("lost", 8.0 + 5 * n, f"collector-{n}", 4.0, 0.4))
-        faults.append(SimulatedFault("kill", 9.0 + 5 * n, f"collector-{n}", 0.5))
-    fails("a repeated join counts as another join", faults, Setting())
-
-
-@pytest.mark.slow
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
     # With a learner it would write to its journal, and learn that it was replaced.
     kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
@@ -323,30 +289,6 @@ def test_coordinator_whose_owner_file_is_gone_ends() -> None:
 def test_torn_record_is_dropped() -> None:
     tear = SimulatedFault("tear", 10.0, "coordinator", 4.0)
     fails("an incomplete record counts as damage", [tear], Setting(has_journal=True))
-
-
-def test_collectors_of_a_restarted_learner_are_waited_for() -> None:
-    # The learner is lost with the coordinator, and begins again from its first policy.
-    crash = SimulatedFault("crash", 8.19, "coordinator", 15.0)
-    repeat = SimulatedFault("repeat", 9.335, "collector-2", 1.0, 3.0)
-    setting = Setting(
-        collectors=4, batch_size=20, has_journal=True, on_policy=True, max_policy_lag=1
-    )
-    simulation(61039, faults=[crash, repeat], setting=setting).run()
-
-
-def test_steps_for_a_policy_are_not_taken_with_the_one_before_it() -> None:
-    # The end of a training finds no room in the journal, and the next policy none in its store.
-    full = SimulatedFault("disk_full", 10.286, "", 8.0)
-    kill = SimulatedFault("kill", 13.286, "coordinator", 2.0)
-    setting = Setting(collectors=4, batch_size=20, has_journal=True, on_policy=True)
-    simulation(61131, faults=[full, kill], setting=setting).run()
-
-
-def test_training_is_known_after_a_kill_right_behind_its_record() -> None:
-    tear = SimulatedFault("tear", 18.813, "coordinator", 45.0)
-    setting = Setting(collectors=2, batch_size=8, has_journal=True, on_policy=True)
-    simulation(61094, faults=[tear], setting=setting).run()
 
 
 def test_two_payloads_under_one_id_end_the_run() -> None:
@@ -384,8 +326,11 @@ def test_on_policy_collectors_use_only_the_admitted_policy() -> None:
     fails("a collector continues with an old policy", [], ON_POLICY)
     many = replace(ON_POLICY, collectors=4)
     fails("a training does not wait for rows of old policies", [], many)
-    ahead = replace(ON_POLICY, max_policy_lag=1)
-    fails("rows that arrive while the learner trains are discarded", [], ahead)
+
+
+def test_payloads_that_arrive_while_the_learner_publishes_are_noticed() -> None:
+    setting = replace(ON_POLICY, collectors=4, batch_size=12, max_policy_lag=2)
+    fails("payloads that arrive while the learner publishes are not noticed", [], setting)
 
 
 def test_on_policy_rows_reach_the_allowed_policy_lag_and_never_exceed_it() -> None:
@@ -393,19 +338,7 @@ def test_on_policy_rows_reach_the_allowed_policy_lag_and_never_exceed_it() -> No
     made = simulation(2, faults=[], setting=setting)
     made.run()
     assert made.oracle.largest_lag == 2
-    assert made.coordinator.status().samples.trained == sum(made.oracle.uses.values())
-
-
-def test_join_announced_by_two_coordinators_counts_once() -> None:
-    # The first coordinator dies while its answer is in transit.
-    faults = [
-        SimulatedFault("late", 2.42, "collector-1", 25.0, 2.281),
-        SimulatedFault("jump", 13.041, "collector-0", 4.0, 3.0),
-        SimulatedFault("late", 15.775, "collector-0", 8.0, 0.896),
-        SimulatedFault("disk_full", 17.165, "", 8.0),
-        SimulatedFault("kill", 20.165, "coordinator", 2.0),
-    ]
-    simulation(1091, faults=faults, setting=Setting(max_use=3, has_journal=True)).run()
+    assert made.coordinator.status().samples.trained == made.oracle.trained_rows
 
 
 def test_on_policy_training_does_not_wait_for_a_lost_collector() -> None:
@@ -438,6 +371,17 @@ def test_on_policy_run_continues_when_the_newest_policy_is_damaged() -> None:
     fails("collectors wait for a damaged policy", [damage], ON_POLICY)
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "setting"),
+    [
+        ("the limiter of a new home counts rows twice", "learner-0", Setting(is_limited=True)),
+        ("rows trained on before a restart count twice", "coordinator", Setting(has_journal=True)),
+    ],
+)
+def test_counts_continue_after_a_restart(name: str, target: str, setting: Setting) -> None:
+    fails(name, [SimulatedFault("kill", 15.0, target, 1.0)], setting)
+
+
 def test_payloads_stay_until_the_journal_records_their_training() -> None:
     setting = replace(ON_POLICY, has_journal=True, batch_size=20, max_policy_lag=2)
     name = "payloads are deleted before the journal records their training"
@@ -462,8 +406,7 @@ def test_every_defect_can_be_applied() -> None:
     ],
 )
 def test_defect_is_found(mutant: Any) -> None:
-    with SeedSearch(1) as seeds:  # a pool takes seconds to start
-        search(mutant, seeds, read(PAGE.read_text()).get(mutant.name))
+    search(mutant, read(PAGE.read_text()).get(mutant.name))
 
 
 def test_page_names_every_defect() -> None:

@@ -1,4 +1,4 @@
-"""Defects in delivery, leases, time and disk; simulated runs must find each one."""
+"""Defects in delivery, homes of rows, leases, time and disk; simulated runs must find each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _COMM, _COORDINATOR = "dingsdk.worker.comm", "dingsdk.worker.coordinator"
+_PAYLOADS = f"{_COORDINATOR}.live_payloads:LivePayloads"
+_HOME = "dingsdk.worker.replay_buffer.home"
 _REQUESTS = "dingsdk.worker.comm.requests"
 _LEARNER = "dingsdk.worker.learner"
 
@@ -116,10 +118,28 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The learner is killed": [
         Mutant(
-            "leases of a lost learner stay",
-            f"{_COORDINATOR}.coordinator:Coordinator._end_leases",
-            "experience.settle(state)",
-            "False",
+            "a new home is not told payloads that an earlier one has inserted",
+            f"{_PAYLOADS}.restart",
+            "dict.fromkeys(self._live)",
+            "{name: None for name, each in self._live.items() if not each.is_inserted}",
+        ),
+        Mutant(
+            "rows that left an earlier home count as gone from the new one",
+            f"{_PAYLOADS}.restart",
+            "payload.left.clear()",
+            "pass",
+        ),
+        Mutant(
+            "the limiter of a new home counts from zero",
+            f"{_COORDINATOR}.coordinator:Coordinator.begin_home",
+            "payloads.home_counts or None",
+            "None",
+        ),
+        Mutant(
+            "the limiter of a new home counts rows twice",
+            f"{_HOME}:TableHome._insert",
+            "is_counted=True",
+            "is_counted=False",
         ),
     ],
     "The learner is killed while it saves a checkpoint": [
@@ -148,9 +168,35 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "str(fact)",
         ),
         Mutant(
+            "the reports of a home are not in the journal",
+            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
+            "if payloads.settle(info):",
+            "if payloads.settle(info) and False:",
+        ),
+        Mutant(
+            "a home that rejoins is not told what it has missed",
+            f"{_PAYLOADS}.rejoin",
+            "if name not in had",
+            "if not had",
+        ),
+        Mutant(
+            "rows trained on before a restart count twice",
+            f"{_PAYLOADS}._load",
+            'map(int, state["trained_rows"])',
+            '2 * [int(state["trained_rows"][1])]',
+        ),
+        Mutant(
             "the leases of an earlier coordinator never end",
             f"{_COORDINATOR}.coordinator:Coordinator._expire_orphans",
             "self._expire_orphan(state)",
+            "pass",
+        ),
+    ],
+    "The learner is killed, and then the coordinator": [
+        Mutant(
+            "the journal does not record a new home",
+            f"{_COORDINATOR}.coordinator:Coordinator.begin_home",
+            "self._note(Restarted(state.task_id))",
             "pass",
         ),
     ],
@@ -172,16 +218,16 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "A payload is missing": [
         Mutant(
-            "samples of missing payloads stay",
-            f"{_COORDINATOR}.experience:Experience._give_up",
-            "self._lost.setdefault(number, reason)",
+            "a payload that cannot be read is not counted",
+            f"{_HOME}:Home._loaded",
+            "self._lost.append((announced.data_id, reason))",
             "pass",
         ),
     ],
     "A payload becomes visible late": [
         Mutant(
             "a payload that becomes visible late is given up",
-            f"{_COMM}.learner:BaseCommLearner._take_news",
+            f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
             "self._clock() + LOAD_TIMEOUT_S",
             "self._clock()",
         ),
@@ -235,23 +281,43 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A payload is announced several times": [
         Mutant(
             "a payload counts as often as it is announced",
-            f"{_COORDINATOR}.payload_ledger:PayloadLedger.add",
-            "if known is not None:",
+            f"{_PAYLOADS}.push",
+            "if self.knows(data_id):",
             "if False:",
-        ),
-        Mutant(
-            "evicted rows are not counted",
-            f"{_COORDINATOR}.payload_ledger:PayloadLedger.evict",
-            "self.evicted_rows[reason] += len(numbers)",
-            "self.evicted_rows[reason] += len(set(numbers.tolist()))",
         ),
     ],
     "Two payloads have one id": [
         Mutant(
             "a second payload under a known id counts as a repetition",
-            f"{_COORDINATOR}.payload_ledger:PayloadLedger.add",
-            "raise ConflictError(",
-            "str(",
+            f"{_PAYLOADS}.push",
+            "known is not None and (",
+            "False and (",
+        ),
+    ],
+    "Rows leave the home": [
+        Mutant(
+            "evictions are counted by another reason",
+            f"{_PAYLOADS}._leave",
+            "self._evicted[reason] += rows",
+            'self._evicted["overwritten"] += rows',
+        ),
+        Mutant(
+            "a payload is deleted although one row of it is left",
+            f"{_PAYLOADS}._leave",
+            ">= payload.rows",
+            ">= payload.rows - 1",
+        ),
+        Mutant(
+            "a report of the home is processed twice",
+            f"{_PAYLOADS}.note_reports",
+            "report.number > self.confirmed",
+            "True",
+        ),
+        Mutant(
+            "the last report of a learner is dropped",
+            f"{_COORDINATOR}.roles:LearnerRole._finish",
+            'coordinator.deal_with_learner_send_info(state, finished["info"])',
+            "pass",
         ),
     ],
     "An answer is repeated, late, or for another worker's task": [
@@ -287,14 +353,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_REQUESTS}.slave_end:RequestSlaveEnd._unconfirmed",
             "chosen = first_that_fit(self._answers, self._max_bytes)",
             "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
-        ),
-    ],
-    "A reply is lost": [
-        Mutant(
-            "a repeated join counts as another join",
-            f"{_REQUESTS}.handler:RequestHandler._join",
-            "inc = self._joins.get(name)",
-            "inc = None",
         ),
     ],
     "A second coordinator takes over the run": [
@@ -359,14 +417,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "raise",
         ),
     ],
-    "Payloads are deleted while a learner trains on them": [
-        Mutant(
-            "a payload is deleted while a learner trains on it",
-            f"{_COORDINATOR}.payload_ledger:_Payload.is_garbage",
-            "self.left == 0 and self.pins == 0",
-            "self.left == 0",
-        ),
-    ],
     "The disk of the run folder is full": [
         Mutant(
             "a disk without room for a policy ends the learner",
@@ -399,6 +449,12 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "Collectors of an on-policy learner are slow, or differ in speed": [
         Mutant(
+            "payloads that arrive while the learner publishes are not noticed",
+            f"{_COMM}.learner:BaseCommLearner._next_batch",
+            "home.announced > announced",
+            "False",
+        ),
+        Mutant(
             "a training does not wait for rows of old policies",
             f"{_COORDINATOR}.on_policy:Admission.may_train",
             "self.version_of(grant.policy_iter) < oldest",
@@ -410,12 +466,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "return self._policy_iter < policy_iter",
             "return False",
         ),
-        Mutant(
-            "rows that arrive while the learner trains are discarded",
-            f"{_COORDINATOR}.on_policy:RowQueue.remove_drawn",
-            "self._batches[: self._drawn], self._batches[self._drawn :]",
-            "self._batches, []",
-        ),
     ],
     "A worker of on-policy training is lost": [
         Mutant(
@@ -426,9 +476,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "rows of a saved but unreported training are trained on again",
-            f"{_COORDINATOR}.on_policy:RowQueue.remove_returned",
-            "if self._returned:",
-            "if False:",
+            f"{_COORDINATOR}.on_policy:OnPolicyPayloads.begin_training",
+            "self._began_at = train_iter",
+            "self._began_at = train_iter + 1",
         ),
         Mutant(
             "unacknowledged rows count as delivered",
@@ -451,14 +501,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
             "not self._keeper.is_behind",
             "True",
-        ),
-    ],
-    "The run makes no progress": [
-        Mutant(
-            "a run without progress is not reported",
-            f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
-            "return True",
-            "return False",
         ),
     ],
 }

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import click
 
 from tests.mutants.simulation_mutants import DEFECTS, MUTANTS, Mutant
-from tools.simulation import SeedSearch, simulate
+from tools.simulation import first_failure, simulate
 from tools.simulation.flask_fs import SimulatedFlaskFS
 
 MOST_SEEDS, MOST_S = 10_000, 120.0
@@ -43,18 +43,16 @@ class Found(NamedTuple):
     seconds: float
 
 
-def search(mutant: Mutant, with_seeds: SeedSearch, before: Found | None = None) -> Found:
+def search(mutant: Mutant, before: Found | None = None) -> Found:
     """Simulate seed after seed with a defect; raise AssertionError if no run fails.
 
     Args:
         mutant: The defect.
-        with_seeds: Runs the simulations.
         before: Result of an earlier search; its seed is tried first.
     """
     run = functools.partial(simulate_with, mutant.name)
     first = [] if before is None else [before.seeds - 1]
-    found = with_seeds.first_failure(run, chain(first, range(MOST_SEEDS)), MOST_S)
-    click.echo(f"{mutant.name}: {found.rate:,.0f} simulated seconds a second")
+    found = first_failure(run, chain(first, range(MOST_SEEDS)), MOST_S)
     if found.error is None:
         raise AssertionError(f"{mutant.name}: not found with {found.seeds} seeds")
     return Found(found.seeds, found.cpu_s)
@@ -91,19 +89,18 @@ def main() -> int:
     """Search the defects and write the page."""
     logging.disable()
     is_any_left = False
-    with SeedSearch() as with_seeds:
-        for mutant in MUTANTS:
-            if not all(word in mutant.name for word in sys.argv[1:]):
-                continue
-            found = read(PAGE.read_text())
-            found.pop(mutant.name, None)
-            try:
-                found[mutant.name] = search(mutant, with_seeds)
-                click.echo(f"{mutant.name}: {found[mutant.name]}")
-            except AssertionError as error:
-                click.echo(str(error))
-                is_any_left = True
-            PAGE.write_text(page(found))
+    for mutant in MUTANTS:
+        if not all(word in mutant.name for word in sys.argv[1:]):
+            continue
+        found = read(PAGE.read_text())
+        found.pop(mutant.name, None)
+        try:
+            found[mutant.name] = search(mutant)
+            click.echo(f"{mutant.name}: {found[mutant.name]}")
+        except AssertionError as error:
+            click.echo(str(error))
+            is_any_left = True
+        PAGE.write_text(page(found))
     return int(is_any_left)
 
 

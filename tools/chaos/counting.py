@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data import SampleBatch
 from dingsdk.worker import Coordinator
-from dingsdk.worker.comm import BaseCommLearner
+from dingsdk.worker.replay_buffer.home import TableHome
 
 _ACKNOWLEDGED, _TRAINED = "acknowledged", "trained"
 
@@ -37,18 +39,23 @@ def count_acknowledged(folder: Path) -> None:
 
 
 def count_trained(folder: Path) -> None:
-    """Make every learner of this process record the samples of each batch that it trains on."""
-    gather = BaseCommLearner._gather
+    """Make every learner of this process record the samples of each batch that it draws.
 
-    def counted(self: BaseCommLearner, columns: dict[str, Any]) -> Any:
-        samples = np.stack([columns["payload"], columns["row"]], axis=1).astype(np.int64)
-        batch = gather(self, columns)
-        if batch is not None:
+    The buffer has to number its samples, as a prioritized one does.
+    """
+    sample = TableHome.sample
+
+    def counted(self: TableHome, size: int, train_iter: int) -> Any:
+        batch = sample(self, size, train_iter)
+        if isinstance(batch, SampleBatch):
+            rows = np.unique(np.asarray(batch.columns["replay_unique_id"], np.int64))
+            # Another home counts its rows, and how often it used each, anew.
+            home = vars(self).setdefault("counted_as", time.time_ns())
             with (folder / _TRAINED).open("ab") as file:
-                file.write(np.unique(samples, axis=0).tobytes())
+                file.write(np.stack([np.full_like(rows, home), rows], axis=1).tobytes())
         return batch
 
-    BaseCommLearner._gather = counted  # type: ignore[method-assign]
+    TableHome.sample = counted  # type: ignore[method-assign]
 
 
 def _acknowledged(folder: Path) -> list[tuple[int, list[int]]]:
@@ -73,7 +80,7 @@ def episode_lengths(folder: Path) -> list[int]:
 
 
 def most_uses(folder: Path) -> int:
-    """Return the largest number of batches that one sample was in."""
+    """Return the largest number of batches of one learner that a sample was in."""
     path = folder / _TRAINED
     content = path.read_bytes() if path.exists() else b""
     # A learner may have been killed in the middle of a batch.

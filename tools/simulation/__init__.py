@@ -1,11 +1,11 @@
-"""Simulated runs: the real coordinator, workers and ledger in virtual time, from one seed."""
+"""Simulated runs: the real coordinator, workers and homes in virtual time, from one seed."""
 
 from __future__ import annotations
 
 from tools.simulation.disk import SimulatedDisk, SimulatedTransport
 from tools.simulation.faults import SimulatedFault
 from tools.simulation.oracle import SampleOracle
-from tools.simulation.search import Searched, SeedSearch, simulate
+from tools.simulation.search import Searched, first_failure, simulate
 from tools.simulation.simulation import Setting, Simulation, SimulationError, shrink
 from tools.simulation.world import NoAnswerError, SimulatedLink, SimulatedProcess, World
 
@@ -13,7 +13,6 @@ __all__ = [
     "NoAnswerError",
     "SampleOracle",
     "Searched",
-    "SeedSearch",
     "Setting",
     "SimulatedDisk",
     "SimulatedFault",
@@ -23,6 +22,7 @@ __all__ = [
     "Simulation",
     "SimulationError",
     "World",
+    "first_failure",
     "shrink",
     "simulate",
 ]

@@ -31,10 +31,9 @@ class SimulatedFault:
 
     Kinds of faults:
 
-    - of a process: it is killed (``kill``), dies in the middle of one of its next writes
-      (``tear``), is stopped as by SIGSTOP (``stop``), is stopped while another coordinator is
-      started in its place (``usurp``), hangs (``hang``), is slow (``slow``), or its clock jumps
-      forward (``jump``)
+    - of a process: it is killed (``kill``), dies in one of its next writes (``tear``), is stopped
+      as by SIGSTOP (``stop``), is stopped while another coordinator is started in its place
+      (``usurp``), hangs (``hang``), is slow (``slow``), or its clock jumps forward (``jump``)
     - of all processes: all are killed, and payloads and policies in memory are lost (``crash``)
     - of a connection: it is cut (``cut``), or messages are late, lost or doubled
     - of a worker: a collector announces payloads repeatedly (``repeat``), or a worker answers tasks
@@ -136,6 +135,11 @@ STORIES: tuple[tuple[Step, ...], ...] = (
     (Step("kill", "learner-0", 0, 30.0), Step("usurp", "coordinator", 8.0, 25.0)),
     # A process that is replaced at once, while its last messages are still under way.
     (Step("late", "any", 0, 8.0, 3.0), Step("kill", "any", 2.0, 0.1)),
+    # What a learner has trained on while it was cut off is not reported.
+    (Step("cut", "learner-0", 0, 8.0), Step("crash", "coordinator", 4.0, 2.0)),
+    (Step("cut", "learner-0", 0, 4.0), Step("kill", "learner-0", 3.0, 1.0)),
+    # The journal goes on from the rows of an earlier learner.
+    (Step("kill", "learner-0", 0, 1.0), Step("kill", "coordinator", 12.0, 2.0)),
     # A learner that is killed repeatedly, and works between the kills.
     tuple(Step("kill", "learner-0", 20.0 * n, 1.0) for n in range(4)),
     # Collectors that wait for a learner that is down.

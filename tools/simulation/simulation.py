@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
-
-import numpy as np
 
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch
@@ -26,10 +23,13 @@ from dingsdk.errors import (
     TaskFailedError,
     WorkerLostError,
 )
-from dingsdk.worker.comm import CommWorker, SlaveEnd, TaskAnswer, WorkerInfo
-from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
+from dingsdk.worker.comm import CommWorker, TaskAnswer, WorkerInfo
+from dingsdk.worker.coordinator import Coordinator
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.replay_buffer.home import Home, TableHome
+from dingsdk.worker.replay_buffer.interface import RowListener
 from tools.simulation.disk import SimulatedDisk, SimulatedFolder, SimulatedTransport
 from tools.simulation.faults import (
     ENDING,
@@ -41,7 +41,7 @@ from tools.simulation.faults import (
     story_faults,
 )
 from tools.simulation.oracle import SampleOracle
-from tools.simulation.workers import STEP_S, WORKERS
+from tools.simulation.workers import ROWS, STEP_S, WORKERS
 from tools.simulation.world import (
     LinkFaults,
     ProcessKilled,
@@ -55,7 +55,6 @@ LEASE_S = 6.0
 PROGRESS_TIMEOUT_S = 8.0
 START_TIMEOUT_S = 15.0
 TICK_S = 0.5
-ROWS, TASK_ROWS = 4, 80
 LOST_WITHIN_S = 3 * LEASE_S + PROGRESS_TIMEOUT_S
 """How long after a fault its process may still be given up, and how soon it has to be."""
 SETTLED_S = 45.0
@@ -73,8 +72,6 @@ LATEST_S = 0.4
 """A file that becomes visible this late can still be read."""
 TORN_WITHIN_S, TORN_AMONG = 15.0, 8
 """A ``tear`` kills its process in one of the next ``TORN_AMONG`` writes, each equally likely."""
-QUIET_S = 45.0
-"""How long there may be no progress before the coordinator must report why."""
 
 P = ParamSpec("P")
 TransportMaker = Callable[[SimulatedProcess, SimulatedDisk], SimulatedTransport]
@@ -122,7 +119,6 @@ def _compiled() -> Mapping[str, Any]:
 
     sets = (
         "policy.other.commander.type=naive",
-        "system.learner.batches_per_demand=2",
         "system.learner.send_policy_freq=5",
         f"system.learner.progress_timeout_s={PROGRESS_TIMEOUT_S}",
         f"system.collector.progress_timeout_s={PROGRESS_TIMEOUT_S}",
@@ -167,6 +163,17 @@ def _config(setting: Setting) -> Any:
     return to_easydict(deep_merge_dicts(_compiled(), changes))
 
 
+def _oracle(setting: Setting) -> SampleOracle:
+    if setting.on_policy:
+        return SampleOracle(None, 1, setting.max_policy_lag)
+    rate = None
+    if setting.is_limited:
+        limiter = _config(setting)["policy"]["other"]["replay_buffer"]["limiter"]
+        ratio = limiter["samples_per_insert"]
+        rate = ratio, limiter["error_buffer"] - ratio * limiter["min_size"]
+    return SampleOracle(setting.capacity, setting.max_use, rate=rate)
+
+
 def _roles(setting: Setting) -> dict[str, str]:
     ids = [f"collector-{n}" for n in range(setting.collectors)]
     return {**dict.fromkeys(ids, "collector"), "learner-0": "learner"}
@@ -195,7 +202,7 @@ def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
     workers = list(_roles(setting))
     faults = story_faults(story, chance, workers, until)
     losses = sum((step.kind, step.target) == ("kill", "learner-0") for step in story)
-    if any(step.kind == "kill" and (step.for_s or 0.0) > QUIET_S for step in story):
+    if any(step.kind == "kill" and (step.for_s or 0.0) > SETTLED_S for step in story):
         setting = replace(setting, is_limited=True)
     elif any(step.kind == "poison" for step in story) or losses > MOST_LOSSES:
         setting = replace(setting, max_attempts=MOST_LOSSES)
@@ -221,7 +228,7 @@ def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
 class Simulation:
     """A coordinator, a learner and collectors in virtual time, each in its own simulated process.
 
-    Coordinator, workers, replay buffer and ledger are those of real runs. The work itself only
+    Coordinator, workers and replay buffer are those of real runs. The work itself only
     takes time: a collector stores one payload per second, the learner trains on one batch per
     second. The seed determines everything that happens.
 
@@ -261,22 +268,18 @@ class Simulation:
         self._duration_s = duration_s
         self.world = World(seed)
         self.disk = SimulatedDisk(self.world)
-        self.oracle = SampleOracle()
-        if self.setting.on_policy:
-            self.oracle.may_leave_for = {"trained"}
+        self.oracle = _oracle(self.setting)
         self.disk.on_deleted = self._deleted
-        self.learners_made = 0
         self._saved: dict[str, int] = {}
         """Iteration of the newest checkpoint of each folder."""
-        self.payload_rows, self.task_rows = ROWS, TASK_ROWS
         self.processes: dict[str, SimulatedProcess] = {}
-        self.coordinator: Coordinator
+        self.coordinator: _WatchedCoordinator
         self._workers: dict[str, CommWorker] = {}
         self._why = ""
         self._slow: dict[str, float] = {}
         self._hangs_until: dict[str, float] = {}
         self._repeats: dict[str, int] = {}
-        self._harmed: set[str] = set()
+        self.harmed: set[str] = set()
         self._damaged: set[str] = set()
         """Which kinds of files were damaged."""
         self._is_ever_late = False
@@ -284,11 +287,6 @@ class Simulation:
         self._ends_by: type[DingError] | None = None
         """The error with which a fault makes the run end."""
         self._has_to_end_at = math.inf
-        self._joins: Counter[str] = Counter()
-        """How often each worker asked to join, minus how often it was announced."""
-        self._announced_by: dict[str, Coordinator] = {}
-        """The coordinator that announced the last join of each worker."""
-        self._moved: tuple[object, float] = (None, 0.0)
         self._faulty_until: dict[str, float] = {}
         self._may_be_lost_until: dict[str, float] = {}
         self._unreachable_since: dict[str, float] = {}
@@ -393,30 +391,40 @@ class Simulation:
             found.append({"digest": "test:of another payload"})
         return found
 
-    def announced(self, data_id: str, samples: list[int]) -> None:
-        """Record the samples of a payload that is about to be announced."""
-        self.oracle.announce(data_id, samples)
-
     def acknowledged(self, data_ids: Sequence[str]) -> None:
         """Record payloads that a collector considers acknowledged.
 
         The coordinator skips payloads that were lost, or became visible too late.
         """
-        may_vanish = self._harmed | (set(data_ids) if self._is_ever_late else set())
-        live = self.oracle.live
-        known = [each for each in data_ids if each in live or each not in may_vanish]
+        may_vanish = self.harmed | (set(data_ids) if self._is_ever_late else set())
+        accepted = self.oracle.accepted
+        known = [each for each in data_ids if each in accepted or each not in may_vanish]
         self.judge(self.oracle.acknowledge, known)
 
-    def trained(self, batch: SampleBatch, train_iter: int) -> None:
+    def watch(self, home: Home, number: int, first_iter: int) -> None:
+        """Report to the oracle what happens in the home of a learner that begins at a step."""
+        self.oracle.homes[number].first_iter = first_iter
+        if isinstance(home, TableHome):
+            home.buffer.add_listener(_Watched(self, number))
+        report = home.report
+
+        def made() -> None:
+            before = home._reported
+            report()
+            if home._reported > before:
+                self.judge(self.oracle.reported, number, home._reports[-1], home.count())
+
+        home.report = made  # type: ignore[method-assign]
+
+    def read(self, home: int, data_id: str, lost: str = "") -> None:
+        """Record that a home has read a payload; check that there is a reason if it is lost."""
+        self.judge(self.oracle.tried, home, data_id, lost)
+        if lost and data_id not in self.harmed and not self._is_ever_late:
+            self.fail(f"payload {data_id!r} is lost without a reason")
+
+    def trained(self, home: int, batch: SampleBatch, train_iter: int) -> None:
         """Record that a learner trains on a batch."""
-        max_use, max_lag = self.setting.max_use, None
-        if self.setting.on_policy:
-            # A later learner trains again on rows that an earlier one used after its last save. So
-            # are the rows of the current training when the clock jumps by an hour.
-            jumps = sum(each.kind == "jump" for each in self.faults)
-            max_use, max_lag = self.learners_made + jumps, self.setting.max_policy_lag
-        samples = batch.columns["sample"].tolist()
-        self.judge(self.oracle.trained, samples, train_iter, max_use, max_lag)
+        self.judge(self.oracle.trained, home, batch.columns["sample"].tolist(), train_iter)
 
     def _deleted(self, data_id: str) -> None:
         if self._is_up:
@@ -478,6 +486,8 @@ class Simulation:
         process.scheduler.spawn(functools.partial(self._open, made), START)
 
     _epochs = 0
+    leader: Coordinator | None = None
+    """The coordinator that took over the journal last."""
     _is_up = False
     _up_since = 0.0
 
@@ -487,7 +497,6 @@ class Simulation:
         self._is_up, self._up_since = True, self.world.now
         while self._deleted_at_start:
             self._deleted(self._deleted_at_start.pop())
-        self._moved = None, self.world.now
 
     def check_lease(self, worker: CommWorker) -> None:
         """Check that a worker stores nothing after its lease has ended."""
@@ -508,21 +517,6 @@ class Simulation:
         worker_cls: Any = WORKERS[role]
         cfg = self.coordinator._cfg["system"][role]
         transport = self._transport(process, self.disk)
-        make_end = transport.slave_end
-
-        def slave_end(address: str) -> SlaveEnd:
-            end = make_end(address)
-            join = end.join
-
-            def counted(info: WorkerInfo, timeout_s: float) -> None:
-                self._joins[name] += 1
-                self._announced_by.pop(name, None)
-                join(info, timeout_s)
-
-            end.join = counted  # type: ignore[method-assign]
-            return end
-
-        transport.slave_end = slave_end  # type: ignore[method-assign]
         worker = worker_cls(cfg, transport, name, self)
         worker.rejoin_s = REJOIN_S
         self._workers[name] = worker
@@ -674,7 +668,7 @@ class Simulation:
     def _crash(self, until: float) -> None:
         """Kill all processes and clear their memory; at ``until`` they restart from the disk."""
         disk, world = self.disk, self.world
-        self._harmed.update(disk.payloads)
+        self.harmed.update(disk.payloads)
         disk.payloads.clear()
         disk.shared.clear()
         disk.damages_next = ""  # there is no older policy that could be read instead
@@ -713,7 +707,7 @@ class Simulation:
                 disk.damages_next = r"iteration_.*|latest\.json"
             case "lose_payload" | "damage_payload" | "swap_payload" if names:
                 chosen = world.random.choice(names)
-                self._harmed.add(chosen)
+                self.harmed.add(chosen)
                 batch, _, at, writer = disk.payloads[chosen]
                 if fault.kind == "lose_payload":
                     del disk.payloads[chosen]
@@ -728,18 +722,12 @@ class Simulation:
         """Check that there was a reason to give up a worker."""
         if self._close_began is None and not self._may_be_lost(info.worker_id):
             self.fail(f"{info.worker_id} was given up without a reason: {reason}")
-        if "replaced" not in reason:
-            self._joins[info.worker_id] += 1  # a join that was interrupted is repeated
         is_poisoned = info.worker_id == self._poisoned
         if self._may_be_lost_until.get(info.worker_id) == math.inf and not is_poisoned:
             self._may_be_lost_until[info.worker_id] = self.world.now + LOST_WITHIN_S
 
-    def joined(self, worker_id: str, coordinator: Coordinator) -> None:
+    def joined(self, worker_id: str) -> None:
         """Record that a worker was announced; from then on there is no reason to give it up."""
-        # If a coordinator dies before its answer arrives, the same join goes to the next one.
-        if self._announced_by.setdefault(worker_id, coordinator) is coordinator:
-            self._joins[worker_id] -= 1
-        self._announced_by[worker_id] = coordinator
         if self.world.now >= self._faulty_until.get(worker_id, 0.0):
             until = self._may_be_lost_until.get(worker_id, 0.0)
             self._may_be_lost_until[worker_id] = min(until, self.world.now + LATE_S)
@@ -756,35 +744,9 @@ class Simulation:
         if coordinator.failure is not None and self._close_began is None:
             self.fail(f"the run failed: {coordinator.failure}", coordinator.failure)
         coordinator.validate_state()
-        status = coordinator.status()
-        live, evicted = self.oracle.live_count, self.oracle.evicted
-        counted = status.samples.live, sum(status.evicted.values())
-        if counted != (live, evicted.total()):
-            self.fail(f"the coordinator counts {status.samples}, the oracle {live} and {evicted}")
-        given_up = status.evicted.get("missing", 0) + status.evicted.get("corrupt", 0)
-        if given_up != self.oracle.given_up_rows:
-            self.fail(f"{given_up} rows given up, and {self.oracle.given_up_rows} were lost")
-        if not self._harmed and not self._is_ever_late and given_up:
-            self.fail(f"samples were given up, and none was harmed: {status.evicted}")
-        if self._joins.total() and min(self._joins.values()) < 0:
-            self.fail(f"workers were announced more often than they joined: {self._joins}")
+        coordinator.check_oracle()
         self._check_leases()
-        self._check_quiet(status)
         self._restart_workers()
-
-    def _check_quiet(self, status: CoordinatorStatus) -> None:
-        """Check that a run without progress has reported it."""
-        now = self.world.now
-        tasks = sorted(each.task_id for each in self.coordinator.running_tasks())
-        progress = status.env_steps, status.train_iter, tasks
-        is_disturbed = "coordinator" in self._unreachable_since
-        if progress != self._moved[0] or status.held_up_by or is_disturbed:
-            self._moved = progress, now
-            self.quiet_said_at = -1.0
-        elif now - self._moved[1] > QUIET_S and self.quiet_said_at < self._moved[1]:
-            self.fail(f"there is no progress since {self._moved[1]:.0f} s, and no warning of it")
-
-    quiet_said_at = -1.0
 
     def _restart_workers(self) -> None:
         """Restart the processes of workers that have ended, as a real run does."""
@@ -810,8 +772,7 @@ class Simulation:
         found = {"train_iter": self.coordinator.status().train_iter}
         for name in self.coordinator.master.workers:
             found[name] = 0
-        acknowledged = self.oracle.acknowledged
-        return {**found, "acknowledged": len(acknowledged)}
+        return {**found, "acknowledged": len(self.oracle.acknowledged)}
 
     def _check_progress(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         missing = self._roles.keys() - (before.keys() & after.keys())
@@ -828,7 +789,8 @@ class Simulation:
 
     def _close(self) -> None:
         self._close_began = self.world.now
-        self.oracle.may_leave_for = None
+        if self._ends_by is None:  # the learner trains on until it is told
+            self.world.network.faults["learner-0"].late_s = 0.3
         coordinator, stuck = self.coordinator, ["the close itself"]
 
         def close() -> None:
@@ -838,6 +800,8 @@ class Simulation:
         self._pass(2 * CLOSE_S)
         if stuck:
             self.fail(f"did not end within {CLOSE_S} s of the close: {stuck}")
+        if self._ends_by is None and (payloads := coordinator.payloads) is not None:
+            self.judge(self.oracle.closed, payloads.confirmed, payloads.trained_rows)
         for name, worker in self._workers.items():
             self.processes[name].scheduler.spawn(functools.partial(_close, worker), "close")
         self._pass(CLOSE_S)
@@ -849,7 +813,7 @@ class Simulation:
 
 
 class _WatchedCoordinator(Coordinator):
-    """Reports joined and lost workers to the simulation, and rows of the buffer to the oracle."""
+    """Reports joined and lost workers to the simulation, and payloads to the oracle."""
 
     def __init__(
         self,
@@ -860,35 +824,34 @@ class _WatchedCoordinator(Coordinator):
     ) -> None:
         self._simulation = simulation
         self._is_told = False
-        self._names: dict[int, str] = {}
+        self._home = 0
+        self.payloads: LivePayloads | None = None
         super().__init__(cfg, transport, tick_s=TICK_S, journal=journal, rejoin_s=LEASE_S)
-        why_quiet = self._state.why_quiet
-
-        def said() -> str:
-            text = why_quiet()
-            if text:
-                simulation.quiet_said_at = simulation.world.now
-            return text
-
-        self._state.why_quiet = said  # type: ignore[method-assign]
 
     def tell_oracle(self) -> None:
-        """Report to the oracle the rows and counts that this coordinator starts with."""
-        live: dict[str, set[int]] = {}
-        for experience in self._state.experiences.values():
-            self._names |= {n: name for name, n in experience.ledger.numbers.items()}
-            for number, payload in experience.ledger._payloads.items():
-                live[self._names[number]] = set(np.flatnonzero(payload.live).tolist())
-        samples = self.status().samples
-        self._is_told = True
-        self._simulation.oracle.recovered(live, samples.acknowledged, samples.evicted)
+        """Report to the oracle the payloads and counts that this coordinator starts with."""
+        simulation, oracle = self._simulation, self._simulation.oracle
+        self._is_told, simulation.leader = True, self
+        for each in self._state.buffers.values():
+            live = list(each.live_ids())
+            oracle.recovered(each.confirmed, live, each.counts())
+            gone = set(live) - simulation.disk.payloads.keys() - simulation.harmed
+            if gone:
+                simulation.fail(f"the payloads {sorted(gone)} were deleted, and are still needed")
+        if oracle.accepted and not self._state.buffers:
+            simulation.fail("the buffer is forgotten")
+
+    def check_oracle(self) -> None:
+        """Check the counts and the live payloads of the buffer."""
+        for each in self._state.buffers.values():
+            self._simulation.oracle.check(list(each.live_ids()), each.counts())
 
     @property
     def _is_current(self) -> bool:
-        return self._is_told and self._simulation.coordinator is self
+        return self._simulation.leader is self
 
     def _on_join(self, info: WorkerInfo) -> None:
-        self._simulation.joined(info.worker_id, self)
+        self._simulation.joined(info.worker_id)
         super()._on_join(info)
 
     def _on_lost(self, info: WorkerInfo, reason: str) -> None:
@@ -896,65 +859,56 @@ class _WatchedCoordinator(Coordinator):
             self._simulation.lost(info, reason)
         super()._on_lost(info, reason)
 
-    def deal_with_learner_get_data(self, state: Any, demand: Mapping[str, Any]) -> Any:
-        # After the call, which writes the journal: a coordinator that dies earlier leases nothing.
-        found = super().deal_with_learner_get_data(state, demand)
-        if found is not None and self._is_current:
-            numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1).tolist()}
-            held = self._simulation.oracle.leased.setdefault(state.task_id, set())
-            held |= {self._names[number] for number in numbers}
-        return found
+    def begin_home(self, state: Any) -> Mapping[str, Any]:
+        home = super().begin_home(state)
+        return {**home, "number": self._home}
 
-    def _new_experience(self, state: Any) -> Any:
-        experience: Any = super()._new_experience(state)
-        simulation, oracle, names = self._simulation, self._simulation.oracle, self._names
-        push, buffer_push = experience.push, experience.buffer.push
+    def _new_payloads(self, state: Any) -> Any:
+        self.payloads = payloads = super()._new_payloads(state)
+        simulation, oracle = self._simulation, self._simulation.oracle
+        push, restart, settle = payloads.push, payloads.restart, payloads.settle
 
-        def push_payload(meta: Mapping[str, Any], envstep: int) -> bool:
-            self._pushed = str(meta["data_id"])
-            return bool(push(meta, envstep))
+        def push_one(meta: Mapping[str, Any], envstep: int) -> bool:
+            is_new = push(meta, envstep)
+            if is_new and self._is_current:
+                simulation.judge(oracle.accept, str(meta["data_id"]), int(meta["rows"]))
+            elif is_new and self._is_told:
+                simulation.fail(f"a coordinator that was replaced acknowledges {meta}")
+            return is_new
 
-        def push_rows(rows: SampleBatch, envstep: int) -> None:
-            names[int(rows.columns["payload"][0])] = self._pushed
+        def restart_all() -> None:
+            restart()
             if self._is_current:
-                simulation.judge(oracle.entered, self._pushed, len(rows))
-            elif self._is_told:
-                simulation.fail(f"a coordinator that was replaced acknowledges {self._pushed}")
-            buffer_push(rows, envstep)
+                self._home = oracle.begin_home(payloads.trained_rows)
 
-        def leave(rows: Any, reason: str) -> None:
-            columns = rows.columns
-            if not self._is_current:
-                return
-            numbers, gone = columns["payload"].tolist(), columns["row"].tolist()
-            if len(set(numbers)) == 1:  # the most common case
-                simulation.judge(oracle.left, names[numbers[0]], gone, reason)
-                return
-            for number, row in zip(numbers, gone, strict=True):
-                simulation.judge(oracle.left, names[number], [row], reason)
-
-        settle = experience.settle
-
-        def settle_payloads(state: Any, info: Any = None) -> bool:
+        def settle_all(info: Mapping[str, Any]) -> bool:
+            returned = set(getattr(payloads, "_returned", ())) & set(payloads.live_ids())
+            is_changed = settle(info)
             if self._is_current:
-                oracle.leased.pop(state.task_id, None)
-                for number, _ in () if info is None else info["lost_payloads"]:
-                    oracle.given_up.add(names[int(number)])
-            return bool(settle(state, info))
+                gone = sorted(returned.difference(payloads.live_ids()))
+                simulation.judge(oracle.settled, payloads.confirmed, gone)
+            return is_changed
 
-        give_up_missing = experience.give_up_missing
+        payloads.push, payloads.restart = push_one, restart_all  # type: ignore[method-assign]
+        payloads.settle = settle_all  # type: ignore[method-assign]
+        return payloads
 
-        def give_up(data_ids: Iterable[str]) -> None:
-            data_ids = list(data_ids)
-            oracle.given_up.update(data_ids)
-            give_up_missing(data_ids)
 
-        experience.give_up_missing = give_up
-        experience.settle = settle_payloads
-        experience.push = push_payload
-        experience.buffer.push = push_rows
-        experience.buffer.add_remove_listener(leave)
-        return experience
+class _Watched(RowListener):
+    """Reports the rows of a home's table to the oracle."""
+
+    def __init__(self, simulation: Simulation, home: int) -> None:
+        self._simulation, self._home = simulation, home
+
+    def on_insert(self, rows: Any) -> None:
+        simulation = self._simulation
+        simulation.judge(simulation.oracle.entered, self._home, rows.columns["sample"].tolist())
+
+    def on_remove(self, rows: Any, reason: str) -> None:
+        if reason == "cleared":
+            return  # the home is closed
+        simulation, samples = self._simulation, rows.columns["sample"].tolist()
+        simulation.judge(simulation.oracle.departed, self._home, samples, reason)
 
 
 def _close(worker: CommWorker) -> None:

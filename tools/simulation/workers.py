@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
+from dingsdk.errors import DataCorruptError, DataMissingError
 from dingsdk.worker.collector.admitted import AdmittedCollecting
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.hooks import SaveCkptHook
+from dingsdk.worker.replay_buffer.home import Home
 
 if TYPE_CHECKING:
     from tools.simulation.simulation import Simulation
 
 STEP_S = 1.0
+ROWS, TASK_ROWS = 4, 80
 SAVE_ITERS = 5
 
 
@@ -87,13 +90,12 @@ class _Collecting(AdmittedCollecting):
         path = str(worker._task_info["collector_cfg"]["policy_update_path"])
         is_on_policy = simulation.setting.on_policy
         self._update_one(path)
-        while not self._is_closed and self._steps < simulation.task_rows:
+        while not self._is_closed and self._steps < TASK_ROWS:
             if is_on_policy and not self._is_admitted(path, self._steps):
                 break
-            rows = simulation.payload_rows
-            self._pending += simulation.oracle.new_samples(rows, self._policy_iter)
+            self._pending += simulation.oracle.new_samples(ROWS, self._policy_iter)
             simulation.work(worker, STEP_S)
-            self._steps += rows
+            self._steps += ROWS
             worker.yield_turn()
             if not is_on_policy:
                 self._send_all()
@@ -112,7 +114,7 @@ class _Collecting(AdmittedCollecting):
         simulation.check_lease(worker)
         columns = {"sample": np.array(samples, np.int64)}
         worker.send_stepdata(name, SampleBatch.trusted(columns, len(samples)))
-        simulation.announced(worker._payload_id(name), samples)
+        simulation.oracle.announce(worker._payload_id(name), samples)
         facts = {"data_id": name, "rows": len(samples), "policy_iter": self._policy_iter}
         for more in simulation.announcements(worker):
             worker.send_metadata({**facts, **self._progress(), **more})
@@ -147,9 +149,27 @@ class _Collecting(AdmittedCollecting):
 class SimulatedLearner(_Simulated, BaseCommLearner):
     """Trains on one batch per second."""
 
+    exchange_s = 1.0
+    home_number = 0
+
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         self.simulation.build(self)
         return _Learning(self, task_info)
+
+    def _create_home(self, task_info: Mapping[str, Any]) -> Home:
+        home, self.home_number = super()._create_home(task_info), task_info["home"]["number"]
+        self.simulation.watch(home, self.home_number, self._learner.train_iter)
+        return home
+
+    def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
+        try:
+            batch = super()._load_payload(data_id, digest)
+        except (DataCorruptError, DataMissingError) as error:
+            is_corrupt = isinstance(error, DataCorruptError)
+            self.simulation.read(self.home_number, data_id, "corrupt" if is_corrupt else "missing")
+            raise
+        self.simulation.read(self.home_number, data_id)
+        return batch
 
 
 class _Learning:
@@ -160,6 +180,8 @@ class _Learning:
     ckpt_name = None
     keep_last_ckpt = 2
     instance_name = "learner"
+    exp_name = "simulated"
+    tb_logger = None
 
     @staticmethod
     def patience(write: Callable[[], object]) -> object:
@@ -178,7 +200,6 @@ class _Learning:
         self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
         if task_info.get("resume"):
             self.last_iter.update(simulation.resumed_iteration(self.checkpoint_dir))
-        simulation.learners_made += 1
 
     @property
     def train_iter(self) -> int:
@@ -211,7 +232,7 @@ class _Learning:
             batch = worker.get_batch(self._batch_size)
             if not isinstance(batch, SampleBatch):
                 return
-            simulation.trained(batch, self.train_iter)
+            simulation.trained(worker.home_number, batch, self.train_iter)
             simulation.work(worker, STEP_S)
             self.last_iter.add(1)
             if "replay_unique_id" in batch.columns:

@@ -38,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
 """How long to wait for the announced payloads of one message; missing ones are then given up."""
-EXCHANGE_S = 0.025
-"""How long the learner trains between two exchanges with the coordinator, if it has data."""
 HOOK_CLOSE_S = 4.0
 """How long hooks may take to close: less than a job may take to stop (``CLOSE_TIMEOUT_S``)."""
 
@@ -91,6 +89,8 @@ class BaseCommLearner(CommWorker):
     """Number of processes that train together (``system.learner_num``); this is the first one."""
     remote_ranks: RemoteRanks | None = None
     """The other processes, if they were started elsewhere (by torchrun or by hand)."""
+    exchange_s = 0.025
+    """How long the learner trains between two exchanges with the coordinator, if it has data."""
     replay: ReplayClient | None = None
     """Replay server to sample rows from, used instead of the step data store; None for no
     server."""
@@ -228,7 +228,7 @@ class BaseCommLearner(CommWorker):
         return {"info": info, "known": home.known_ids(), **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take new announcements; answer when it has no data, or after ``EXCHANGE_S``.
+        """Take new announcements; answer when it has no data, or after ``exchange_s``.
 
         Returns:
             The learner's ``info``, and ``held_up_by``: why it waits for storage, or "".
@@ -242,7 +242,7 @@ class BaseCommLearner(CommWorker):
                 self._load_until = self._clock() + LOAD_TIMEOUT_S
                 self._is_idle = False
                 self.condition.notify_all()
-            self.task_wait(lambda: self._is_idle, EXCHANGE_S)
+            self.task_wait(lambda: self._is_idle, self.exchange_s)
         self.raise_job_error()
         info = self._info(home, self._confirmed)
         return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}

@@ -685,9 +685,7 @@ class Coordinator(Configurable):
             self._loss = info.get("loss", self._loss)
             payloads = self.payloads_of(state)
             if payloads is not None:
-                before = payloads.confirmed
-                payloads.settle(info)
-                if payloads.confirmed > before:
+                if payloads.settle(info):
                     self._note(Settled(state.task_id, train_iter, _plain(info)))
                 # A restarted coordinator needs all payloads whose end is not in the journal yet.
                 if self._keeper is None or not self._keeper.is_behind:

@@ -150,7 +150,9 @@ class LivePayloads:
         if rows < 1:
             raise ProtocolError(f"payload {data_id!r} has {rows} rows", where="metadata")
         known = self._live.get(data_id)
-        if known is not None and (known.rows, known.digest) != (rows, digest):
+        if known is not None and (
+            known.rows != rows or not (None in (known.digest, digest) or known.digest == digest)
+        ):
             raise ConflictError(
                 f"payload {data_id!r} has {known.rows} rows and digest {known.digest}, not "
                 f"{rows} and {digest}; ids are used once",
@@ -229,13 +231,15 @@ class LivePayloads:
             if len(self._retired) > RETIRED_KEPT:
                 del self._retired[next(iter(self._retired))]
 
-    def settle(self, info: Mapping[str, Any]) -> None:
-        """Process what the home reports with an answer."""
+    def settle(self, info: Mapping[str, Any]) -> bool:
+        """Process what the home reports with an answer; return whether to record it on disk."""
+        before = self.confirmed
         self.note_reports(info["reports"])
         self.is_idle = bool(info["is_idle"])
         self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
         self.home_counts = dict(info["counts"])
         self._count = int(info["count"])
+        return self.confirmed > before
 
     def take_garbage(self) -> list[str]:
         """Return the ids of payloads to delete."""
@@ -281,7 +285,7 @@ class LivePayloads:
             "retired": list(self._retired)[-RETIRED_SAVED:],
             "evicted": dict(self._evicted),
             "acked_rows": self._acked_rows,
-            "trained_rows": self.trained_rows,
+            "trained_rows": [self._earlier_trained_rows, self.trained_rows],
             "confirmed": self.confirmed,
             "home_counts": None if self.home_counts is None else dict(self.home_counts),
         }
@@ -305,11 +309,11 @@ class LivePayloads:
             self._live[str(name)] = payload
         self._retired = dict.fromkeys(map(str, state["retired"]))
         self._evicted = Counter(state["evicted"])
-        self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
+        self._acked_rows = state["acked_rows"]
+        self._earlier_trained_rows, self.trained_rows = map(int, state["trained_rows"])
         self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}
         self._waiting_rows = sum(each.rows for each in self._live.values() if not each.is_inserted)
-        self._earlier_trained_rows = self.trained_rows
 
 
 class ServedPayloads(LivePayloads):
@@ -337,9 +341,9 @@ class ServedPayloads(LivePayloads):
     def can_train(self) -> bool:
         return True
 
-    def settle(self, info: Mapping[str, Any]) -> None:
-        super().settle(info)
+    def settle(self, info: Mapping[str, Any]) -> bool:
         self._figures = info["figures"] or self._figures
+        return super().settle(info)
 
     def counts(self) -> SampleCounts:
         """Return the sample counts; the server counts the samples of all its clients."""

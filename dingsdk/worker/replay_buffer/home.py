@@ -195,7 +195,10 @@ class TableHome(Home):
         self.buffer = buffer
         self._load = load
         self._pace = pace
-        self._earlier = counts
+        if counts is not None:
+            buffer.restore_limiter(counts["limiter"])
+            if pace is not None:
+                pace.episodes, pace.batches = counts["pace"]
         self._origins = buffer.track_origins()
         self._is_of_episodes = buffer.needs_order == "episode"
         self._keeps_order = buffer.needs_order == "sequence"
@@ -207,22 +210,11 @@ class TableHome(Home):
         """Insert announced payloads in order; return False once the limiter refuses one."""
         while self._waiting:
             first = self._waiting[0]
-            if not first.was_inserted:
-                self._go_on_counting()
             if not (first.was_inserted or self._can_push(first)):
                 return False
             self._insert(first)
             self._waiting.popleft()
-        self._go_on_counting()
         return True
-
-    def _go_on_counting(self) -> None:
-        """Restore the limiter's counts, once the rows that it has counted are in the buffer."""
-        if self._earlier is not None:
-            self.buffer.restore_limiter(self._earlier["limiter"])
-            if self._pace is not None:
-                self._pace.episodes, self._pace.batches = self._earlier["pace"]
-            self._earlier = None
 
     def _can_push(self, announced: Announcement) -> bool:
         if not self.buffer.can_push(1 if self._is_of_episodes else announced.rows):
@@ -297,11 +289,11 @@ class TableHome(Home):
             self._ids[self._numbers] = announced.data_id
             self._origins.current = self._numbers
             if announced.was_inserted:
-                self.buffer.push_unlimited(pushed)
+                self.buffer.push_unlimited(pushed, is_counted=True)
             else:
                 self.buffer.push(pushed, announced.env_steps)
             self._inserted.append(announced.data_id)
-        pace = self._pace
+        pace = None if announced.was_inserted else self._pace
         if pace is not None and self.buffer.can_sample(pace.batch_size):
             pace.episodes += announced.episodes
 

@@ -514,11 +514,14 @@ class Table(IBuffer, Closing):
                 waited_s=waited_s,
             )
 
-    def push_unlimited(self, rows: Rows) -> None:
-        """Push rows without asking the limiter."""
+    def push_unlimited(self, rows: Rows, *, is_counted: bool = False) -> None:
+        """Push rows without asking the limiter, which has counted them before if ``is_counted``."""
         with self._change():
+            counts = self._limiter.state_dict()
             if len(rows):
                 self._insert(rows, len(rows))
+            if is_counted:
+                self._limiter.load_state_dict(counts)
 
     @abstractmethod
     def sample(self, *args: Any, **kwargs: Any) -> SampleBatch | list[Any] | None:
