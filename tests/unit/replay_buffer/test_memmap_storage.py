@@ -207,21 +207,6 @@ def damage_header(folder: Path) -> None:
     (folder / "header.json").write_text('{"format": "dingsdk-mapped-rows", "version": 1')
 
 
-def lie_in_header(folder: Path) -> None:
-    text = (folder / "header.json").read_text()
-    (folder / "header.json").write_text(text.replace("<i8", "|O8"))
-
-
-def lie_of_text(folder: Path) -> None:
-    text = (folder / "header.json").read_text()
-    (folder / "header.json").write_text(text.replace("<i8", "<U2"))
-
-
-def lie_of_shape(folder: Path) -> None:
-    text = (folder / "header.json").read_text()
-    (folder / "header.json").write_text(text.replace('"shape":[]', '"shape":[-1]'))
-
-
 def lose_column(folder: Path) -> None:
     (folder / "column-0000.bin").unlink()
 
@@ -292,19 +277,13 @@ def test_an_impossible_column_is_refused(tmp_path: Path, column: dict[str, Any])
         damage_cursor,
         cut_column,
         damage_header,
-        lie_in_header,
-        lie_of_text,
-        lie_of_shape,
         lose_column,
     ],
 )
 def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)
-    header = (tmp_path / "rows" / "header.json").read_text()
     damage(tmp_path / "rows")
-    if damage.__name__.startswith("lie"):
-        assert (tmp_path / "rows" / "header.json").read_text() != header
     for _ in range(2):  # a refusal releases the lock
         with (
             opened(tmp_path / "rows", reopen=True) as storage,
