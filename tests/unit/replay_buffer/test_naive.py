@@ -18,7 +18,6 @@ from dingsdk.errors import (
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
-from dingsdk.worker.replay_buffer.metrics import ThroughputMonitor
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 from .scalar_writer import ScalarWriter
@@ -239,21 +238,6 @@ def test_clear_resets_push_count_but_not_the_totals() -> None:
     buffer.push({"other": 1.0}, 0)
     assert (buffer.count(), buffer.push_count) == (1, 1)
     assert buffer.stats().pushed == 3
-
-
-def test_throughput_is_reported_once_per_period(caplog: pytest.LogCaptureFixture) -> None:
-    now, writer = [0.0], ScalarWriter()
-    monitor = ThroughputMonitor("buffer", 60, writer, clock=lambda: now[0])
-    buffer = make_buffer(replay_buffer_size=2)
-    buffer.push(batch(1, 2, 3), 0)
-    buffer.sample(1, 0)
-    assert monitor.next_report_s == 60.0
-    now[0] = 60.0
-    with caplog.at_level(logging.INFO):
-        monitor.report(buffer.stats())
-    assert monitor.next_report_s == 120.0
-    assert "pushed_in 3, sampled_out 1, removed 1, current_have 2" in caplog.text
-    assert ("buffer_sec/pushed_in", 3, 3) in writer.scalars
 
 
 MOMENT_S = 1e-9
