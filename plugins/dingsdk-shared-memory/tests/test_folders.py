@@ -39,6 +39,7 @@ from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     DataVersionError,
+    ProtocolError,
     RunDirLockedError,
     RunFolderError,
     StorageFullError,
@@ -477,6 +478,11 @@ def test_payload_of_exactly_the_limit_is_stored_and_a_larger_one_is_not(
     with pytest.raises(DataCorruptError):
         tight.get("a", 0.0)
     tight.close()
+
+
+def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
+    with pytest.raises(ProtocolError):
+        transport.data_store().put("../a", a_batch())
 
 
 def test_waiting_reader_gets_the_error_of_a_damaged_payload_at_once(

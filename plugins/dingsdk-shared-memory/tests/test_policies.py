@@ -11,7 +11,7 @@ import torch
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.segments import Segments
 
-from dingsdk.errors import ConfigError, DataCorruptError, StorageFullError
+from dingsdk.errors import ConfigError, DataCorruptError, ProtocolError, StorageFullError
 from dingsdk.runtime import PrivateDir
 
 LARGE = 1 << 15
@@ -132,6 +132,17 @@ def test_next_version_is_newer_and_all_damage_is_counted(
     assert is_whole(reader.newest("p", newer_than=1), 2)
     assert reader.newest("p", newer_than=2) is None
     assert reader.corrupt_count == 2
+
+
+def test_invalid_id_is_refused(publisher: SharedPolicyStore) -> None:
+    for call in (
+        lambda: publisher.publish("../p", weights(1), 1),
+        lambda: publisher.newest("../p"),
+        lambda: publisher.latest("../p"),
+        lambda: publisher.discard("../p"),
+    ):
+        with pytest.raises(ProtocolError):
+            call()
 
 
 def test_latest_version_comes_with_the_life_of_its_policy(
