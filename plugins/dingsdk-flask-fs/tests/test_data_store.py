@@ -17,13 +17,14 @@ from dingsdk.errors import (
     ConflictError,
     DataCorruptError,
     DataMissingError,
+    ProtocolError,
     RunFolderError,
 )
 from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from tools.os_calls import recorded_writes
 
-from .payloads import file_of, large, mapped, piece
+from .payloads import file_of, large, mapped, piece, tree
 
 
 @pytest.fixture
@@ -227,6 +228,37 @@ def waiting(tmp_path: Path) -> Iterator[tuple[FileDataStore, Waiting]]:
     made._closed = event
     yield made, event
     made.close()
+
+
+@pytest.mark.parametrize(
+    "data_id",
+    [
+        "../x",
+        "/x",
+        "a/b",
+        "a\0b",
+        "%2e%2e",
+        "..\\",
+        "a" * 300,
+        "x; touch P",
+        "\u2024\u2024",
+        "CON",
+        "",
+    ],
+)
+def test_invalid_id_is_refused_and_nothing_changes(
+    store: FileDataStore, tmp_path: Path, data_id: str
+) -> None:
+    store.put("p", piece())
+    before = tree(tmp_path)
+    for use in (
+        lambda: store.put(data_id, piece()),
+        lambda: store.get(data_id, timeout_s=0.0),
+        lambda: store.delete(["p", data_id]),
+    ):
+        with pytest.raises(ProtocolError):
+            use()
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("look", ["has", "get", "get_verified"])

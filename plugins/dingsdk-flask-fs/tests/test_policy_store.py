@@ -374,6 +374,22 @@ def test_states_and_versions_that_cannot_be_stored_are_refused(
     assert caught.value.path == "system.transport.keep_policy_versions"
 
 
+@pytest.mark.parametrize("policy_id", ["../x", "/x", "a/b", "a\0b", "..", "a" * 65, "NUL", ""])
+def test_invalid_id_is_refused_and_nothing_changes(
+    publisher: FilePolicyStore, tmp_path: Path, policy_id: str
+) -> None:
+    publisher.publish("p", weights(1), 1)
+    before = sorted(tmp_path.rglob("*"))
+    for use in (
+        lambda: publisher.publish(policy_id, weights(1), 1),
+        lambda: publisher.newest(policy_id),
+        lambda: publisher.discard(policy_id),
+    ):
+        with pytest.raises(ProtocolError):
+            use()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_older_version_after_a_discard_is_read_even_without_its_pointer(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
