@@ -64,24 +64,17 @@ CASES: dict[str, tuple[type[DQNPolicy], type[Exception], list[str]]] = {
         PolicyOutputTypeError,
         ["'action'", "NoneType"],
     ),
-    "act returns no action": (
-        changes("act", lambda output: {"value": output["action"]}),
-        PolicyOutputError,
-        ["'action'", "value"],
-    ),
     "act returns NaN": (action(lambda found: found * np.nan), NonFiniteError, ["'action'", "NaN"]),
     "action of another shape": (
         action(lambda found: found[:, None]),
         PolicyOutputError,
         ["int64[2, 1]", "int64[2]"],
     ),
-    "action of too few rows": (action(lambda found: found[:-1]), PolicyOutputError, ["2", "(1,)"]),
     "action of another dtype": (
         action(lambda found: found.astype(np.float32)),
         PolicyOutputError,
         ["float32[2]", "int64[2]"],
     ),
-    "action as a list": (action(lambda found: found.tolist()), PolicyOutputError, ["list"]),
     "action outside the space": (action(lambda found: found + 7), PolicyOutputError, ["Discrete"]),
     "samples returns nothing": (
         changes("samples", lambda _: None),

@@ -17,7 +17,7 @@ import pytest
 
 import dingsdk
 from dingsdk.cli import main
-from dingsdk.errors import DingError, RunFolderError
+from dingsdk.errors import DingError
 from dingsdk.pipeline.train import resume
 from tests.integration.short_runs import QUICK
 
@@ -246,14 +246,3 @@ def test_result_that_became_a_link_during_the_run_is_replaced_and_not_followed(
     assert outside.read_text() == "theirs"
     assert json.loads((run / "result.json").read_text())["train_iter"] == 12
     assert not (run / "curve.png").is_symlink()
-
-
-def test_folder_with_a_link_in_place_of_the_log_is_refused_at_once(
-    trained: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
-    shutil.rmtree(run / "log")
-    (run / "log").symlink_to("/nowhere")
-    with pytest.raises(RunFolderError, match="log is refused: it is a symbolic link"):
-        resume(run, sets=MORE)

@@ -23,8 +23,6 @@ SMALL = (
     "policy.collect.n_sample=64",
 )
 IN_BOTH_MODES = {
-    "run_started",
-    "run_finished",
     "after_episode",
     "after_collect",
     "after_iter",
@@ -39,16 +37,26 @@ class Watcher:
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
+        self.life: list[str] = []
         self.mean_returns: list[float] = []
         self.sources: set[str] = set()
 
     @hookimpl
+    def dingsdk_configure(self, config: Any) -> None:
+        self.life.append(f"configure {config['exp_name']}")
+
+    @hookimpl
+    def dingsdk_unconfigure(self) -> None:
+        self.life.append("unconfigure")
+
+    @hookimpl
     def dingsdk_run_started(self, config: Any, run_dir: Path) -> None:
-        self.seen["run_started"] += 1
+        assert (run_dir / "config.yaml").is_file()
+        self.life.append("started")
 
     @hookimpl
     def dingsdk_run_finished(self, run_dir: Path, result: Any) -> None:
-        self.seen["run_finished"] += 1
+        self.life.append(f"finished {result['reason']}")
 
     @hookimpl
     def dingsdk_before_task(self, worker_id: str, task: Any) -> None:
@@ -104,6 +112,7 @@ def test_observer_sees_every_phase_of_a_run(
 
     assert set(watcher.seen) == expected
     assert watcher.sources == sources
-    assert watcher.seen["run_started"] == watcher.seen["run_finished"] == 1
+    life = ["configure cartpole-dqn", "started", "finished limit", "unconfigure"]
+    assert watcher.life == life
     assert watcher.seen["after_iter"] == result.train_iter
     assert watcher.mean_returns == [each.mean for each in result.evaluations]

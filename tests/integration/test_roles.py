@@ -182,14 +182,3 @@ def test_mistakes_are_reported_without_a_traceback(
     assert code == 2, err
     assert told in err
     assert "Traceback" not in err
-
-
-def test_folder_that_holds_a_run_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text("seed: 1\n")
-    options = ["--config", "cartpole-dqn", "--transport", "flask_fs", "--data", str(tmp_path)]
-
-    assert main(["coordinator", *options]) == 2
-    assert "holds a run already" in capsys.readouterr().err
-    assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"

@@ -45,19 +45,6 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("sample_1v1", marks=pytest.mark.slow), "episode_1v1"]
-)
-def test_serial_run_plays_against_itself_and_past_players(kind: str, tmp_path: Any) -> None:
-    sets = (*SHORT, f"policy.collect.collector.type={kind}")
-    if kind == "episode_1v1":
-        sets += ("policy.collect.n_episode=8", "policy.collect.collector.get_train_sample=true")
-    result = train("tictactoe-selfplay", sets=sets, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("limit", 100)
-    assert {each.episodes for each in result.evaluations} == {4}
-
-
 class Even(gym.Env[Any, Any]):
     """Two players act at once. After four steps player 0 wins every other game."""
 

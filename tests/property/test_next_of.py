@@ -97,40 +97,6 @@ def test_rows_come_back_bit_by_bit(
         assert content(one) == content(other)
 
 
-@pytest.mark.parametrize(
-    ("capacity", "entries"), [(1, 64), (64, 64), (65, 128), (128, 128), (5000, 4096)]
-)
-def test_table_of_observations_has_a_power_of_two_of_entries_up_to_4096(
-    capacity: int, entries: int
-) -> None:
-    following = next_of.NextOf(
-        {"": np.zeros((capacity, 1), np.uint8)},
-        lambda name, shape, dtype, old: np.zeros(shape, dtype),
-    )
-    assert len(following._table_rows) == len(following._table_prints) == entries
-
-
-@given(data=st.data(), width=st.integers(1, 13))
-def test_fingerprint_depends_on_every_word(data: st.DataObject, width: int) -> None:
-    words = np.zeros((2, width), np.uint64)
-    changed = data.draw(st.integers(0, width - 1))
-    words[1, changed] = data.draw(st.integers(1, 2**64 - 1))
-    prints = np.zeros(2, np.uint64)
-    _fingerprint(words, prints)
-    assert prints[0] != prints[1]
-
-
-@pytest.mark.parametrize("first", range(5))
-def test_fingerprints_differ_if_two_numbers_change_their_sign(first: int) -> None:
-    # Four numbers later is the next one of the same chain.
-    row = np.linspace(1.0, 2.0, 9)
-    both = row.copy()
-    both[[first, first + 4]] *= -1
-    prints = np.zeros(2, np.uint64)
-    _fingerprint(np.stack([row, both]).view(np.uint64), prints)
-    assert prints[0] != prints[1]
-
-
 @pytest.mark.parametrize(("width", "count"), [(2, 2), (6, 2), (9, 2), (4, 4), (5, 4), (14, 4)])
 def test_fingerprints_spread_when_only_the_highest_bits_differ(width: int, count: int) -> None:
     # Small integers stored as floats have only 0 in the low bits, which choose the table entry.

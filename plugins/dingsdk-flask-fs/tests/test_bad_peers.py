@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,73 +112,6 @@ def test_bad_peers_do_not_slow_a_worker_down(
     newcomer = served.slave("w1")
     newcomer.close()
     end.close()
-
-
-class PooledServer:
-    """A bad server for comparison: a pool thread blocks until a connection's request arrives."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._pool = ThreadPoolExecutor(THREADS)
-        self._links: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._accept)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                link, _ = self._listener.accept()
-            except OSError:
-                return
-            self._links.append(link)
-            self._pool.submit(self._serve, link)
-
-    def _serve(self, link: socket.socket) -> None:
-        with link:
-            received = b""
-            while b"\r\n\r\n" not in received:
-                chunk = link.recv(4096)
-                if not chunk:
-                    return
-                received += chunk
-            link.sendall(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(5.0)
-        for link in self._links:
-            try:
-                link.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-        self._pool.shutdown(cancel_futures=True)
-        for link in self._links:
-            link.close()
-
-
-def test_measurement_detects_a_server_with_blocked_threads(
-    harass: Callable[[int], BadPeers],
-) -> None:
-    server = PooledServer()
-
-    def ask() -> None:
-        link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=0.5)
-        try:
-            link.request("GET", "/")
-            link.getresponse().read()
-        except TimeoutError:
-            return  # the caller measures the time until the timeout
-        finally:
-            link.close()
-
-    alone = latencies(ask, 20)
-    peers = harass(server.port)
-    beside = latencies(ask, 3)
-    peers.close()
-    server.close()
-    assert not is_unaffected(alone, beside)
 
 
 def hung_up(links: list[socket.socket]) -> int:

@@ -27,16 +27,6 @@ def used_transport(tmp_path: Path, **cfg: object) -> FlaskFSTransport:
     return transport
 
 
-def test_all_files_of_the_run_are_deleted(tmp_path: Path) -> None:
-    transport = used_transport(tmp_path)
-    assert (transport.data_dir / "secret").is_file()
-
-    transport.remove_data()
-    transport.remove_data()
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_run_files_are_kept_with_keep_data(tmp_path: Path) -> None:
     transport = used_transport(tmp_path, keep_data=True)
 

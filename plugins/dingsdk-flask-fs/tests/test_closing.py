@@ -19,36 +19,7 @@ from dingsdk.worker.comm import Slave, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from dingsdk.worker.comm.requests import transport as request_transport
 
-from .conftest import SECRET, Served, an_answer, open_sockets
-from .network import Proxy
-
-
-def test_close_wakes_all_waiting_calls(served: Served) -> None:
-    end = served.slave()
-    raised: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            end.next_task(20.0)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    served.listener.expect(lambda events: ("joined", "w0") in events)
-    started = time.monotonic()
-    closers = [threading.Thread(target=end.close) for _ in range(8)]
-    for closer in closers:
-        closer.start()
-    for each in (*closers, thread):
-        each.join(10.0)
-        assert not each.is_alive()
-    assert time.monotonic() - started < 10.0
-    assert [type(error) for error in raised] == [ClosedError]
-    served.listener.expect(lambda events: ("left", "w0", "it left") in events)
-    for call in (lambda: end.next_task(1.0), lambda: end.renew(1)):
-        with pytest.raises(ClosedError):
-            call()
+from .conftest import Served, an_answer
 
 
 def test_close_ends_a_join_that_finds_no_master(transport: FlaskFSTransport) -> None:
@@ -60,44 +31,6 @@ def test_close_ends_a_join_that_finds_no_master(transport: FlaskFSTransport) -> 
         end.join(WorkerInfo("w0", "collector"), 30.0)
     assert time.monotonic() - started < 3.0
     timer.join()
-
-
-def test_close_returns_while_a_silent_peer_holds_a_renewal(
-    served: Served, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = served.slave(address=proxy.address)
-    served.end._server._is_stopped = True  # stop the master's loop
-    served.end._server._server.pull_trigger()
-    served.end._server._loop.join(5.0)
-    raised: list[BaseException] = []
-
-    def renew() -> None:
-        try:
-            end.renew(1)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=renew)
-    thread.start()
-    threading.Event().wait(0.2)
-    started = time.monotonic()
-    end.close()
-    thread.join(5.0)
-    assert time.monotonic() - started < 5.0
-    assert [type(error) for error in raised] == [ClosedError]
-
-
-def test_master_closed_while_workers_wait_ends_their_wait(served: Served) -> None:
-    end = served.slave()
-    timer = threading.Timer(0.2, served.end.close)
-    timer.start()
-    started = time.monotonic()
-    with pytest.raises(ClosedError):
-        end.next_task(20.0)
-    assert time.monotonic() - started < 5.0
-    timer.join()
-    served.end.close()
-    end.close()
 
 
 def test_closing_master_tells_every_worker_at_once(
@@ -264,20 +197,3 @@ def test_stores_can_be_closed_while_files_are_written(transport: FlaskFSTranspor
         assert len(again.get(data_id)) == 1000
     again.close()
     assert not list(transport.data_dir.rglob(".tmp-*"))
-
-
-def test_many_starts_and_stops_leave_no_thread_port_or_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
-    counts = []
-    for _ in range(20):
-        transport = FlaskFSTransport({}, tmp_path / "run")
-        served = Served(transport)
-        ends = [served.slave(f"w{n}") for n in range(2)]
-        served.end.send("w1", 2, TaskMessage("t1", {}))
-        assert ends[1].next_task(5.0).task_id == "t1"
-        transport.close()
-        files = sum(path.is_file() for path in tmp_path.rglob("*"))
-        counts.append((threading.active_count(), open_sockets(), files, open_files()))
-    assert counts == [counts[0]] * 20

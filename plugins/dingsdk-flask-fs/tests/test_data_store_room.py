@@ -19,7 +19,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime import PrivateDir
-from dingsdk.worker.comm.files.data_store import FileDataStore, FilePool, check_free
+from dingsdk.worker.comm.files.data_store import FileDataStore
 
 from .payloads import file_of, large, mapped, piece
 
@@ -29,17 +29,6 @@ def store(tmp_path: Path) -> Iterator[FileDataStore]:
     made = FileDataStore(tmp_path / "run")
     yield made
     made.close()
-
-
-def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
-    disk = os.statvfs(tmp_path)
-    store = FileDataStore(tmp_path / "run", min_free_bytes=2 * disk.f_blocks * disk.f_frsize)
-    with pytest.raises(StorageFullError) as caught:
-        store.put("p", piece())
-    assert caught.value.reason == "low_space"
-    assert caught.value.retryable
-    assert len(store) == 0
-    store.close()
 
 
 @pytest.mark.parametrize(("missing", "is_stored"), [(0, True), (1, False)])
@@ -61,20 +50,6 @@ def test_configured_space_stays_free(
     # The pools are emptied if too little space would be free.
     assert len(list((tmp_path / "run" / "pool-small").iterdir())) == is_stored
     store.close()
-
-
-@pytest.mark.parametrize(("free_bytes", "has_room"), [(1500, True), (1499, False)])
-def test_write_that_would_leave_too_little_free_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, has_room: bool
-) -> None:
-    monkeypatch.setattr(PrivateDir, "free_bytes", lambda folder: free_bytes)
-    with PrivateDir(tmp_path / "run") as folder:
-        if has_room:
-            check_free(folder, 500, 1000)
-        else:
-            with pytest.raises(StorageFullError, match="1499 bytes free, 500 to write") as caught:
-                check_free(folder, 500, 1000)
-            assert caught.value.path == str(tmp_path / "run")
 
 
 def test_deleted_files_are_pooled_by_size(tmp_path: Path) -> None:
@@ -131,46 +106,6 @@ def test_deleted_file_with_another_hard_link_is_not_pooled(
     assert list((tmp_path / "run").glob("pool*/*")) == []
     store.put("q", piece(1))
     assert other.read_bytes() == content
-
-
-def test_full_pool_checks_for_room_again_after_a_while(tmp_path: Path) -> None:
-    now = [0.0]
-    with PrivateDir(tmp_path / "data") as data, PrivateDir(tmp_path / "pool") as folder:
-        pool = FilePool(folder, 2, 64, lambda: now[0])
-
-        def gives(name: str) -> bool:
-            data.write_atomic(name, [b"content"])
-            found = data.stat(name)
-            assert found is not None
-            return pool.give(data, name, found)
-
-        assert [gives(f"{name}.ding") for name in "abc"] == [True, True, False]
-        assert data.names() == ["c.ding"]
-        assert pool.empty() == 2
-        assert not gives("c.ding")
-        now[0] = 0.01
-        assert [gives(f"{name}.ding") for name in "cde"] == [True, True, False]
-        now[0] = 1.0
-        assert not gives("e.ding")
-        assert len(folder.names()) == 2
-
-
-def test_an_empty_pool_is_listed_again_after_a_while(tmp_path: Path) -> None:
-    now = [0.0]
-    with PrivateDir(tmp_path / "data") as data, PrivateDir(tmp_path / "pool") as folder:
-        pool = FilePool(folder, 9, 64, lambda: now[0])
-
-        def writes(*names: str) -> list[bool]:
-            return [pool.write(data, f"{name}.ding", [b"content"]) for name in names]
-
-        assert writes("a") == [False]
-        for name in ("x.ding", "y.ding", "z.ding"):
-            folder.write_atomic(name, [b"old"])
-        assert writes("a") == [False]
-        now[0] = 0.01
-        assert writes("a", "b", "c", "d") == [True, True, True, False]
-        assert data.names() == ["a.ding", "b.ding", "c.ding"]
-        assert bytes(data.read("a.ding", 64)) == b"content"
 
 
 def test_a_planted_file_in_the_pool_is_not_written_through(

@@ -16,7 +16,6 @@ from dingsdk_flask_fs.guard import Guard, Throttle
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.runtime import Refusal, Secret, target_of
-from dingsdk.worker.comm.requests import RequestHandler
 from dingsdk.worker.comm.requests.messages import BODIES
 
 METHODS = (
@@ -103,23 +102,6 @@ def test_foreign_host_is_refused_before_anything_else(served: Any, host: str) ->
     assert peer.send("/v1/join", body, headers)[0] == 403
     assert peer.send("/healthz", headers={"Host": host}, method="GET")[0] == 403
     assert served.listener.events == []
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"Origin": "http://127.0.0.1"},
-        {"Origin": "null"},
-        {"Sec-Fetch-Site": "same-origin"},
-        {"Sec-Fetch-Site": "none"},
-    ],
-)
-def test_requests_with_headers_of_browsers_are_refused(served: Any, header: dict[str, str]) -> None:
-    peer = served.peer()
-    body = peer.envelope("join", {"role": "collector", "resource": {}})
-    status, _, sent = peer.send("/v1/join", body, {**peer.signed("/v1/join", body), **header})
-    assert status == 403
-    assert not any(name.lower().startswith("access-control") for name in sent)
 
 
 def test_preflight_is_refused(served: Any) -> None:
@@ -242,24 +224,6 @@ def test_signature_covers_the_target_as_it_was_sent() -> None:
         ({}, ""),
     ):
         assert target_of(environ) == target
-
-
-@pytest.mark.parametrize(("threads", "waiting"), [(5, 1), (8, 4), (16, 12), (20, 15), (96, 72)])
-def test_a_quarter_of_the_threads_serves_requests_that_do_not_wait(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, threads: int, waiting: int
-) -> None:
-    polls: list[int] = []
-
-    class Noting(RequestHandler):
-        def __init__(self, *given: Any, max_polls: int, **options: Any) -> None:
-            polls.append(max_polls)
-            super().__init__(*given, max_polls=max_polls, **options)
-
-    monkeypatch.setattr("dingsdk_flask_fs.master_end.RequestHandler", Noting)
-    transport = FlaskFSTransport({"threads": threads}, tmp_path)
-    transport.master_end().open(None)  # type: ignore[arg-type]
-    transport.close()
-    assert polls == [waiting]
 
 
 def test_refusals_are_logged_at_a_limited_rate_on_one_line(served: Any, caplog: Any) -> None:

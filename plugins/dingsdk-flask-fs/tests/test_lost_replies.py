@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,54 +38,10 @@ def test_lost_reply_has_no_second_effect(served: Served, proxy: Proxy, kind: str
     assert served.listener.of("left") == [("w0", "it left")]
 
 
-def test_answers_and_renewals_arrive_in_the_order_they_were_sent(served: Served) -> None:
-    end = served.slave()
-    for n in range(1, 51):
-        end.answer(TaskAnswer(f"t{n}", True))
-        if n % 10 == 0:
-            end.renew(n)
-    served.listener.expect(lambda events: len(events) == 56)
-    order = [event[2] for event in served.listener.events if event[0] in ("answered", "renewed")]
-    expected: list[Any] = []
-    for n in range(1, 51):
-        expected += [f"t{n}", n] if n % 10 == 0 else [f"t{n}"]
-    assert order == expected
-    end.close()
-
-
 def test_answer_is_sent_without_another_call(served: Served) -> None:
     end = served.slave()
     end.answer(TaskAnswer("t1", True))
     served.listener.expect(lambda events: ("answered", "w0", "t1", {}) in events)
-    end.close()
-
-
-def test_dropped_worker_is_told_and_joins_as_a_new_incarnation(served: Served) -> None:
-    end = served.slave()
-    served.end.drop("w0", 1, "silent")
-    for call in (lambda: end.next_task(1.0), lambda: end.answer(TaskAnswer("t", True))):
-        with pytest.raises(WorkerLostError):
-            call()
-    with pytest.raises(WorkerLostError):
-        end.renew(1)
-    with pytest.raises(WorkerLostError):
-        served.end.send("w0", 1, TaskMessage("t1", {}))
-    end.join(WorkerInfo("w0", "collector"), 5.0)
-    served.end.send("w0", 2, TaskMessage("t1", {}))
-    assert end.next_task(5.0).task_id == "t1"
-    assert served.listener.of("answered") == []
-    end.close()
-
-
-def test_drop_wakes_a_waiting_worker_at_once(served: Served) -> None:
-    end = served.slave()
-    timer = threading.Timer(0.2, served.end.drop, ("w0", 1, "silent"))
-    timer.start()
-    started = time.monotonic()
-    with pytest.raises(WorkerLostError):
-        end.next_task(20.0)
-    assert time.monotonic() - started < 5.0
-    timer.join()
     end.close()
 
 

@@ -142,18 +142,6 @@ def test_id_that_could_be_a_path_is_refused(served: Any, worker: str) -> None:
     assert served.listener.events == []
 
 
-def test_address_in_a_message_is_never_dialled(served: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as trap:
-        address = f"http://127.0.0.1:{trap.getsockname()[1]}"
-        peer = served.peer()
-        peer.join()
-        peer.call("join", {**BODIES["join"], "resource": {"address": address}, "master": address})
-        served.listener.expect(lambda events: ("joined", "peer") in events)
-        trap.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            trap.accept()
-
-
 # Sizes --------------------------------------------------------------------------------------
 
 
@@ -177,12 +165,6 @@ def raw(served: Any, data: bytes, more: bytes = b"", times: int = 0) -> bytes:
 
 
 HEAD = "POST /v1/join HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-
-
-def test_declared_size_over_the_limit_is_refused_before_it_is_read(served: Any) -> None:
-    answer = raw(served, f"{HEAD}Content-Length: {300 << 20}\r\n\r\n".encode())
-    assert b" 413 " in answer.split(b"\r\n")[0]
-    still_serves(served)
 
 
 def test_largest_body_is_read_and_a_byte_more_is_not(served: Any) -> None:

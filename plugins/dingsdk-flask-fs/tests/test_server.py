@@ -55,14 +55,6 @@ def test_request_must_arrive_within_ten_seconds_by_default(
     server._socket.close()
 
 
-def test_idle_connection_is_closed_after_a_minute_without_a_log_line() -> None:
-    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
-    asked = server._adjustments
-    assert (asked.channel_timeout, asked.cleanup_interval) == (60, 10)
-    assert not asked.log_socket_errors
-    assert server.close()
-
-
 def test_server_starts_once_and_not_after_its_close() -> None:
     server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
     server.start(lambda *given: [])
@@ -114,65 +106,6 @@ def test_unserved_requests_are_cancelled_at_the_close() -> None:
         dispatcher.add_task(SimpleNamespace(cancel=lambda n=number: cancelled.append(n)))
     assert dispatcher.end(time.monotonic())
     assert cancelled == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("served_s", "flush_until", "join_s"),
-    [(0.0, 100.5, 5.0), (4.75, 105.0, 0.25), (9.0, 105.0, 0.1)],
-)
-@pytest.mark.parametrize("has_ended", [True, False])
-@pytest.mark.parametrize("is_alive", [True, False])
-def test_server_ends_its_requests_and_then_its_loop_within_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-    served_s: float,
-    flush_until: float,
-    join_s: float,
-    has_ended: bool,
-    is_alive: bool,
-) -> None:
-    server: Any = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
-    now, steps = [100.0], list[Any]()
-
-    def end(deadline: float) -> bool:
-        steps.append(deadline)
-        now[0] += served_s
-        return has_ended
-
-    def wake() -> None:
-        assert server._is_stopped
-        steps.append("woken")
-
-    monkeypatch.setattr("dingsdk_flask_fs.server.time", SimpleNamespace(monotonic=lambda: now[0]))
-    server._dispatcher = SimpleNamespace(end=end)
-    server._server = SimpleNamespace(pull_trigger=wake)
-    server._loop = SimpleNamespace(join=steps.append, is_alive=lambda: is_alive)
-    assert server.close() is (has_ended and not is_alive)
-    assert server._flush_until == flush_until
-    assert steps == [105.0, "woken", join_s]
-    assert server.close()
-    assert len(steps) == 3
-    server._socket.close()
-
-
-def test_threads_that_serve_are_waited_for_together_until_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, waited = [100.0], list[float]()
-    dispatcher: Any = _Dispatcher()
-
-    def join(timeout_s: float) -> None:
-        waited.append(timeout_s)
-        now[0] += 4.0
-
-    def thread(is_alive: bool) -> Any:
-        return SimpleNamespace(join=join, is_alive=lambda: is_alive)
-
-    monkeypatch.setattr("dingsdk_flask_fs.server.time", SimpleNamespace(monotonic=lambda: now[0]))
-    dispatcher._started = [thread(is_alive=True), thread(is_alive=False), thread(is_alive=False)]
-    assert not dispatcher.end(105.0)
-    assert waited == [5.0, 1.0, 0.0]
-    dispatcher._started = [thread(is_alive=False)]
-    assert dispatcher.end(105.0)
 
 
 def test_threads_of_a_server_keep_no_process_alive(link: socket.socket) -> None:

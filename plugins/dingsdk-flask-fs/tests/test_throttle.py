@@ -61,14 +61,6 @@ def test_peer_is_blocked_after_too_many_failures(served: Any, kind: Any, body: b
     assert served.listener.events == []
 
 
-def test_worker_joins_and_works_while_its_address_is_throttled(served: Any) -> None:
-    assert spend(served, lambda: strange(served))[-1] == 429
-    end = served.slave()
-    served.end.send("w0", 1, TaskMessage("t1", {}))
-    assert end.next_task(5.0).task_id == "t1"
-    end.close()
-
-
 def test_joined_worker_is_not_blocked_by_forged_requests_with_its_key_id(served: Any) -> None:
     end = served.slave()
     peer = served.peer()

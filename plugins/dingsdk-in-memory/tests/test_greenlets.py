@@ -6,8 +6,6 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from dingsdk_in_memory import greenlets
@@ -228,80 +226,5 @@ def test_stalled_job_is_named_with_its_innermost_frames(scheduler: GreenletSched
     assert scheduler.stalled_job(0.05) is None
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The current time of the schedulers' clock, in seconds."""
-    made = [100.0]
-    monkeypatch.setattr(greenlets, "time", SimpleNamespace(monotonic=lambda: made[0]))
-    return made
-
-
-@pytest.mark.parametrize(
-    ("took_s", "is_stalled", "waited"),
-    [(4.0, False, [5.0, 1.0, 1.0]), (0.5, False, [5.0, 4.5, 4.0]), (4.0, True, [5.0, 1.0, 0.0])],
-)
-def test_close_waits_for_jobs_and_their_thread_until_its_deadline(
-    now: list[float], took_s: float, is_stalled: bool, waited: list[float]
-) -> None:
-    scheduler: Any = GreenletScheduler()
-    found: list[float] = []
-
-    def join(timeout_s: float) -> bool:
-        found.append(timeout_s)
-        now[0] += took_s
-        return False
-
-    jobs = [SimpleNamespace(name=name, join=join) for name in "ab"]
-    scheduler._jobs, scheduler._new = jobs[:1], jobs[1:]
-    scheduler._thread = SimpleNamespace(join=found.append)
-    if is_stalled:
-        scheduler._current, scheduler._switched_at = jobs[0], 0.0
-    assert scheduler.close() == ["a", "b"]
-    assert found == waited
-
-
 def test_scheduler_that_ran_nothing_closes() -> None:
     assert GreenletScheduler().close() == []
-
-
-def test_jobs_run_in_a_daemon_thread(scheduler: GreenletScheduler) -> None:
-    found: list[bool] = []
-    job = scheduler.spawn(lambda: found.append(threading.current_thread().daemon), "job")
-    assert job.join(5.0)
-    assert found == [True]
-
-
-@pytest.mark.parametrize(
-    ("deadlines", "wait_s"),
-    [([], 0.05), ([200.0, 100.5], 0.05), ([200.0, 100.03125], 0.03125), ([99.0, 200.0], 0.0)],
-)
-def test_thread_sleeps_until_the_first_job_is_due(
-    now: list[float], deadlines: list[float], wait_s: float
-) -> None:
-    scheduler: Any = GreenletScheduler()
-    steps: list[Any] = []
-    scheduler._wake = SimpleNamespace(wait=steps.append, clear=lambda: steps.append("clear"))
-    scheduler._jobs = [SimpleNamespace(deadline=each) for each in deadlines]
-    scheduler._sleep()
-    assert steps == [wait_s, "clear"]
-    scheduler._new = [SimpleNamespace()]  # a new job has arrived
-    scheduler._sleep()
-    assert steps == [wait_s, "clear", "clear"]
-
-
-def test_waiting_job_does_not_run_until_it_is_due_or_notified(now: list[float]) -> None:
-    scheduler: Any = GreenletScheduler()
-    switched: list[str] = []
-    condition = SimpleNamespace(version=3)
-    job = SimpleNamespace(name="job", condition=condition, seen=3, deadline=101.0)
-    scheduler._switch = lambda job: switched.append(job.name)
-    assert not scheduler._run_ready()
-    scheduler._jobs = [job]
-    assert not scheduler._run_ready()
-    now[0] = 101.0
-    assert scheduler._run_ready()
-    now[0], condition.version = 100.0, 4
-    assert scheduler._run_ready()
-    job.condition = None  # as after a yield
-    assert scheduler._run_ready()
-    assert switched == ["job"] * 3

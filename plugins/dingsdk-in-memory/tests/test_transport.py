@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from dingsdk_in_memory.transport import InMemoryTransport
 
 from dingsdk import SampleBatch
 from dingsdk.errors import (
-    ClosedError,
     ConfigError,
     ConflictError,
-    DataMissingError,
     WorkerLostError,
 )
-from dingsdk.worker.comm import LEFT, Master, Slave, TaskMessage, WorkerInfo
-
-
-def test_join_without_a_master_gives_up_at_its_deadline(transport: InMemoryTransport) -> None:
-    end = transport.slave_end("memory")
-    started = time.monotonic()
-    with pytest.raises(WorkerLostError):
-        end.join(WorkerInfo("w0", "collector"), timeout_s=0.1)
-    assert time.monotonic() - started < 6.0
+from dingsdk.worker.comm import LEFT, Master, Slave, WorkerInfo
 
 
 def test_worker_that_leaves_a_closed_master_is_not_reported(
@@ -89,18 +77,11 @@ def test_messages_cross_by_reference_unless_they_are_checked(tmp_path: Path) -> 
     transport.close()
 
 
-def test_payload_crosses_by_reference_and_is_frozen(transport: InMemoryTransport) -> None:
+def test_payload_crosses_by_reference(transport: InMemoryTransport) -> None:
     store = transport.data_store()
     batch = SampleBatch({"obs": np.zeros((3, 2), np.float32)})
     store.put("p1", batch)
     assert np.shares_memory(store.get("p1").columns["obs"], batch.columns["obs"])
-    with pytest.raises(ValueError, match="read-only"):
-        store.get("p1").columns["obs"][0] = 1.0
-    store.delete(["p1", "unknown"])
-    assert len(store) == 0
-    with pytest.raises(DataMissingError) as caught:
-        store.get("p1")
-    assert caught.value.data_id == "p1"
 
 
 def test_another_payload_under_a_used_id_is_refused(transport: InMemoryTransport) -> None:
@@ -113,22 +94,6 @@ def test_another_payload_under_a_used_id_is_refused(transport: InMemoryTransport
     assert store.get("p1").columns["reward"][0] == 1.0
 
 
-def test_policy_is_cloned_and_never_goes_back(transport: InMemoryTransport) -> None:
-    store = transport.policy_store()
-    weight = torch.ones(2)
-    assert store.newest("p") is None
-    store.publish("p", {"w": weight}, 5)
-    weight.zero_()
-    store.publish("p", {"w": weight}, 3)
-    found = store.newest("p")
-    assert found is not None
-    assert found[0] == 5
-    assert found[1]["w"].tolist() == [1.0, 1.0]
-    assert store.newest("p", newer_than=5) is None
-    store.discard("p")
-    assert store.newest("p") is None
-
-
 def test_transport_closes_its_jobs_within_five_seconds(
     transport: InMemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,17 +103,6 @@ def test_transport_closes_its_jobs_within_five_seconds(
         transport.close()
         transport.close(1.5)
     assert waited == [5.0, 1.5]
-
-
-def test_orphan_is_swept_at_once_without_a_grace_period(
-    transport: InMemoryTransport,
-) -> None:
-    store = transport.data_store()
-    for name in ("orphan", "live"):
-        store.put(name, SampleBatch({"x": np.zeros(2)}))
-    assert store.sweep_orphans({"live"}.__contains__, 60.0) == 0
-    assert store.sweep_orphans({"live"}.__contains__, 0.0) == 1
-    assert (len(store), store.has("live"), store.has("orphan")) == (1, True, False)
 
 
 NOBODY: Any = SimpleNamespace(
@@ -168,37 +122,25 @@ def test_worker_that_is_early_joins_once_the_master_opens(transport: InMemoryTra
     end.check()
 
 
-@pytest.mark.parametrize("how", ["send", "drop", "close", "abandon", "replace"])
-def test_worker_that_waits_for_a_task_is_woken(transport: InMemoryTransport, how: str) -> None:
+@pytest.mark.parametrize("how", ["drop", "abandon"])
+def test_worker_that_is_given_up_is_woken(transport: InMemoryTransport, how: str) -> None:
     master = transport.master_end()
     end = transport.slave_end(master.open(NOBODY))
     end.join(WorkerInfo("w0", "collector"), 5.0)
-    found: list[Any] = []
+    found: list[WorkerLostError] = []
 
     def wait() -> None:
         try:
-            found.append(end.next_task(600.0))
-        except (ClosedError, WorkerLostError) as error:
+            end.next_task(600.0)
+        except WorkerLostError as error:
             found.append(error)
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     threading.Event().wait(0.02)
-    if how == "send":
-        master.send("w0", 1, TaskMessage("t0", {}))
-    elif how == "drop":
+    if how == "drop":
         master.drop("w0", 1, "silent")
-    elif how == "close":
-        master.close()
-    elif how == "abandon":
-        transport.abandon_worker("w0")
     else:
-        transport.slave_end("memory").join(WorkerInfo("w0", "collector"), 5.0)
+        transport.abandon_worker("w0")
     waiting.join(20.0)
-    if how != "send":
-        with pytest.raises((ClosedError, WorkerLostError)):
-            end.renew(1)
-    (outcome,) = found
-    kinds = {"send": TaskMessage, "close": ClosedError}
-    assert isinstance(outcome, kinds.get(how, WorkerLostError))
-    assert getattr(outcome, "facts", {}).get("replaced", False) is (how == "replace")
+    assert len(found) == 1

@@ -346,19 +346,3 @@ def test_cluster_of_this_host_may_do_without_tokens(
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     cluster.check_tokens(address, allow_insecure=False)
-
-
-def test_ray_is_stopped_with_its_last_user_and_the_environment_is_as_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stopped: list[int] = []
-    monkeypatch.setattr("ray.shutdown", lambda: stopped.append(1))
-    monkeypatch.setattr(cluster, "_users", 2)
-    monkeypatch.setattr(cluster, "_started", {"RAY_A": None, "RAY_B": "before"})
-    monkeypatch.setenv("RAY_A", "during")
-    monkeypatch.setenv("RAY_B", "during")
-    cluster.disconnect()
-    assert (stopped, os.environ["RAY_A"]) == ([], "during")
-    cluster.disconnect()
-    assert (stopped, cluster._started) == ([1], None)
-    assert ("RAY_A" in os.environ, os.environ["RAY_B"]) == (False, "before")

@@ -14,7 +14,6 @@ import pytest
 import ray
 import torch
 from dingsdk_ray import cluster
-from dingsdk_ray.frames import POLICY
 from dingsdk_ray.gateway_client import (
     UNSENT_BYTES,
     GatewayCalls,
@@ -27,7 +26,7 @@ from dingsdk_ray.transport import RayTransport
 from dingsdk_shared_memory.data_store import SharedDataStore
 
 from dingsdk import SampleBatch
-from dingsdk.data import decode_batch, decode_frame
+from dingsdk.data import decode_batch
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -478,33 +477,9 @@ def test_missing_payload_is_requested_in_short_calls_until_the_deadline(
     ]
 
 
-def test_policy_goes_to_the_gateway_with_its_id_and_version() -> None:
-    asked: list[Any] = []
-    calls: Any = SimpleNamespace(insist=lambda *given, **limits: asked.append((given, limits)))
-    policies = GatewayPolicyStore(calls, 7.0)
-    policies.publish("p", {"w": np.arange(3.0)}, 5)
-    ((method, policy_id, version, frame), limits) = asked.pop()
-    assert (method, policy_id, version, limits) == ("publish", "p", 5, {"timeout_s": 7.0})
-    assert decode_frame(POLICY, frame)["w"].tolist() == [0.0, 1.0, 2.0]
-    assert policies.newest("p", 5) is None
-    assert asked == [(("newest", "p", 5), {"timeout_s": 7.0})]
-
-
 def noting(sent: list[list[str]]) -> Any:
     """Return fake gateway calls that accept all payloads and record their ids."""
     return SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))
-
-
-def test_payloads_of_just_a_megabyte_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[list[str]] = []
-    store = GatewayDataStore(noting(sent), 1.0)
-    rows = SampleBatch({"obs": np.zeros(100, np.uint8)})
-    size = store.put_soon("p0", rows).size_bytes
-    monkeypatch.setattr("dingsdk_ray.gateway_client.UNSENT_BYTES", 2 * size)
-    store.put_soon("p1", rows)
-    assert sent == []
-    store.put_soon("p2", rows)
-    assert sent == [["p0", "p1"]]
 
 
 def test_payloads_wait_for_a_flush_until_they_are_a_megabyte(tmp_path: Path) -> None:

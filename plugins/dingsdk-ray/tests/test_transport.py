@@ -209,17 +209,6 @@ def test_worker_of_a_local_ray_dials_the_socket_of_its_coordinator(tmp_path: Pat
         coordinators.remove_data()
 
 
-def test_ends_of_one_worker_share_the_calls_to_the_gateway(tmp_path: Path) -> None:
-    transport = FarTransport({"address": "10.0.0.1:6379"}, tmp_path)
-    transport.slave_end("ray://1f2e/run")
-    calls = transport._gateway_calls
-    assert calls is not None
-    assert calls._name == "run"
-    transport.slave_end("ray://1f2e/run")
-    assert transport._gateway_calls is calls
-    transport.close()
-
-
 class Cluster:
     """A fake cluster; this process is on its node ``1f2e``."""
 

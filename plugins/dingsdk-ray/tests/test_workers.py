@@ -164,31 +164,6 @@ def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -
         Workers([("learner-0", {**demand(1.0), "resources": {"disk": 1.0}})], "", 1.0)
 
 
-def test_worker_gets_the_resources_of_its_role_and_no_cpu_by_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chosen: list[dict[str, Any]] = []
-
-    class Remote:
-        def options(self, **given: Any) -> Any:
-            chosen.append(given)
-            run = SimpleNamespace(remote=lambda *given: "ref")
-            return SimpleNamespace(remote=lambda: SimpleNamespace(run=run, wait_joined=run))
-
-    monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 3.0})
-    monkeypatch.setattr("ray.remote", lambda **given: lambda cls: Remote())
-    set_nodes(monkeypatch, is_own_alive=True)
-    demand = {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
-    workers = Workers([("a-0", demand), ("a-1", {**demand, "num_cpus": 2.0})], "", 1.0)
-    for name in ("a-0", "a-1"):
-        spec: Any = SimpleNamespace(worker_id=name)
-        workers.start(spec)
-    assert chosen == [
-        {"max_concurrency": 4, "num_cpus": 0},
-        {"max_concurrency": 4, "num_cpus": 2.0},
-    ]
-
-
 def test_cluster_without_free_resources_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.available_resources", dict)
     demand = {"num_cpus": 1.0, "num_gpus": 0.0, "resources": {}}

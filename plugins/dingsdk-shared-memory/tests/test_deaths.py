@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dingsdk_shared_memory.run_memory import ROOT, folder_of, remove, remove_stale
+from dingsdk_shared_memory.run_memory import folder_of, remove, remove_stale
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.errors import RunDirLockedError, WorkerLostError
@@ -137,20 +137,6 @@ def test_folder_of_a_running_run_stays_while_its_processes_restart(
         transport.master_end().open(Listener())
         assert folder_of(other).is_dir()
     remove(folder_of(other))
-
-
-def test_run_leaves_nothing_at_its_end(run_dir: Path) -> None:
-    before = set(ROOT.iterdir())
-    transport = SharedMemoryTransport({}, run_dir)
-    transport.master_end().open(Listener())
-    transport.data_store().put("a", a_batch())
-    transport.policy_store().publish("p", dict(a_batch().columns), 1)
-    transport.close()
-    transport.remove_data()
-    transport.remove_data()
-
-    assert not {path for path in set(ROOT.iterdir()) - before if path == transport.data_dir}
-    assert not run_dir.exists()
 
 
 def test_dead_master_is_noticed_at_the_deadline(

@@ -34,7 +34,6 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 from dingsdk import SampleBatch
 from dingsdk.data import encode_json
 from dingsdk.errors import (
-    ClosedError,
     ConfigError,
     ConflictError,
     DataCorruptError,
@@ -376,33 +375,6 @@ def test_payload_is_waited_for_two_seconds_by_default(
     assert store.has("a")
 
 
-def test_all_damage_of_a_store_is_counted(run_dir: Path, tmp_path: Path) -> None:
-    cfg = {"digest": "xxh3-128", "data_dir": str(tmp_path / "shm")}
-    writer, reader = (SharedMemoryTransport(cfg, run_dir) for _ in range(2))
-    store = writer.data_store()
-    for name, rows in (("a", 64), ("b", 20_000), ("c", 64)):
-        store.put(name, a_batch(rows))
-    with next((tmp_path / "shm").glob("data/*.slot")).open("r+b") as file:
-        file.seek(8192)
-        file.write(b"damage")
-    with next((tmp_path / "shm").glob("data/*.seg")).open("r+b") as file:
-        file.seek(64 + 64)  # the size of the first payload
-        file.write(b"\xff")
-    theirs = reader.data_store()
-    for name, where in (("a", "table"), ("b", None)):
-        with pytest.raises(DataCorruptError) as caught:
-            theirs.get(name, 0.0)
-        assert caught.value.facts["data_id"] == name
-        assert where in (None, caught.value.where)
-        with pytest.raises(DataMissingError):
-            theirs.get(name, 0.0)
-    assert theirs.corrupt_count == 2  # type: ignore[attr-defined]
-    assert theirs.get("c", 0.0) == a_batch(64)
-    del caught
-    writer.close()
-    reader.close()
-
-
 def test_folder_that_others_can_write_to_is_kept_and_logged_as_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -511,22 +483,6 @@ def test_payload_of_exactly_the_limit_is_stored_and_a_larger_one_is_not(
 def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
     with pytest.raises(ProtocolError):
         transport.data_store().put("../a", a_batch())
-
-
-def test_close_wakes_a_reader_that_waits_for_a_payload(
-    transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = transport.data_store()
-    real = store._closed.wait
-
-    def wait(pause_s: float) -> bool:
-        store.close()  # simulates another thread
-        return real(pause_s)
-
-    monkeypatch.setattr(store._closed, "wait", wait)
-    with pytest.raises(ClosedError, match="data store was closed") as caught:
-        store.get("a", 20.0)
-    assert caught.value.facts["what"] == "data store"
 
 
 def test_waiting_reader_gets_the_error_of_a_damaged_payload_at_once(

@@ -70,14 +70,6 @@ def damage(store: SharedPolicyStore, version: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def test_returned_state_is_a_copy(publisher: SharedPolicyStore, reader: SharedPolicyStore) -> None:
-    publisher.publish("p", weights(1), 1)
-    first = reader.newest("p")
-    assert first is not None
-    first[1]["w"].zero_()
-    assert is_whole(reader.newest("p"), 1)
-
-
 def test_memory_of_old_versions_is_reused(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, folder: Path
 ) -> None:
@@ -168,16 +160,6 @@ def test_latest_version_comes_with_the_life_of_its_policy(
         publisher.discard("p")
     assert lives[0] == lives[1] != lives[2] == lives[3]
     assert len(lives[0]) == 16
-
-
-def test_version_that_is_not_newer_changes_nothing(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore
-) -> None:
-    publisher.publish("p", weights(2), 2)
-    publisher.publish("p", weights(5), 2)
-    publisher.publish("p", weights(5), 1)
-    assert is_whole(reader.newest("p"), 2)
-    assert [version.number for version in reader._versions("p")] == [2]
 
 
 def test_read_gives_up_if_the_policy_changes_at_every_try(

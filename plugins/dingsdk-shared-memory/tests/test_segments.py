@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -380,21 +379,6 @@ def test_late_reader_does_not_see_payloads_behind_a_twice_damaged_count(
     assert reader.damaged_count == 1
 
 
-def test_header_holds_generation_and_count_twice_each_with_a_check(writer: Segments) -> None:
-    for generation in (1, 2):
-        for count in (1, 2):
-            add(writer, f"p{count}", b"x")
-            own = writer._own
-            assert own is not None
-            magic, *words = struct.unpack_from("<8s4Q", own.map)
-            assert magic == b"DINGSEG4"
-            assert words[:2] == words[2:]
-            assert [word & 0xFFFF_FFFF for word in words[:2]] == [generation, count]
-            assert all(word >> 32 for word in words)
-        own.begin_generation()
-        writer._index.clear()
-
-
 def test_damaged_deletion_mark_keeps_the_payload(writer: Segments, reader: Segments) -> None:
     add(writer, "a", b"a")
     own = writer._own
@@ -651,24 +635,6 @@ def test_free_slots_that_are_kept_are_limited(
     assert writer._maps.keys() == {slot.name for slot in writer._slots} == names
 
 
-@pytest.mark.parametrize(
-    ("size", "slot_size"),
-    [
-        (20_000, 5 * 4096),
-        (LARGE, LARGE),
-        (LARGE + 1, LARGE + (LARGE >> 3)),
-        ((1 << 20) + 1, (1 << 20) + (1 << 17)),
-        ((1 << 21) - 1, 1 << 21),
-    ],
-)
-def test_slots_are_of_few_sizes(
-    tmp_path: Path, writer: Segments, size: int, slot_size: int
-) -> None:
-    add(writer, "a", bytes(size))
-    (slot,) = (tmp_path / "s").glob("*.slot")
-    assert slot.stat().st_size == slot_size
-
-
 def test_maps_of_slots_are_limited_and_removed_with_the_slots(
     tmp_path: Path, writer: Segments, reader: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -756,28 +722,6 @@ def test_payload_that_a_writer_made_right_before_it_died_is_kept(tmp_path: Path)
     with closing(opened(path)) as late:
         assert sorted(late.ids()) == ["a", "b"]
     for each in (keeper, dead):
-        each.close()
-
-
-def test_no_room_for_a_segment_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
-    folder = Crowded(tmp_path / "s")
-    folder.room = SEGMENT_BYTES + 99
-    made = Segments(folder, min_free_bytes=100)
-    with pytest.raises(StorageFullError):
-        add(made, "a", b"a")
-    assert files(tmp_path) == 0
-    assert not made.has("a")
-    made.close()
-
-
-def test_segments_made_within_one_tick_of_the_clock_are_all_found(
-    tmp_path: Path, reader: Segments
-) -> None:
-    writers = [opened(tmp_path / "s") for _ in range(8)]
-    for index, each in enumerate(writers):
-        add(each, f"p{index}", b"x")
-        assert reader.has(f"p{index}")
-    for each in writers:
         each.close()
 
 

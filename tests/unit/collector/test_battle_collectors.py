@@ -72,81 +72,6 @@ def test_each_player_gets_its_part_of_whole_episodes(make_battle, partial_step) 
         assert fighters[0].seen[-1] == [1]
 
 
-@pytest.mark.parametrize("partial_step", [False, True])
-def test_each_call_plays_new_episodes(make_battle, partial_step) -> None:
-    envs = DuelEnvs(((2,), (5,)), partial_step=partial_step)
-    collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)], get_train_sample=True)
-    seen: set[Any] = set()
-    for n_episode in (2, 4, 3):
-        (first, second), infos = collector.collect(n_episode)
-        assert len(infos[0]) == len(infos[1]) == n_episode
-        rows = _rows(first)
-        assert [(row[0], 1, *row[2:]) for row in rows] == _rows(second)
-        begun = {row[:3] for row in rows}
-        assert len(begun) == n_episode
-        assert all((*row, 0) in rows for row in begun)
-        assert not begun & seen
-        seen |= begun
-        assert {sample["piece"] for sample in first} <= {2, 5}
-
-
-def test_abnormal_step_drops_the_unfinished_episode(make_battle) -> None:
-    envs = DuelEnvs(((4,), (3,)), fails={(0, 0, 2)})
-    fighters = [Fighter(0), Fighter(1)]
-    collector = make_battle("episode_1v1", envs, fighters)
-
-    data, infos = collector.collect(2)
-
-    assert [_rows(episode)[0][2] for episode in data[0]] == [0, 1]
-    assert [len(episode) for episode in data[1]] == [3, 4]
-    assert [info["env"] for info in infos[1]] == [1, 0]
-    assert collector.envstep == 8
-    assert all(fighter.resets[-3:] == [[0], [1], [0]] for fighter in fighters)
-
-
-@pytest.mark.parametrize("players", [2, 3])
-def test_surplus_of_each_player_comes_with_the_next_call(make_battle, players) -> None:
-    envs = DuelEnvs(((4,), (4,)), players=players)
-    fighters = [Fighter(number, n_sample=4) for number in range(players)]
-    collector = make_battle("sample_1v1", envs, fighters)
-
-    parts = [collector.collect(n)[0] for n in (None, 3, 5)]
-
-    assert [[len(samples) for samples in part] for part in parts] == [
-        [4] * players, [3] * players, [5] * players,
-    ]  # fmt: skip
-    for player in range(players):
-        rows = [row for part in parts for row in _rows(part[player])]
-        times = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
-        assert rows[:8] == [(env, player, 0, time) for env, time in times]
-        assert len(set(rows)) == 12
-    assert collector.dropped_sample_count == 0
-
-
-def test_surplus_is_returned_or_dropped_as_requested(make_battle) -> None:
-    envs = DuelEnvs(((4,), (4,)))
-    collector = make_battle("sample_1v1", envs, [Fighter(0, n_sample=4), Fighter(1)])
-
-    assert [len(each) for each in collector.collect(3, drop_extra=False)[0]] == [4, 4]
-    assert [len(each) for each in collector.collect(3, drop_extra=True)[0]] == [3, 3]
-    assert collector.dropped_sample_count == 2
-
-
-def test_on_policy_players_drop_samples_of_older_policies(make_battle) -> None:
-    envs = DuelEnvs(((9,), (9,)))
-    fighters = [Fighter(0, n_sample=4, on_policy=True), Fighter(1)]
-    collector = make_battle("sample_1v1", envs, fighters)
-
-    collector.collect(3, train_iter=0)
-    collector.collect(1, train_iter=0)
-    assert collector.dropped_sample_count == 0
-    collector.collect(3, train_iter=1)
-    (samples, _), _ = collector.collect(3, train_iter=2)
-
-    assert collector.dropped_sample_count == 2
-    assert {sample["collect_iter"] for sample in samples} == {2}
-
-
 @pytest.mark.parametrize(("cfg", "dropped"), [({"on_policy": True}, 2), ({}, 0)])
 def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
     make_battle, cfg, dropped
@@ -311,19 +236,6 @@ def test_invalid_players_and_requests_are_refused(make_battle, tmp_path) -> None
     assert len(collector.collect()[0][0]) == 2
     with pytest.raises(ConfigError, match="less than the 2 envs"):
         collector.collect(1)
-
-
-def test_reset_restarts_envs_and_policies(make_battle) -> None:
-    envs = DuelEnvs(((9,), (9,)))
-    fighters = [Fighter(0, n_sample=4), Fighter(1)]
-    collector = make_battle("sample_1v1", envs, fighters)
-    collector.collect(3)
-
-    collector.reset()
-
-    assert (collector.envstep, collector.dropped_sample_count) == (0, 0)
-    assert all(fighter.resets.count(None) == 2 for fighter in fighters)
-    assert {row[2:] for row in _rows(collector.collect(4)[0][1])} == {(1, 0), (1, 1)}
 
 
 class ByTurns(DuelEnvs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -50,27 +49,6 @@ def test_episodes_are_whole_and_as_many_as_requested(
         assert isinstance(episodes[0][0]["obs"], torch.Tensor)
 
 
-def test_an_env_that_is_not_needed_is_not_stepped(make_policy, make_episodes, form) -> None:
-    collector, counters = make_episodes(make_policy(form=form), ((2,), (7,)))
-
-    collector.collect(2, policy_kwargs=GREEDY)
-
-    assert counters.steps == 9
-
-
-def test_each_call_plays_new_episodes(make_policy, make_episodes, form, manager_type) -> None:
-    collector, _ = make_episodes(make_policy(form=form), ((2, 3), (4,)), manager_type=manager_type)
-    seen: list[tuple[int, ...]] = []
-    for n_episode in (2, 3, 5):
-        episodes = collector.collect(n_episode, policy_kwargs=GREEDY)
-        assert len(episodes) == n_episode
-        for episode in episodes:
-            rows = _rows(episode)
-            assert [row[2] for row in rows] == list(range(len(rows)))
-            seen.append(rows[0][:2])
-    assert max(Counter(seen).values()) == 1
-
-
 def test_aborted_call_does_not_affect_the_next_call(make_policy, make_episodes, form) -> None:
     policy = make_policy(form=form)
     collector, _ = make_episodes(policy, ((4,), (4,)))
@@ -91,15 +69,6 @@ def test_aborted_call_does_not_affect_the_next_call(make_policy, make_episodes, 
         _whole(0, 1, 4),
         _whole(1, 1, 4),
     ]
-
-
-def test_an_episode_that_fails_is_played_again(make_policy, make_episodes, form) -> None:
-    collector, _ = make_episodes(make_policy(form=form), ((4,), (6,)), fails={0: {(0, 3)}})
-
-    episodes = collector.collect(2, policy_kwargs=GREEDY)
-
-    assert sorted(map(_rows, episodes)) == [_whole(0, 1, 4), _whole(1, 0, 6)]
-    assert collector.envstep == 2 + 4 + 6
 
 
 def test_train_samples_of_all_episodes(make_policy, make_episodes, form) -> None:

@@ -245,17 +245,6 @@ def test_random_actions_without_a_seed_differ_each_time() -> None:
     assert first.tolist() != second.tolist()
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_random_actions_continue_from_a_saved_state(space: Any) -> None:
-    drawn = RandomActions(space, 3)
-    drawn.draw(7)
-    state = drawn.state_dict()
-    expected = drawn.draw(20)
-    again = RandomActions(space, 4)
-    again.load_state_dict(state)
-    np.testing.assert_array_equal(again.draw(20), expected)
-
-
 def test_rewards_of_one_element_are_plain_numbers_in_both_forms(
     make_policy, make_collector, form
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager, make_env_fns
-from dingsdk.errors import ConfigError, EnvError, NonFiniteError, PolicyOutputError
+from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError
 from dingsdk.worker.collector.sample import SampleSerialCollector
 
 from .late_envs import LateEnvs
@@ -45,27 +45,6 @@ def test_steps_spent_on_resets_are_neither_samples_nor_env_steps(tmp_path, make_
     assert (np.abs(next_obs[batch.columns["done"]]).max(axis=1) > 0.05).all()
 
 
-def test_third_failure_in_a_row_ends_the_collect(make_policy, make_collector, form) -> None:
-    fails = {0: {(k, 1) for k in range(9)}}
-    collector, _ = make_collector(make_policy(8, form), fails=fails)
-
-    with pytest.raises(EnvError) as caught:
-        collector.collect(policy_kwargs=GREEDY)
-    assert "breaks" in str(caught.value.__cause__)
-
-
-def test_dropped_rows_give_one_warning(make_policy, make_collector, caplog, monkeypatch) -> None:
-    collector, _ = make_collector(make_policy(12))
-    monkeypatch.setattr(collector._logger, "propagate", True)
-    for _ in range(3):
-        collector.collect(5, drop_extra=True, policy_kwargs=GREEDY)
-    told = [each.getMessage() for each in caplog.records if "no multiple" in each.getMessage()]
-    assert told == [
-        f"n_sample 5 is no multiple of the {collector.env.env_num} envs: part of the last round is "
-        "dropped"
-    ]
-
-
 def test_collect_fails_once_the_envs_have_used_up_their_episodes(
     make_policy, make_collector, form, manager_type
 ) -> None:
@@ -98,19 +77,6 @@ def test_policy_that_makes_no_samples_is_refused_after_many_steps(
         assert 20 < counters.steps <= 40
     else:
         assert len(collector.collect()) == 8
-
-
-def test_random_collect_does_not_ask_the_policy(make_policy, make_collector, form) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("asked")
-
-    policy = make_policy(64, form)
-    policy = policy._replace(**{"forward" if form == "rows" else "forward_batch": refuse})
-    collector, _ = make_collector(policy, seed=1)
-
-    batch = _batch(collector.collect(random_collect=True))
-
-    assert set(batch.columns["action"].tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -156,25 +122,6 @@ def test_unusable_dicts_are_refused_before_an_env_is_stepped(
     assert counters.steps == 0
 
 
-def test_n_sample_must_be_set_in_the_call_or_the_policy(make_policy, make_collector) -> None:
-    collector, _ = make_collector(make_policy(None))
-
-    with pytest.raises(RuntimeError, match="n_sample"):
-        collector.collect()
-    # Without the policy's n_sample whole episodes become samples.
-    assert len(collector.collect(4, drop_extra=False)) == 10
-
-
-def test_reset_without_arguments_restarts_env_and_counters(make_policy, make_collector) -> None:
-    collector, _ = make_collector(make_policy(8))
-    collector.collect()
-
-    collector.reset()
-
-    assert collector.envstep == 0
-    assert {time for _, _, time in _rows(collector.collect())} == {0, 1, 2, 3}
-
-
 def test_last_episodes_holds_the_episodes_of_the_last_call(
     make_policy, make_collector, form
 ) -> None:
@@ -197,90 +144,6 @@ def test_close_is_idempotent_and_harmless_after_a_failed_constructor(tmp_path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         SampleSerialCollector({}, exp_name=str(tmp_path / "file"))
-
-
-def test_a_surplus_comes_first_in_the_next_call(make_policy, make_collector, form) -> None:
-    collector, _ = make_collector(make_policy(8, form), ((9,), (9,)))
-    everything, _ = make_collector(make_policy(8, form), ((9,), (9,)))
-
-    parts = [_rows(collector.collect(n, policy_kwargs=GREEDY)) for n in (5, 2, 9)]
-
-    assert [len(part) for part in parts] == [5, 2, 9]
-    whole = _rows(everything.collect(16, drop_extra=False, policy_kwargs=GREEDY))
-    assert [row for part in parts for row in part] == whole[:16]
-    assert collector.dropped_sample_count == 0
-
-
-def test_a_surplus_is_returned_without_a_step(make_policy, make_collector, form) -> None:
-    collector, counters = make_collector(make_policy(8, form), ((9,), (9,)))
-    collector.collect(5)
-    steps = counters.steps
-
-    collector.collect(2)
-
-    assert counters.steps == steps == collector.envstep
-
-
-def test_dropped_samples_are_counted(make_policy, make_collector, form) -> None:
-    collector, _ = make_collector(make_policy(8, form), ((9,), (9,)))
-    have = len(collector.collect(5, drop_extra=False, policy_kwargs=GREEDY))
-    assert have == 8
-
-    collector.collect(5, drop_extra=True, policy_kwargs=GREEDY)
-    assert collector.dropped_sample_count == 3
-    collector.collect(5, policy_kwargs=GREEDY)
-    collector.collect(1, level_seeds=[4, 5], policy_kwargs=GREEDY)
-    assert collector.dropped_sample_count > 3
-
-
-def test_on_policy_collect_cuts_once_there_is_enough(make_policy, make_collector, form) -> None:
-    collector, counters = make_collector(make_policy(8, form, on_policy=True), ((3,), (9,)))
-
-    samples = _rows(collector.collect(train_iter=0, policy_kwargs=GREEDY))
-
-    assert len(samples) == counters.steps == 8
-    assert sorted(samples) == [
-        (0, 0, 0),
-        (0, 0, 1),
-        (0, 0, 2),
-        (0, 1, 0),
-        *((1, 0, t) for t in range(4)),
-    ]
-    assert collector.dropped_sample_count == 0
-
-
-@pytest.mark.parametrize(
-    ("cfg", "steps"),
-    [
-        ({"traj_len_inf": True}, 18),  # three episodes of env 0 and one of env 1 end together
-        ({"collect": {"n_sample": 8, "unroll_len": 2}}, 12),  # 3 rows in round 3, 4 in 4, 3 in 6
-    ],
-    ids=["whole-episodes", "samples-of-several-steps"],
-)
-def test_on_policy_collect_does_not_cut_if_samples_need_more_steps(
-    make_policy, make_collector, form, cfg, steps
-) -> None:
-    policy = make_policy(8, form, on_policy=True, **cfg)
-    collector, counters = make_collector(policy, ((3,), (9,)))
-
-    assert len(collector.collect(train_iter=0, policy_kwargs=GREEDY)) == 8
-    assert counters.steps == steps
-
-
-def test_an_on_policy_surplus_is_dropped_when_the_policy_changes(
-    make_policy, make_collector, form
-) -> None:
-    collector, _ = make_collector(make_policy(8, form, on_policy=True), ((9,), (9,)))
-
-    first = _rows(collector.collect(7, train_iter=0, policy_kwargs=GREEDY))
-    same = _rows(collector.collect(2, train_iter=0, policy_kwargs=GREEDY))
-    assert collector.dropped_sample_count == 0
-    other = collector.collect(2, train_iter=1, policy_kwargs=GREEDY)
-
-    assert sorted(first + same) == [*((0, 0, t) for t in range(5)), *((1, 0, t) for t in range(4))]
-    assert collector.dropped_sample_count == 1
-    iters = [int(row["collect_iter"]) for row in other]
-    assert iters == [1, 1]
 
 
 def test_samples_of_a_failed_on_policy_collect_are_dropped(

@@ -155,18 +155,26 @@ def test_collector_matches_the_model(case: dict[str, Any], calls: list[Any]) -> 
     run(case, calls)
 
 
+CASE: dict[str, Any] = {
+    "n_sample": 4, "unroll_len": 1, "traj_len_inf": False, "on_policy": False, "level_seeds": None,
+    "form": "columns", "manager": "in_process", "print_freq": 0, "deepcopy_obs": False,
+}  # fmt: skip
+CALL: dict[str, Any] = {
+    "wanted": None, "drop_extra": False, "shift": 0, "is_random": False, "is_recorded": True,
+    "iters": 1,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("form", ["columns", "rows"])
 @pytest.mark.parametrize("manager", sorted(MANAGERS))
 @pytest.mark.parametrize("on_policy", [False, True])
 def test_long_collection_matches_the_model(form: str, manager: str, on_policy: bool) -> None:
     case = {
-        "script": Script(seed=5, longest=90, fail_rate=0.4), "env_num": 3, "n_sample": 30,
-        "unroll_len": 1, "traj_len_inf": not on_policy, "on_policy": on_policy,
-        "level_seeds": [7, 8, 9], "form": form, "manager": manager, "print_freq": 2,
-        "deepcopy_obs": False,
+        **CASE, "script": Script(seed=5, longest=90, fail_rate=0.4), "env_num": 3, "n_sample": 30,
+        "traj_len_inf": not on_policy, "on_policy": on_policy, "level_seeds": [7, 8, 9],
+        "form": form, "manager": manager, "print_freq": 2,
     }  # fmt: skip
-    call = {"wanted": None, "drop_extra": False, "shift": 1, "is_random": False}
-    call |= {"is_recorded": True, "iters": 1}
+    call = {**CALL, "shift": 1}
     unrecorded = {**call, "is_random": True, "is_recorded": False}
     kept = {**call, "drop_extra": None, "wanted": 7, "iters": 0}
     before, after = [unrecorded, call, {**call, "wanted": 400}, kept], [kept, call, "reset_env"]
@@ -176,39 +184,27 @@ def test_long_collection_matches_the_model(form: str, manager: str, on_policy: b
 @pytest.mark.parametrize("form", ["columns", "rows"])
 @pytest.mark.parametrize("manager", sorted(MANAGERS))
 def test_reset_after_all_envs_ended_at_once_matches_the_model(form: str, manager: str) -> None:
-    case = {
-        "script": Script(seed=0, longest=1, fail_rate=0.0), "env_num": 2, "n_sample": 4,
-        "unroll_len": 1, "traj_len_inf": False, "on_policy": False, "level_seeds": None,
-        "form": form, "manager": manager, "print_freq": 0, "deepcopy_obs": False,
-    }  # fmt: skip
-    call = {"wanted": None, "drop_extra": False, "shift": 0, "is_random": False}
-    call |= {"is_recorded": True, "iters": 0}
+    script = Script(seed=0, longest=1, fail_rate=0.0)
+    call = {**CALL, "iters": 0}
+    case = {**CASE, "script": script, "env_num": 2, "form": form, "manager": manager}
     run(case, [call, "reset_env", call])
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
 @pytest.mark.parametrize("env_num", [1, 3])
 def test_dropped_samples_of_whole_episodes_match_the_model(form: str, env_num: int) -> None:
-    case = {
-        "script": Script(seed=5, longest=9, fail_rate=0.3), "env_num": env_num, "n_sample": 4,
-        "unroll_len": 1, "traj_len_inf": True, "on_policy": False, "level_seeds": None,
-        "form": form, "manager": "in_process", "print_freq": 0, "deepcopy_obs": False,
-    }  # fmt: skip
-    call = {"wanted": None, "drop_extra": True, "shift": 0, "is_random": False}
-    call |= {"is_recorded": True, "iters": 1}
+    script = Script(seed=5, longest=9, fail_rate=0.3)
+    case = {**CASE, "script": script, "env_num": env_num, "traj_len_inf": True, "form": form}
+    call = {**CALL, "drop_extra": True}
     kept = {**call, "drop_extra": None}
     run(case, [call, call, kept, "resume", call, kept, kept, call, call, "reset_env", call, call])
 
 
 @pytest.mark.parametrize("n_sample", [None, 6])
 def test_rounds_keep_their_values_when_the_writer_moves_them(n_sample: int | None) -> None:
-    case = {
-        "script": Script(seed=2, longest=24, fail_rate=0.0), "env_num": 4, "n_sample": n_sample,
-        "unroll_len": 1, "traj_len_inf": False, "on_policy": False, "level_seeds": None,
-        "form": "columns", "manager": "in_process", "print_freq": 0, "deepcopy_obs": False,
-    }  # fmt: skip
-    call = {"drop_extra": False, "shift": 0, "is_random": False, "is_recorded": True, "iters": 1}
-    run(case, [{**call, "wanted": 10 + 7 * (number % 9)} for number in range(60)])
+    script = Script(seed=2, longest=24, fail_rate=0.0)
+    case = {**CASE, "script": script, "env_num": 4, "n_sample": n_sample}
+    run(case, [{**CALL, "wanted": 10 + 7 * (number % 9)} for number in range(60)])
 
 
 def run(case: dict[str, Any], calls: list[Any]) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -107,36 +106,6 @@ def make_zergling(tmp_path):
         collector._release()
 
 
-@pytest.mark.parametrize("manager_type", ["in_process", "vector"])
-def test_a_collect_task_sends_all_its_rows_in_payloads(make_zergling, manager_type) -> None:
-    wire = Wire(polls_before_policy=3)
-    collector = make_zergling(wire=wire, env_manager={"type": manager_type})
-
-    collector.start()
-
-    info = collector.get_finish_info()
-    assert info["collector_done"] is True
-    assert info["predefined_episode_count"] == 12
-    assert info["real_episode_count"] >= 12
-    assert info["collect_setting"] == {"eps": 0.5}
-    assert len(info["reward_raw"]) == info["real_episode_count"]
-    assert sum(info["reward_raw"]) <= info["step_count"]
-    # No row is lost: unfinished trajectories are cut at the end and sent.
-    assert info["sample_count"] == info["step_count"]
-    assert info["sample_count"] == sum(len(batch) for batch in wire.payloads.values())
-    assert [meta["data_id"] for meta in wire.samples] == list(wire.payloads)
-    for meta in wire.samples:
-        assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", meta["data_id"])
-        assert meta["rows"] == len(wire.payloads[meta["data_id"]])
-        assert meta["eval_flag"] is False
-        assert meta["unroll_len"] == 1
-        assert {"policy_iter", "get_data_time", "cur_episode", "cur_sample"} <= meta.keys()
-    assert all(meta["rows"] >= 32 for meta in wire.samples[:-1])
-    assert wire.progress[-1]["collector_done"] is True
-    assert wire.turns >= info["step_count"] / 3
-    assert collector.env_manager.closed
-
-
 def test_collector_does_not_change_payloads_after_sending(make_zergling) -> None:
     wire = Wire()
     copies: dict[str, SampleBatch] = {}
@@ -150,26 +119,6 @@ def test_collector_does_not_change_payloads_after_sending(make_zergling) -> None
     collector.start()
 
     assert all(wire.payloads[data_id] == copy for data_id, copy in copies.items())
-
-
-@pytest.mark.parametrize("manager_type", ["in_process", "vector"])
-def test_evaluation_counts_exactly_its_quota_of_episodes(make_zergling, manager_type) -> None:
-    wire = Wire()
-    collector = make_zergling(eval_flag=True, wire=wire, env_manager={"type": manager_type})
-
-    collector.start()
-
-    info = collector.get_finish_info()
-    assert info["predefined_episode_count"] == info["real_episode_count"] == 5
-    assert len(info["reward_raw"]) == 5
-    assert info["step_count"] == sum(info["reward_raw"])
-    assert info["reward_mean"] == pytest.approx(np.mean(info["reward_raw"]))
-    assert info["train_iter"] == wire.polls == 1
-    assert wire.samples == []
-    assert wire.progress[-1]["cur_episode"] == 5
-    assert "collect_setting" not in info
-    # CartPole gives reward 1 per step.
-    assert info["episode_info"]["eval_episode_return_mean"] == pytest.approx(info["reward_mean"])
 
 
 @pytest.mark.parametrize(("steps_of_env", "warnings"), [(3, 1), (10_000, 0)])
@@ -457,33 +406,6 @@ def test_episodes_per_env_take_precedence_over_the_total(make_zergling) -> None:
     assert collector.get_finish_info()["real_episode_count"] == 2 * 3
 
 
-def test_a_new_policy_is_loaded_between_rounds(make_zergling) -> None:
-    wire = Wire()
-    collector = make_zergling(wire=wire, update_policy_second=0)
-
-    collector.start()
-
-    iters = np.concatenate([b.columns["collect_iter"] for b in wire.payloads.values()])
-    assert len(np.unique(iters)) > 5
-    assert collector.get_finish_info()["train_iter"] == wire.polls
-    versions = [meta["policy_iter"] for meta in wire.samples]
-    assert versions == sorted(versions)
-    oldest = [int(batch.columns["collect_iter"].min()) for batch in wire.payloads.values()]
-    assert versions == oldest
-
-
-def test_the_loaded_weights_act(make_zergling) -> None:
-    wire = Wire()
-    collector = make_zergling(wire=wire, collect_setting={"eps": 0.0})
-    collector.start()
-
-    twin = create_policy(POLICY, enable_field=["collect"], seed=5).collect_mode
-    for batch in wire.payloads.values():
-        obs = batch.columns["obs"]
-        again = twin.forward_batch(obs, np.arange(len(obs)), eps=0.0)["action"]
-        assert (again == batch.columns["action"]).all()
-
-
 def test_same_seed_gives_the_same_data(make_zergling) -> None:
     first, second = Wire(), Wire()
     for wire in (first, second):
@@ -491,15 +413,6 @@ def test_same_seed_gives_the_same_data(make_zergling) -> None:
         make_zergling(wire=wire, update_policy_second=3600).start()
     pairs = zip(first.payloads.values(), second.payloads.values(), strict=True)
     assert all(a == b for a, b in pairs)
-
-
-def test_whole_episodes_are_sent_as_they_end(make_zergling) -> None:
-    wire = Wire()
-    policy = {**POLICY, "collect": {"n_sample": None, "n_episode": 4, "unroll_len": 1}}
-    make_zergling(wire=wire, policy=policy).start()
-
-    for batch in wire.payloads.values():
-        assert batch.columns["done"][-1]
 
 
 def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_policy(
@@ -840,13 +753,6 @@ def test_env_manager_of_a_collector_without_envs_is_an_error(make_zergling) -> N
     collector.env_manager = None
     with pytest.raises(NotSetError, match="no env manager yet"):
         _ = collector.env_manager
-
-
-def test_duration_before_the_start_counts_from_the_constructor(make_zergling) -> None:
-    before = time.time()
-    collector = make_zergling()
-    duration = collector.get_finish_info()["duration"]
-    assert 0 <= duration <= time.time() - before
 
 
 def test_close_of_a_collector_that_never_started_closes_its_envs_once(make_zergling) -> None:

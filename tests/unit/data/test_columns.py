@@ -75,15 +75,6 @@ def test_refused_rows_say_what_was_expected_and_found(
     assert found is None or error.found == found
 
 
-@pytest.mark.parametrize(
-    ("rows", "what"), [([{"a": 1}, {"a": "x"}], "key 'a' of row 1"), ([{"a": 1}, 5], "row 1")]
-)
-def test_refused_row_is_named_with_the_key_if_there_is_one(rows: Any, what: str) -> None:
-    with pytest.raises(SchemaMismatchError) as caught:
-        SampleBatch.from_rows(rows)
-    assert str(caught.value).startswith(f"{what}: expected ")
-
-
 def test_list_without_numbers_is_a_column_of_no_rows() -> None:
     batch = SampleBatch({"a": []})
     assert len(batch) == 0

@@ -9,9 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from dingsdk.envs import InProcessEnvManager, create_env_manager, make_env_fns
+from dingsdk.envs import InProcessEnvManager, create_env_manager
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_serial_evaluator
 from dingsdk.worker.collector import rollout
@@ -113,33 +112,12 @@ def test_short_episodes_do_not_crowd_out_long_ones(make_evaluator, policy, kind)
     assert evaluator.eval(n_episode=2)[1]["eval_episode_return"] == [2.0, 30.0]
 
 
-def test_a_failed_episode_is_played_again(make_evaluator, policy) -> None:
-    evaluator = make_evaluator(policy, lengths=(4, 3), fails=[3, 2])
-    assert evaluator.eval()[1]["eval_episode_return"] == [4.0, 4.0, 4.0, 3.0, 3.0]
-
-
 def test_a_manager_with_an_episode_limit_can_be_evaluated_again(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, manager={"episode_num": 3})
     for _ in range(2):
         assert len(evaluator.eval()[1]["eval_episode_return"]) == 5
     with pytest.raises(ConfigError):
         evaluator.eval(n_episode=8)
-
-
-def test_real_cartpole_in_its_native_vector_env(tmp_path) -> None:
-    mode = create_policy(
-        {"type": "dqn", "model": {"obs_shape": 4, "action_shape": 2}},
-        enable_field=["eval"],
-        seed=0,
-    ).eval_mode
-    env = create_env_manager({"type": "vector"}, make_env_fns({"env_id": "CartPole-v1"}, 4))
-    evaluator = InteractionSerialEvaluator({}, env, mode, exp_name=str(tmp_path))
-
-    _, info = evaluator.eval(n_episode=10)
-    evaluator.close()
-
-    assert len(info["eval_episode_return"]) == 10
-    assert all(8 <= value <= 500 for value in info["eval_episode_return"])
 
 
 def test_only_a_new_best_saves_a_checkpoint(make_evaluator, policy) -> None:
@@ -151,18 +129,6 @@ def test_only_a_new_best_saves_a_checkpoint(make_evaluator, policy) -> None:
     evaluator.reset()
     evaluator.eval(saved.append, train_iter=3)
     assert saved == ["ckpt_best"] * 2
-
-
-def test_should_eval_follows_the_configured_frequency(make_evaluator, policy) -> None:
-    evaluator = make_evaluator(policy, eval_freq=10)
-    asked = [0, 0, 3, 10, 10, 15, 20, 25, 31]
-    assert [i for i in asked if evaluator.should_eval(i)] == [0, 10, 20, 31]
-    evaluator = make_evaluator(policy, eval_freq=None, eval_freq_env_steps=100)
-    asked = [(0, 0), (1, 60), (2, 120), (3, 180), (4, 220)]
-    assert [i for i, step in asked if evaluator.should_eval(i, step)] == [0, 2, 4]
-    evaluator = make_evaluator(policy, eval_freq=None, eval_freq_env_steps=100)
-    assert evaluator.should_eval(0)  # the number of env steps is 0 by default
-    assert [evaluator.should_eval(1, 99), evaluator.should_eval(2, 100)] == [False, True]
 
 
 def test_evaluator_continues_from_a_saved_state(make_evaluator, policy) -> None:
@@ -238,48 +204,6 @@ def test_statistics_are_written_over_iterations_and_env_steps(make_evaluator, po
             if tag.startswith(f"evaluator_{axis}/")
         }
         assert written == {key: (pytest.approx(value), step) for key, value in expected.items()}
-
-
-def test_observers_are_called_for_each_evaluation(make_evaluator, policy) -> None:
-    told: list[Any] = []
-
-    class Listener:
-        @hookimpl
-        def dingsdk_after_evaluate(
-            self, source: str, mean_return: float, train_iter: int, envstep: int
-        ) -> None:
-            told.append((source, mean_return, train_iter, envstep))
-
-    plugins = PluginManager()
-    plugins.register_plugin(Listener(), "listener")
-    with use_manager(plugins):
-        make_evaluator(policy, lengths=(4,)).eval(train_iter=3, envstep=50)
-        make_evaluator(policy, lengths=(2,)).eval()
-    assert told == [("evaluator", 4.0, 3, 50), ("evaluator", 2.0, -1, -1)]
-
-
-def test_policy_kwargs_are_passed_to_the_policy(make_evaluator, policy) -> None:
-    seen: list[Any] = []
-    name = "forward" if policy.forward_batch is None else "forward_batch"
-    forward = getattr(policy, name)
-
-    def record(*args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs)
-        return forward(*args)
-
-    evaluator = make_evaluator(policy._replace(**{name: record}), lengths=(2,))
-    evaluator.eval(n_episode=1, policy_kwargs={"temperature": 2})
-    evaluator.eval(n_episode=1)
-    assert seen == [{"temperature": 2}] * 2 + [{}] * 2
-
-
-def test_policy_is_reset_at_the_start_and_after_each_episode(make_evaluator, policy) -> None:
-    resets: list[Any] = []
-    record = policy._replace(reset=lambda ids=None: resets.append(ids))
-    evaluator = make_evaluator(record, lengths=(2, 3), n_episode=3)
-    resets.clear()
-    evaluator.eval()
-    assert resets == [None, [0], [1], [0]]
 
 
 @needs("video")

@@ -387,18 +387,6 @@ def test_server_that_does_not_answer_costs_one_deadline(
         assert idle._requests.qsize() == 1  # the second request was not sent
 
 
-def test_collector_without_a_server_looks_for_one_at_intervals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "RETRY_S", PATIENCE_S)
-    with Collector(tmp_path, policy_of(5), 1) as collector:
-        looks: list[int] = []
-        monkeypatch.setattr(collector.client, "_connected", lambda: looks.append(1))
-        for _ in range(3):
-            collector.act()
-        assert looks == [1]
-
-
 def test_lost_server_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -725,26 +713,6 @@ def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy
         assert set(client.asked) == {("p", 5, on_policy)}
 
 
-def test_server_without_requests_waits_for_the_poll_time(tmp_path: Path) -> None:
-    with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0")) as idle:
-        began = time.monotonic()
-        assert idle._take() == []
-        assert time.monotonic() - began >= 0.9 * server_module.POLL_S
-
-
-def test_closed_server_does_not_run(tmp_path: Path) -> None:
-    server = InferenceServer(CFG, Store(), tmp_path, "inference-0")
-    server.close()
-    advanced = []
-
-    def advance() -> None:
-        advanced.append(True)
-        server.stop()
-
-    server.run(advance)
-    assert advanced == []
-
-
 def test_each_task_has_its_own_seed_derived_from_the_run_seed() -> None:
     made: Any = role.InferenceRole({}, to_easydict({"seed": 7, "policy": CFG}))
     commander: Any = None
@@ -753,23 +721,3 @@ def test_each_task_has_its_own_seed_derived_from_the_run_seed() -> None:
     assert first["seed"] != second["seed"]
     assert first["policy"] == CFG
     assert type(first["policy"]) is dict  # it is sent to the worker
-
-
-def test_role_starts_the_task_and_polls_it_until_it_must_end() -> None:
-    done: list[Any] = []
-    must_end = iter([False, False, True])
-    control = SimpleNamespace(
-        ask=lambda state, task, *limit: done.append((task["name"], *limit)),
-        deal_with_task_started=lambda state: done.append(state),
-        must_end=lambda state: next(must_end),
-    )
-    state: Any = object()
-    made: Any = role.InferenceRole({}, {})
-    made.drive(control, state, {"task_id": "t"})
-    assert done == [
-        ("inference_start_task", "start_timeout_s"),
-        state,
-        ("inference_poll_task",),
-        ("inference_poll_task",),
-        ("inference_close_task",),
-    ]

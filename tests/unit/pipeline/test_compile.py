@@ -23,7 +23,6 @@ from dingsdk.config import (
     apply_set,
     deep_merge_dicts,
     load_config,
-    save_config,
     to_plain,
 )
 from dingsdk.config.plain import put
@@ -94,13 +93,6 @@ def test_model_shapes_are_read_from_the_env() -> None:
     assert (cfg.policy.model.obs_shape, cfg.policy.model.action_shape) == (4, 2)
 
 
-def test_shape_that_differs_from_the_env_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is 7, but CartPole-v1 has 4") as caught:
-        compile_config(changed("policy.model.obs_shape=7"))
-
-    assert caught.value.path == "policy.model.obs_shape"
-
-
 @pytest.mark.parametrize("shape", [".nan", ".inf", "text", "{a: 1}", "[4, 1]", "''"])
 def test_shape_that_is_no_size_is_refused(shape: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -139,12 +131,22 @@ def test_error_for_a_bad_run_name_lists_the_allowed_characters() -> None:
         ("exp_name", "../elsewhere"),
         ("env.collector_env_num", "-1"),
         ("env.collector_env_num", "1e12"),
+        ("env.n_evaluator_episode", "1e30"),
+        ("policy.nstep", "1e30"),
+        ("policy.cuda", "1"),
+        ("policy.learn.learner", "base"),
+        ("policy", "dqn"),
+        ("policy.type", "[dqn]"),
+        ("env.stop_value", ".nan"),
         ("env.stop_value", "high"),
         ("system.torch_threads", "0"),
         ("system.collector_num", "1.5"),
         ("system.coordinator.lease_s", "0"),
         ("policy.learn.batch_size", "0"),
         ("policy.learn.learning_rate", "0.0"),
+        ("policy.learn.learning_rate", "fast"),
+        ("policy.learn.learning_rate", ".inf"),
+        ("policy.learn.learning_rate", ".nan"),
         ("policy.learn.learner.train_iterations", "0"),
         ("policy.collect.n_sample", "0"),
         ("policy.collect.collector.seed", "-1"),
@@ -461,25 +463,6 @@ def test_shape_may_be_a_list_of_one() -> None:
     assert compile_config(changed("policy.model.obs_shape=[4]")).policy.model.obs_shape == [4]
 
 
-@pytest.mark.parametrize(
-    "path", ["env.collector_env_num", "env.n_evaluator_episode", "policy.nstep"]
-)
-def test_unrealistically_large_count_is_refused(path: str) -> None:
-    with pytest.raises(ConfigTypeError) as caught:
-        compile_config(changed(f"{path}=1e30"))
-
-    assert caught.value.path == path
-
-
-def test_user_values_override_all_defaults() -> None:
-    cfg = compile_config(
-        changed("policy.learn.batch_size=7", "policy.other.replay_buffer.replay_buffer_size=99")
-    )
-
-    assert cfg.policy.learn.batch_size == 7
-    assert cfg.policy.other.replay_buffer.replay_buffer_size == 99
-
-
 def test_evaluator_takes_goal_and_episodes_from_the_env_section() -> None:
     cfg = compile_config(
         changed("env.stop_value=123", "env.n_evaluator_episode=7", "env.evaluator_env_num=3")
@@ -510,12 +493,6 @@ def test_env_section_overrides_the_evaluator_and_this_is_logged(
     assert caplog.messages == [said]
 
 
-def test_compiling_a_compiled_config_changes_nothing() -> None:
-    once = compile_config(MINIMAL)
-
-    assert to_plain(compile_config(once)) == to_plain(once)
-
-
 def test_saved_compiled_config_compiles_to_the_same_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,16 +518,6 @@ def test_nothing_is_written_unless_asked_for(
     assert list(tmp_path.iterdir()) == []
     compiled(MINIMAL, save_cfg=True)
     assert list(tmp_path.rglob("total_config.yaml"))
-
-
-def test_folder_of_a_saved_config_is_reused_if_renew_dir_is_false(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for seed in (1, 2):
-        compile_config(MINIMAL, seed=seed, save_cfg=True, renew_dir=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert load_config(tmp_path / "run" / "total_config.yaml")["seed"] == 2
 
 
 class Converter:
@@ -688,13 +655,6 @@ def test_unknown_key_in_one_of_several_buffers_is_named() -> None:
     assert caught.value.nearest == "deepcopy"
 
 
-def test_goal_can_be_changed_in_a_compiled_config() -> None:
-    cfg = to_plain(compile_config(MINIMAL))
-    apply_set(cfg, "env.stop_value=10")
-
-    assert compile_config(cfg).policy.eval.evaluator.stop_value == 10
-
-
 def test_inputs_are_not_changed() -> None:
     user = changed("policy.learn.learner.hook.log_show_after_iter=5")
     before = deep_merge_dicts(user, {})
@@ -702,14 +662,6 @@ def test_inputs_are_not_changed() -> None:
     compile_config(user, seed=3)
 
     assert user == before
-
-
-def test_shipped_example_compiles_and_can_be_saved(tmp_path: Path) -> None:
-    cfg = compile_config(load_config("cartpole-dqn"))
-
-    save_config(cfg, tmp_path / "config.yaml")
-    assert cfg.env.stop_value == 475
-    assert cfg.env.n_evaluator_episode == 10
 
 
 @pytest.mark.parametrize(
@@ -811,38 +763,11 @@ def test_unknown_env_id_names_the_nearest_one() -> None:
     assert caught.value.nearest == "CartPole-v1"
 
 
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "seed=abc",
-        "env.collector_env_num=-1",
-        "policy.collect.n_sample=0",
-        "policy.learn.learning_rate=fast",
-        "policy.cuda=1",
-        "policy.learn.learner=base",
-        "policy=dqn",
-        "policy.type=[dqn]",
-    ],
-)
-def test_value_of_the_wrong_type_is_refused(assignment: str) -> None:
-    with pytest.raises(ConfigTypeError) as caught:
-        compile_config(changed(assignment))
-
-    assert str(caught.value.path).startswith(assignment.partition("=")[0])
-
-
 def test_error_for_a_missing_section_shows_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"policy: \{type: dqn\}"):
         compile_config({"env": {"env_id": "CartPole-v1"}})
     with pytest.raises(ConfigError, match="env_id: CartPole-v1"):
         compile_config({"policy": {"type": "dqn"}})
-
-
-def test_fewer_episodes_than_envs_are_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        compile_config(changed("env.n_evaluator_episode=2", "env.evaluator_env_num=5"))
-
-    assert caught.value.path == "env.n_evaluator_episode"
 
 
 @pytest.mark.parametrize(
@@ -861,10 +786,9 @@ def test_fewer_episodes_than_envs_are_refused() -> None:
             "policy.other.replay_buffer.limiter.min_size",
         ),
         ("env.evaluator_env_num=0", "env.evaluator_env_num"),
-        ("policy.learn.learning_rate=0", "policy.learn.learning_rate"),
-        ("policy.learn.learning_rate=-1e-3", "policy.learn.learning_rate"),
-        ("policy.learn.learning_rate=.inf", "policy.learn.learning_rate"),
-        ("policy.learn.learning_rate=.nan", "policy.learn.learning_rate"),
+        ("env.n_evaluator_episode=4", "env.n_evaluator_episode"),  # for 5 envs
+        ("policy.model.obs_shape=7", "policy.model.obs_shape"),  # CartPole-v1 has 4
+        ("env.env_id=Pendulum-v1", "env.env_id"),  # dqn cannot use its action space
     ],
 )
 def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> None:
@@ -1136,11 +1060,6 @@ def test_train_sample_may_be_as_long_as_an_episode() -> None:
     assert (cfg.policy.collect.unroll_len, cfg.policy.collect.n_episode) == (500, 8)
 
 
-def test_nan_as_stop_value_is_refused() -> None:
-    with pytest.raises(ConfigTypeError, match="expected a number, found nan"):
-        compile_config(changed("env.stop_value=.nan"))
-
-
 @pytest.mark.parametrize(
     ("sets", "match"),
     [
@@ -1192,16 +1111,6 @@ def test_unsupported_action_space_is_refused_and_the_error_names_policy_and_spac
         compile_config(changed("env.env_id=Pendulum-v1"))
 
     assert caught.value.path == "env.env_id"
-
-
-def test_keys_of_a_nested_part_are_those_of_its_chosen_type() -> None:
-    path = "policy.other.replay_buffer.limiter"
-
-    cfg = compile_config(
-        changed(f"{path}.type=samples_per_insert", f"{path}.samples_per_insert=4.0")
-    )
-
-    assert cfg.policy.other.replay_buffer.limiter.samples_per_insert == 4.0
 
 
 def test_class_passed_instead_of_a_type_uses_its_own_defaults() -> None:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError
-from dingsdk.pipeline.export import _Acting, _inputs, _named, _quiet, export_policy
+from dingsdk.pipeline.export import _Acting, _quiet, export_policy
 from dingsdk.policy import BasePolicy, create_policy
 from dingsdk.policy.base import get_policy_cls
 
@@ -92,15 +92,6 @@ def test_module_for_export_is_a_copy_without_gradients() -> None:
     assert all(each.requires_grad for each in policy.state()["model"].parameters())
 
 
-def test_export_check_uses_the_same_observations_each_time() -> None:
-    obs, state = _inputs(VECTOR, 4)
-    again, _ = _inputs(VECTOR, 4)
-    assert obs.equal(again)
-    assert (obs.shape[1:], state.shape) == ((3,), (len(obs), 4))
-    assert state.abs().max() < 1.0
-    assert len(_inputs(VECTOR, 0)) == 1
-
-
 def test_torch_is_silent_only_during_an_export(monkeypatch: pytest.MonkeyPatch) -> None:
     logger = logging.getLogger("torch.onnx")
     bar = vars(torch.hub)["tqdm"]
@@ -112,13 +103,6 @@ def test_torch_is_silent_only_during_an_export(monkeypatch: pytest.MonkeyPatch) 
     assert (logger.level, bar.monitor_interval) == (logging.INFO, 7)
     with pytest.warns(UserWarning, match="of its own"):
         warnings.warn("of its own", stacklevel=1)
-
-
-def test_inputs_are_named_obs_and_state_with_dict_keys() -> None:
-    image, number, state = map(torch.tensor, (1, 2, 3))
-    assert _named([image]) == [("obs", image)]
-    named = _named([{"image": image, "number": number}, state])
-    assert named == [("obs.image", image), ("obs.number", number), ("state", state)]
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.process_group import (
-    Deaths,
     LinkedProcess,
     ProcessWorkers,
     WorkerProcess,
@@ -150,22 +149,6 @@ def test_every_worker_is_started_with_its_role_and_the_address(site: Site) -> No
     ]
     assert {spec.address for spec in specs} == {"address"}
     assert {spec.run_dir for spec in specs} == {site.run_dir}
-
-
-def test_dead_worker_is_restarted_after_a_growing_pause(site: Site) -> None:
-    pauses = []
-    for _ in range(2):
-        process = site.newest("collector-0")
-        process.join_run()
-        process.die(-9)
-        site.pass_s(0.0)
-        count, died_at = site.count("collector-0"), site.now
-        while site.count("collector-0") == count:
-            site.pass_s(0.1)
-        pauses.append(site.now - died_at)
-    assert pauses == [pytest.approx(0.4, abs=0.11), pytest.approx(0.8, abs=0.11)]
-    assert site.lost == [("collector-0", "killed by SIGKILL")] * 2
-    assert site.count("learner-0") == 1
 
 
 def test_pause_before_a_restart_grows_to_five_seconds(tmp_path: Path) -> None:
@@ -342,12 +325,6 @@ def test_crash_report_is_read_up_to_a_size_limit(tmp_path: Path) -> None:
     path.write_text("x" * (1 << 20))
     assert len(take_crash_report(path)) == 64 << 10
     assert path.exists()
-
-
-def test_deaths_count_for_less_than_ten_minutes() -> None:
-    deaths = Deaths()
-    counts = [deaths.add(now, 0.0) for now in (0.0, 100.0, 599.0, 600.0, 1198.0)]
-    assert counts == [1, 2, 3, 3, 3]
 
 
 def test_process_lost_by_the_master_for_too_long_is_killed(

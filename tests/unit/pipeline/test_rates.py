@@ -92,10 +92,6 @@ def test_rate_is_never_negative_and_repeated_iterations_count_again() -> None:
     assert found == pytest.approx(100.0, rel=1e-3)
 
 
-def test_run_rates_are_for_env_steps_and_iterations() -> None:
-    assert RunRates().of(RunStatus(env_steps=30, train_iter=5, elapsed_s=10.0)) == (3.0, 0.5, None)
-
-
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [

@@ -239,11 +239,6 @@ def test_status_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         read_status(tmp_path)
 
 
-def test_all_fields_of_a_status_are_read(tmp_path: Path) -> None:
-    StatusFile(context_of(tmp_path), "serial").write()
-    assert read_status(tmp_path) == json.loads((tmp_path / STATUS_NAME).read_text())
-
-
 def test_control_characters_of_a_status_do_not_reach_the_terminal(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "serial").write()
     path = tmp_path / STATUS_NAME

@@ -90,12 +90,6 @@ def test_crash_report_of_the_worker_is_added_to_an_error_without_notes(
     assert error_of(tmp_path, message, REPORT).__notes__ == expected
 
 
-def test_error_before_workers_exist_is_restored(tmp_path: Path) -> None:
-    supervisor = Supervisor(RunContext(cfg={}, run_dir=tmp_path))
-    error = supervisor._error_of(Failed("ConfigError", "no such key", {"path": "a"}, [], True))
-    assert (type(error).__name__, str(error)) == ("ConfigError", "no such key")
-
-
 class Coordinator:
     """A fake coordinator process that the test controls."""
 
@@ -243,14 +237,6 @@ def test_death_of_a_coordinator_counts_unless_it_ran_for_a_minute(
     else:
         site.die(healthy_s)
     assert len(site.started) == (2 if ends else 3)
-
-
-def test_coordinator_of_a_run_without_restarts_is_not_replaced(site: Site) -> None:
-    site.context.cfg.system.restarts = 0
-    site.open()
-    with pytest.raises(WorkerCrashedError, match=r"died .*\(system.restarts is 0\)$"):
-        site.die()
-    assert len(site.started) == 1
 
 
 def test_workers_are_watched_again_if_the_coordinator_died_while_ending_them(

@@ -17,30 +17,18 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer import (
     AdvancedReplayBuffer,
-    NaiveReplayBuffer,
     persistence,
     state,
 )
 from dingsdk.worker.replay_buffer.state import LockedTable
 from dingsdk.worker.replay_buffer.storage import Where
 
-from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info, make_buffer, row
+from .prioritized_rows import batch, column, equal_states, facts, info, make_buffer
 from .sampling_process import CAPACITY, buffer_in, numbers_in
 
 
 def numbered(first: int, n: int) -> SampleBatch:
     return SampleBatch({"id": np.arange(first, first + n)})
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_rows_of_a_naive_buffer_are_loaded_with_new_metadata(tmp_path: Path, storage: str) -> None:
-    plain = NaiveReplayBuffer({"storage": {"type": storage}})
-    plain.push([row(0), row(1)], 0)
-    plain.save_data(str(tmp_path / "rows"))
-    buffer = make_buffer(storage={"type": storage})
-    buffer.load_data(str(tmp_path / "rows"))
-    assert facts(buffer, "priority") == {0: 1.0, 1: 1.0}
-    assert facts(buffer, "use") == {0: 2, 1: 2}
 
 
 def test_loaded_rows_above_max_use_of_the_buffer_leave(tmp_path: Path) -> None:
@@ -135,24 +123,6 @@ def test_marks_are_dropped_by_a_buffer_without_limits(tmp_path: Path) -> None:
         with make_buffer(storage=storage, **cfg) as buffer:
             assert buffer.count() == 8
             buffer.push(batch(*range(8)), 0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "cfg", "is_kept"),
-    [
-        (NaiveReplayBuffer, {}, False),
-        (AdvancedReplayBuffer, {}, False),
-        (AdvancedReplayBuffer, {"max_use": 5}, True),
-        (AdvancedReplayBuffer, {"max_staleness": 5}, True),
-    ],
-)
-def test_marks_are_written_only_where_rows_leave_early(
-    tmp_path: Path, kind: type[Any], cfg: dict[str, Any], is_kept: bool
-) -> None:
-    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
-    with kind({"replay_buffer_size": 8, "storage": storage, **cfg}) as buffer:
-        buffer.push(batch(0), 0)
-        assert (tmp_path / "rows" / "marks.bin").exists() == is_kept
 
 
 def test_rows_that_a_killed_process_used_up_stay_removed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import Any
@@ -10,107 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dingsdk.data import SampleBatch
 from dingsdk.errors import (
-    BufferClosedError,
     CheckpointCorruptError,
 )
 from dingsdk.worker import AdvancedReplayBuffer
-from dingsdk.worker.replay_buffer.row_metadata import ADDED
 
 from .prioritized_rows import (
-    STORAGES,
     batch,
-    column,
     equal_states,
-    facts,
-    info,
     make_buffer,
-    row,
     train,
 )
 
 # Waiting, closing, threads --------------------------------------------------------------------
-
-
-def test_a_waiting_sample_gets_the_rows_that_are_pushed() -> None:
-    buffer = make_buffer()
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(buffer.sample(2, 0, timeout_s=10)))
-    thread.start()
-    buffer.push(batch(0), 0)
-    buffer.push(batch(1), 0)
-    thread.join(10)
-    assert len(found[0]) == 2
-
-
-def test_a_closed_buffer_refuses_everything() -> None:
-    buffer = make_buffer()
-    buffer.push(batch(0, 1), 0)
-    given = info(buffer.sample(2, 0), [1.0, 1.0])
-    buffer.close()
-    buffer.close()
-    for call in (lambda: buffer.update(given), lambda: buffer.sample(1, 0), buffer.state_dict):
-        with pytest.raises(BufferClosedError):
-            call()
-    assert buffer.count() == 0
-
-
-def test_threads_leave_a_consistent_buffer() -> None:
-    buffer = AdvancedReplayBuffer(
-        {"replay_buffer_size": 300, "seed": 0, "max_use": 20, "max_staleness": 400}
-    )
-    stop = threading.Event()
-    failures: list[BaseException] = []
-    iteration = [0]
-
-    def work(step: Any) -> None:
-        try:
-            while not stop.is_set():
-                step()
-        except BaseException as error:
-            failures.append(error)
-            stop.set()
-
-    def push() -> None:
-        n = iteration[0]
-        buffer.push(batch(*range(7), collect_iter=np.full(7, n)), n)
-
-    def learn() -> None:
-        iteration[0] += 1
-        sample = buffer.sample(16, iteration[0])
-        if sample is not None:
-            assert isinstance(sample, SampleBatch)
-            weights = sample.columns["IS"]
-            assert np.all((weights > 0) & (weights <= 1))
-            buffer.update(info(sample, sample.columns["priority"] * 1.01))
-
-    def disturb() -> None:
-        buffer.state_dict()
-        buffer.clear()
-        time.sleep(0.01)
-
-    threads = [
-        threading.Thread(target=work, args=(step,))
-        for step in (push, push, push, learn, learn, learn, disturb)
-    ]
-    for thread in threads:
-        thread.start()
-    stop.wait(1.0)
-    stop.set()
-    for thread in threads:
-        thread.join(10)
-    assert not failures, failures
-    stats = buffer.stats()
-    assert stats.pushed == stats.count + stats.left
-    sampler: Any = buffer._sampler
-    metadata: Any = buffer._metadata
-    assert sampler.drawable == buffer.count()
-    weights = sampler._tree.weights
-    assert sampler._tree.total == pytest.approx(math.fsum(weights), rel=1e-9)
-    where = np.flatnonzero(metadata.ids(np.arange(300)) >= 0)
-    assert where.tolist() == np.flatnonzero(weights).tolist()
-    assert len(set(metadata.ids(where).tolist())) == len(where)
 
 
 # State ----------------------------------------------------------------------------------------
@@ -118,34 +29,6 @@ def test_threads_leave_a_consistent_buffer() -> None:
 
 def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
     return train(make_buffer(replay_buffer_size=50, **cfg), rounds=12, size=5)
-
-
-@pytest.mark.parametrize("sampler", ["proportional", "rank"])
-@pytest.mark.parametrize("storage", STORAGES)
-def test_a_loaded_buffer_continues_exactly_like_the_saved_one(sampler: str, storage: str) -> None:
-    cfg = {
-        "max_use": 2,
-        "max_staleness": 9,
-        "sampler": {"type": sampler},
-        "storage": {"type": storage},
-    }
-    old = trained_buffer(**cfg)
-    new = make_buffer(replay_buffer_size=50, **{**cfg, "seed": 77})
-    new.push(batch(1, 2, 3), 0)
-    new.load_state_dict(old.state_dict())
-    assert old.stats().used_up > 0
-    assert new.count() == old.count()
-    for n in range(12, 30):
-        for buffer in (old, new):
-            buffer.push(batch(*range(n, n + 5), collect_iter=np.full(5, n)), n)
-        ours, theirs = old.sample(5, n), new.sample(5, n)
-        for key in ("action", *ADDED):
-            assert column(ours, key) == column(theirs, key)
-        for buffer in (old, new):
-            buffer.update(info(ours, np.array(column(ours, "action")) % 5))
-    assert (new.count(), new.push_count, new.beta) == (old.count(), old.push_count, old.beta)
-    stats = new.stats()
-    assert stats.pushed == stats.count + stats.left
 
 
 @pytest.mark.parametrize(
@@ -188,12 +71,6 @@ def test_next_id_must_be_above_the_ids_of_all_rows(beyond: int) -> None:
     else:
         with pytest.raises(CheckpointCorruptError, match=f"a row has the id {next_id} already"):
             buffer.load_state_dict(state)
-
-
-def test_rows_loaded_from_a_list_are_pushed_with_their_priorities() -> None:
-    buffer = make_buffer()
-    buffer.load_state_dict({"data": [row(0, priority=4.0), row(1)]})
-    assert facts(buffer, "priority") == {0: 4.0, 1: 1.0}
 
 
 def test_a_state_whose_priorities_do_not_match_its_rows_is_refused() -> None:

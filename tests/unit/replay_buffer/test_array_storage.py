@@ -152,23 +152,6 @@ def test_takes_row_accepts_fitting_numbers_but_no_other_array_dtype() -> None:
     assert not storage.takes_row(a_row(image=np.ones((2, 3), np.int64)))
 
 
-def test_nested_columns_beside_others_have_tensors() -> None:
-    tensors = storage_of(a_row()).take(slice(0, 1)).tensors()
-    assert tensors["nested"]["pos"].tolist() == [[7, 7]]
-    assert tensors["action"].tolist() == [3]
-
-
-def test_a_stored_row_is_independent_of_the_dict_and_its_arrays() -> None:
-    storage = storage_of(a_row())
-    row = a_row()
-    store(storage, 1, row)
-    row["obs"][:] = 9
-    row["nested"]["pos"][:] = 9
-    taken = storage.take(slice(1, 2))
-    taken.columns["image"][:] = 9
-    assert storage.take(slice(1, 2)) == storage.take(slice(0, 1))
-
-
 def test_rows_are_written_to_columns_that_have_gaps() -> None:
     grid = np.zeros((4, 2), np.float32)
     layout = Layout({"x": grid[:, 0], "y": np.zeros((4, 3), np.int64).T[::-1].T})
@@ -195,12 +178,6 @@ def test_take_later_reads_the_columns_of_the_time_it_was_called() -> None:
     assert later() == SampleBatch({"x": np.array([1]), "next_x": np.array([2])})
 
 
-def test_the_first_row_of_all_sets_the_columns() -> None:
-    storage = ArrayStorage({}, 4)
-    store(storage, 0, a_row())
-    assert same(storage.take(slice(0, 1)), SampleBatch.from_rows([a_row()]))
-
-
 @pytest.mark.parametrize("dtype", ["e", "F", ">f4", ">i8", "b", "Q"])
 def test_dtypes_that_memoryviews_do_not_know_are_stored_as_well(dtype: str) -> None:
     values = np.arange(3).astype(dtype)
@@ -224,14 +201,6 @@ def test_int64_and_longlong_are_the_same_dtype() -> None:
     assert taken["at"].tolist() == [[1, 2], [5, 6], [1, 2], [3, 4]]
 
 
-def test_batches_of_changing_length_fit() -> None:
-    storage = ArrayStorage({}, 8)
-    for rows in (3, 1, 3, 2):
-        batch = SampleBatch({"obs": np.full((rows, 2), rows, np.float32)})
-        storage.put(slice(0, rows), storage.accept(batch))
-        assert storage.take(slice(0, rows)) == batch
-
-
 @pytest.mark.parametrize("next_of", [None, "obs"])
 def test_clear_releases_the_memory_of_the_columns(next_of: str | None) -> None:
     storage = ArrayStorage({"next_of": next_of}, 8)
@@ -241,17 +210,6 @@ def test_clear_releases_the_memory_of_the_columns(next_of: str | None) -> None:
     assert all(each() is not None for each in kept)
     storage.clear()
     assert [each() for each in kept] == [None] * len(kept)
-
-
-def test_positions_of_two_dimensions_give_sequences() -> None:
-    storage = ArrayStorage({}, 6)
-    batch = SampleBatch({"id": np.arange(6), "obs": {"x": np.arange(12).reshape(6, 2)}})
-    storage.put(slice(0, 6), storage.accept(batch))
-    where = np.array([[0, 1, 2], [5, 0, 1]])
-    taken = storage.take(where)
-    assert len(taken) == 2
-    assert taken.columns["id"].tolist() == where.tolist()
-    assert np.array_equal(taken.columns["obs"]["x"], batch.columns["obs"]["x"][where])
 
 
 @pytest.mark.parametrize(("first", "then"), [("array", "dict"), ("dict", "array")])

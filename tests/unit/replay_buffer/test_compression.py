@@ -79,17 +79,11 @@ def test_damaged_bytes_are_refused_within_the_known_size(name: str) -> None:
     array = np.zeros(1 << 20, np.uint8)
     packed = codec(name).pack_array(array)
     small = Packed(packed.data, packed.dtype, (1000,), 1000)
-    for damaged in (small, Packed(b"\x01" + packed.data[:-9], packed.dtype, array.shape, 1 << 20)):
+    larger = Packed(codec(name).pack_array(array[:999]).data, packed.dtype, (1000,), 1000)
+    cut = Packed(b"\x01" + packed.data[:-9], packed.dtype, array.shape, 1 << 20)
+    for damaged in (small, larger, cut):
         with pytest.raises(DataCorruptError):
             codec(name).unpack_array(damaged)
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_bytes_of_a_smaller_array_are_refused(name: str) -> None:
-    packed = codec(name).pack_array(np.zeros(999, np.uint8))
-    larger = Packed(packed.data, packed.dtype, (1000,), 1000)
-    with pytest.raises(DataCorruptError, match="damaged"):
-        codec(name).unpack_array(larger)
 
 
 def test_a_frame_that_decompresses_to_too_many_bytes_is_refused() -> None:

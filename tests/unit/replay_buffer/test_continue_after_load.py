@@ -394,17 +394,6 @@ def test_an_altered_state_is_refused_and_nothing_changes(
     assert equal_states(new.state_dict(), before)
 
 
-def test_saving_again_leaves_one_state(tmp_path: Path) -> None:
-    old = filled(AdvancedReplayBuffer)
-    old.save_data(str(tmp_path))
-    first = {path.name for path in tmp_path.glob("state-*")}
-    old.sample(2, 0)
-    old.save_data(str(tmp_path))
-    second = {path.name for path in tmp_path.glob("state-*")}
-    assert len(first) == len(second) == 1
-    assert first.isdisjoint(second)
-
-
 class Odd(UniformSampler):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "odd": object()}

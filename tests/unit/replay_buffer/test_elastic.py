@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dingsdk.errors import (
-    BufferClosedError,
     CheckpointCorruptError,
     ConfigError,
     ConfigTypeError,
@@ -83,14 +82,6 @@ def test_priorities_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture)
     assert buffer.window == 3
 
 
-def test_a_state_contains_the_window() -> None:
-    buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
-    buffer.update(2)
-    other.load_state_dict(buffer.state_dict())
-    assert other.window == 5
-    assert [drawn(buffer, 2) for _ in range(5)] == [drawn(other, 2) for _ in range(5)]
-
-
 def test_a_state_from_before_the_first_env_step_can_be_loaded() -> None:
     buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
     other.update(2)
@@ -106,10 +97,3 @@ def test_a_state_with_an_invalid_envstep_is_refused(envstep: Any) -> None:
         other.load_state_dict({**buffer.state_dict(), "envstep": envstep})
     assert other.window == 3
     assert drawn(other, 3) == [1, 2, 3]
-
-
-def test_update_of_a_closed_buffer_is_refused() -> None:
-    buffer = make(3)
-    buffer.close()
-    with pytest.raises(BufferClosedError):
-        buffer.update(1)

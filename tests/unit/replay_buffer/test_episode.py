@@ -26,8 +26,6 @@ from dingsdk.worker.replay_buffer import EpisodeReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import save
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 from dingsdk.worker.replay_buffer.storage import memmap
-from dingsdk.worker.replay_buffer.storage.episodes import EpisodeObjects
-from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
 
 from .pushing_episodes import CAPACITY, episode_of
 from .saved_rows import edit, manifest_of, replace_frame, segment_files
@@ -39,16 +37,6 @@ def episode(first: int, length: int) -> list[dict[str, Any]]:
 
 def make(capacity: int = 4, **cfg: Any) -> EpisodeReplayBuffer:
     return EpisodeReplayBuffer({"replay_buffer_size": capacity, "seed": 0, **cfg})
-
-
-def test_the_oldest_episodes_leave() -> None:
-    buffer, gone = make(capacity=2), []
-    buffer.add_remove_listener(lambda rows, reason: gone.extend((len(e), reason) for e in rows))
-    buffer.push([episode(0, length) for length in (1, 2, 3)], 0)
-    buffer.push(SampleBatch.from_rows(episode(0, 4)), 0)
-    assert buffer.episode_len == [3, 4]
-    buffer.clear()
-    assert gone == [(1, "overwritten"), (2, "overwritten"), (3, "cleared"), (4, "cleared")]
 
 
 def test_rows_that_are_not_dicts_of_numbers_stay_a_list() -> None:
@@ -77,31 +65,9 @@ def test_a_refused_first_push_does_not_set_the_columns(tmp_path: Path, kind: str
     buffer.close()
 
 
-def test_closing_the_episode_storage_closes_its_object_storage() -> None:
-    class Closing(ObjectStorage):
-        is_closed = False
-
-        def close(self) -> None:
-            self.is_closed = True
-
-    objects = Closing({}, 2)
-    EpisodeObjects(objects, 2).close()
-    assert objects.is_closed
-
-
 def test_one_episode_pushed_without_a_list_around_it_is_refused() -> None:
     with pytest.raises(SchemaMismatchError, match=r"push\(\[episode\]"):
         make().push(episode(0, 3), 3)
-
-
-def test_episodes_are_saved_and_loaded(tmp_path: Path) -> None:
-    buffer, other = make(), make()
-    buffer.push([episode(0, 3), episode(7, 2), [{"text": "a"}]], 0)
-    buffer.save_data(str(tmp_path / "rows"))
-    other.load_data(str(tmp_path / "rows"))
-    assert other.episode_len == [3, 2, 1]
-    found, same = buffer.sample(3, 0), other.sample(3, 0)
-    assert found == same
 
 
 def many(start: int, n: int) -> list[SampleBatch]:
@@ -170,12 +136,6 @@ def test_saved_rows_that_are_not_episodes_are_refused(tmp_path: Path, wrong: Any
         assert other.count() == count
 
 
-def test_episodes_loaded_from_a_list_are_pushed() -> None:
-    buffer = make()
-    buffer.load_state_dict({"data": [episode(0, 2), episode(0, 4)]})
-    assert buffer.episode_len == [2, 4]
-
-
 def test_the_first_push_chooses_the_storage_for_auto() -> None:
     columns, objects = make(), make()
     columns.push([episode(0, 2), SampleBatch.from_rows(episode(5, 3))], 0)
@@ -192,14 +152,6 @@ def test_the_first_push_chooses_the_storage_for_auto() -> None:
         buffer.push([episode(0, 4)], 0)
         assert other.sample(3, 0) == buffer.sample(3, 0)
         assert other.state_dict()["storage"] == buffer.state_dict()["storage"]
-
-
-def test_a_refused_first_push_does_not_choose_a_storage() -> None:
-    buffer = make()
-    with pytest.raises(SchemaMismatchError):
-        buffer.push([episode(0, 2), [{"x": 1}]], 0)
-    buffer.push([[{"other": 1.0}] * 3], 0)
-    assert buffer.episode_len == [3]
 
 
 def test_numbers_in_dicts_are_converted_and_columns_are_not() -> None:

@@ -180,13 +180,14 @@ def test_rows_removed_by_several_interrupted_pushes_are_added_up(tmp_path: Path)
         assert "lost" not in found(storage)[0]
 
 
-def test_a_damaged_record_falls_back_to_the_previous_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("byte", [28, 30], ids=["another number", "no JSON"])
+def test_a_damaged_record_falls_back_to_the_previous_one(tmp_path: Path, byte: int) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 50)
     cursor = tmp_path / "rows" / "cursor.bin"
     content = bytearray(cursor.read_bytes())
     newest = max((0, 4096), key=lambda at: int.from_bytes(content[at + 8 : at + 16], "little"))
-    content[newest + 30] ^= 1
+    content[newest + byte] ^= 1
     cursor.write_bytes(content)
     with opened(tmp_path / "rows", reopen=True) as storage:
         state, remover = found(storage)
@@ -205,21 +206,6 @@ def cut_column(folder: Path) -> None:
 
 def damage_header(folder: Path) -> None:
     (folder / "header.json").write_text('{"format": "dingsdk-mapped-rows", "version": 1')
-
-
-def lie_in_header(folder: Path) -> None:
-    text = (folder / "header.json").read_text()
-    (folder / "header.json").write_text(text.replace("<i8", "|O8"))
-
-
-def lie_of_text(folder: Path) -> None:
-    text = (folder / "header.json").read_text()
-    (folder / "header.json").write_text(text.replace("<i8", "<U2"))
-
-
-def lie_of_shape(folder: Path) -> None:
-    text = (folder / "header.json").read_text()
-    (folder / "header.json").write_text(text.replace('"shape":[]', '"shape":[-1]'))
 
 
 def lose_column(folder: Path) -> None:
@@ -292,19 +278,13 @@ def test_an_impossible_column_is_refused(tmp_path: Path, column: dict[str, Any])
         damage_cursor,
         cut_column,
         damage_header,
-        lie_in_header,
-        lie_of_text,
-        lie_of_shape,
         lose_column,
     ],
 )
 def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)
-    header = (tmp_path / "rows" / "header.json").read_text()
     damage(tmp_path / "rows")
-    if damage.__name__.startswith("lie"):
-        assert (tmp_path / "rows" / "header.json").read_text() != header
     for _ in range(2):  # a refusal releases the lock
         with (
             opened(tmp_path / "rows", reopen=True) as storage,
@@ -420,11 +400,14 @@ def test_two_buffers_cannot_use_one_folder(tmp_path: Path) -> None:
         filled(storage, 20)
         with pytest.raises(ConfigError):
             other.accept(rows_of(0, 1))
-        with (
-            opened(tmp_path / "rows", reopen=True) as third,
-            pytest.raises(RunFolderError, match="in use"),
-        ):
-            third.recovered()
+        before = open_files(collect=True)
+        for _ in range(3):
+            with (
+                pytest.raises(RunFolderError, match="in use"),
+                opened(tmp_path / "rows", reopen=True) as third,
+            ):
+                third.recovered()
+        assert open_files() == before
         assert storage.take(slice(0, 20)) == rows_of(0, 20)
 
 
@@ -537,19 +520,6 @@ def test_a_buffer_is_reopened_with_its_rows(tmp_path: Path, cfg: dict[str, Any])
         buffer.clear()
         buffer.push([{"obs": 1, "next_obs": 2}], 0)
         assert buffer.count() == 1
-
-
-def test_a_folder_that_is_in_use_leaves_no_file_open(tmp_path: Path) -> None:
-    with opened(tmp_path / "rows") as storage:
-        filled(storage, 10)
-        before = open_files(collect=True)
-        for _ in range(3):
-            with (
-                pytest.raises(RunFolderError, match="in use"),
-                opened(tmp_path / "rows", reopen=True) as other,
-            ):
-                other.recovered()
-        assert open_files() == before
 
 
 def test_disk_space_is_reserved_for_many_pushes_at_once(

@@ -18,7 +18,6 @@ from dingsdk.errors import (
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
-from dingsdk.worker.replay_buffer.metrics import ThroughputMonitor
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 from .scalar_writer import ScalarWriter
@@ -51,25 +50,6 @@ def test_a_sample_size_may_be_a_numpy_integer() -> None:
 
 
 # Pushing --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("column", "key"),
-    [
-        (np.zeros((1, 3), np.float64), "obs"),
-        (np.zeros((1, 1), np.float32), "obs"),
-        (np.zeros(1, np.float32), "obs"),
-        ({"pos": np.zeros((1, 3), np.float32)}, "obs"),
-    ],
-    ids=["dtype", "shape", "dimensions", "nesting"],
-)
-def test_a_batch_must_match_exactly(column: Any, key: str) -> None:
-    buffer = make_buffer()
-    buffer.push(batch(1), 0)
-    with pytest.raises(SchemaMismatchError) as caught:
-        buffer.push(batch(2).with_columns(obs=column), 0)
-    assert caught.value.key == key
-    assert buffer.count() == 1
 
 
 def test_the_limiter_counts_batches_pushed_after_the_first() -> None:
@@ -123,59 +103,11 @@ def test_batches_of_other_columns_are_stored_after_a_clear(storage: str) -> None
     assert set(sampled[0]) == {"action"}  # type: ignore[index]
 
 
-def test_single_row_replaces_the_row_that_a_random_remover_chooses(
-    random_removers: dict[str, str],
-) -> None:
-    buffer = make_buffer(remover=random_removers, replay_buffer_size=3)
-    buffer.push(batch(1, 2, 3), 0)
-    buffer.push(row(4), 0)  # replaces any of the three
-    sampled = actions(buffer.sample(3, 0))
-    assert 4 in sampled
-    assert len(set(sampled) & {1, 2, 3}) == 2
-    assert buffer.push_count == 4
-
-
-@pytest.mark.parametrize("storage", ["auto", "array"])
-def test_rows_that_fit_the_schema_are_written_without_accept(
-    storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accepted: list[int] = []
-    accept = ArrayStorage.accept
-
-    def counted(self: ArrayStorage, rows: Any) -> dict[str, Any]:
-        accepted.append(len(rows))
-        return accept(self, rows)
-
-    monkeypatch.setattr(ArrayStorage, "accept", counted)
-    buffer = make_buffer(storage={"type": storage})
-    for pushed in (batch(1, 2), batch(3, 4), row(5), batch(6)):
-        buffer.push(pushed, 0)
-    assert accepted == [2]
-
-
-def test_buffer_has_few_enough_attributes_for_fast_lookups() -> None:
-    buffer = make_buffer()
-    for _ in range(2):
-        buffer.push(batch(1, 2), 0)
-    # With more than 29 attributes, CPython looks each of them up more slowly.
-    assert len(vars(buffer)) <= 29
-
-
 def test_columns_in_another_order_are_the_same_columns() -> None:
     buffer = make_buffer()
     buffer.push(batch(1), 0)
     buffer.push(SampleBatch(dict(reversed(batch(2).columns.items()))), 0)
     assert actions(buffer.sample(2, 0)) == [1, 2]
-
-
-def test_numbers_in_rows_are_converted_to_the_dtype_of_the_column() -> None:
-    buffer = make_buffer()
-    buffer.push({"reward": 0.5, "obs": np.zeros(1, np.float32)}, 0)
-    buffer.push({"reward": 1, "obs": np.ones(1, np.float64)}, 0)
-    found = buffer.sample(2, 0)
-    assert isinstance(found, SampleBatch)
-    assert found.columns["reward"].tolist() == [0.5, 1.0]
-    assert found.columns["obs"].dtype == np.float32
 
 
 def test_a_tuple_is_one_row_and_an_episode_needs_a_list_around_it() -> None:
@@ -199,17 +131,6 @@ def test_objects_share_leaves_unless_deepcopy() -> None:
         assert (found[0]["x"] is leaf) is not deep
         leaf += 1
         assert buffer.sample(1, 0)[0]["x"].item() == (0 if deep else 1)  # type: ignore[index]
-
-
-def test_rows_of_a_batch_in_object_storage_are_copies() -> None:
-    buffer = make_buffer(storage={"type": "object"})
-    source = batch(1, 2)
-    buffer.push(source, 0)
-    source.columns["obs"][:] = 9
-    found = buffer.sample(2, 0)
-    assert isinstance(found, list)
-    assert type(found[0]) is dict
-    assert [each["obs"][0] for each in found] == [1, 2]
 
 
 # Sampling -------------------------------------------------------------------------------------
@@ -317,21 +238,6 @@ def test_clear_resets_push_count_but_not_the_totals() -> None:
     buffer.push({"other": 1.0}, 0)
     assert (buffer.count(), buffer.push_count) == (1, 1)
     assert buffer.stats().pushed == 3
-
-
-def test_throughput_is_reported_once_per_period(caplog: pytest.LogCaptureFixture) -> None:
-    now, writer = [0.0], ScalarWriter()
-    monitor = ThroughputMonitor("buffer", 60, writer, clock=lambda: now[0])
-    buffer = make_buffer(replay_buffer_size=2)
-    buffer.push(batch(1, 2, 3), 0)
-    buffer.sample(1, 0)
-    assert monitor.next_report_s == 60.0
-    now[0] = 60.0
-    with caplog.at_level(logging.INFO):
-        monitor.report(buffer.stats())
-    assert monitor.next_report_s == 120.0
-    assert "pushed_in 3, sampled_out 1, removed 1, current_have 2" in caplog.text
-    assert ("buffer_sec/pushed_in", 3, 3) in writer.scalars
 
 
 MOMENT_S = 1e-9

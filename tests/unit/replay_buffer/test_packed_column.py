@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,39 +138,24 @@ def damage_bytes(folder: Path) -> None:
         file.write(b"\xff" * 9000)
 
 
-def claim_more(folder: Path) -> None:
-    tell_length(folder, 1 << 30)
-
-
-def claim_less(folder: Path) -> None:
-    tell_length(folder, 20)
-
-
-def claim_nothing(folder: Path) -> None:
-    tell_length(folder, 0)
-
-
-def claim_impossible(folder: Path) -> None:
-    tell_length(folder, -5)
-
-
 def tell_length(folder: Path, length: int, position: int = 2) -> None:
     lengths = np.memmap(folder / "lengths-0000.bin", np.int32, "r+")
     lengths[position] = length
 
 
 @pytest.mark.parametrize("compress", CODECS)
-@pytest.mark.parametrize(
-    "damage", [damage_bytes, claim_more, claim_less, claim_nothing, claim_impossible]
-)
+@pytest.mark.parametrize("length", [None, 1 << 30, 20, 0, -5])
 def test_a_damaged_row_is_refused_and_others_are_not(
-    tmp_path: Path, compress: str, damage: Callable[[Path], None]
+    tmp_path: Path, compress: str, length: int | None
 ) -> None:
     rows = SampleBatch({"x": np.repeat(np.arange(8 * 90), 25).reshape(8, -1).astype(np.int32)})
     with opened(tmp_path / "rows", compress=compress) as storage:
         storage.put(slice(0, 8), storage.accept(rows))
         storage.commit({"tail": 8, "valid_count": 8})
-    damage(tmp_path / "rows")
+    if length is None:
+        damage_bytes(tmp_path / "rows")
+    else:
+        tell_length(tmp_path / "rows", length)
     with opened(tmp_path / "rows", compress=compress, reopen=True) as storage:
         assert storage.recovered() == {"tail": 8, "valid_count": 8}
         assert storage.take(np.asarray([0, 1, 3, 7])) == rows.take(np.asarray([0, 1, 3, 7]))

@@ -73,17 +73,6 @@ def test_a_draw_takes_one_row_from_each_share_of_the_weight() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_removed_rows_are_not_drawn_until_assigned_again(kind: type[PrioritySampler]) -> None:
-    sampler = sampler_of(np.ones(10), kind)
-    sampler.on_remove(slice(2, 8))
-    sampler.on_remove(np.array([0, 0, 3]))
-    assert sampler.drawable == 3
-    assert set(sampler.draw(100).tolist()) == {1, 8, 9}
-    sampler.assign(slice(3, 4), 1.0)
-    assert set(sampler.draw(100).tolist()) == {1, 3, 8, 9}
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_draws_among_given_positions_return_only_these(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of(np.arange(1.0, 21.0), kind, alpha=1.0)
     sampler.on_remove(np.array([12, 14]))
@@ -94,14 +83,6 @@ def test_draws_among_given_positions_return_only_these(kind: type[PrioritySample
     assert counts.sum() == 4000
     assert chi_square(counts, shares) < chi_square_limit(2)
     assert sampler.draw(4, np.array([14, 12])).tolist() == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_draw_from_an_empty_sampler_is_empty(kind: type[PrioritySampler]) -> None:
-    sampler = sampler_of(np.ones(4), kind)
-    sampler.clear()
-    assert sampler.drawable == 0
-    assert sampler.draw(3).tolist() == []
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
@@ -123,28 +104,6 @@ def test_alpha_outside_of_0_to_1_is_refused(alpha: Any) -> None:
 
 
 # Weights and priorities -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_importance_equals_its_closed_form(alpha: float, beta: float) -> None:
-    priorities = np.random.default_rng(3).uniform(0.01, 50.0, 300)
-    sampler = sampler_of(priorities, alpha=alpha)
-    sampler.on_remove(np.array([int(priorities.argmin())]))
-    left = np.delete(np.arange(300), priorities.argmin())
-    share = priorities[left] ** alpha / np.sum(priorities[left] ** alpha)
-    expected = (len(left) * share) ** -beta
-    np.testing.assert_allclose(sampler.importance(left, beta), expected / expected.max(), rtol=1e-6)
-
-
-def test_the_largest_priority_stays_until_cleared() -> None:
-    sampler = sampler_of([0.5, 0.25])
-    assert sampler.max_priority == 1.0
-    sampler.assign(np.array([0]), np.array([7.0]))
-    sampler.assign(slice(0, 2), 2.0)
-    assert sampler.max_priority == 7.0
-    sampler.clear()
-    assert sampler.max_priority == 1.0
 
 
 # Ranks ----------------------------------------------------------------------------------------
@@ -203,26 +162,6 @@ def test_a_row_that_replaces_another_gets_its_own_rank() -> None:
 
 
 # State ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_state_draws_the_same(kind: type[PrioritySampler]) -> None:
-    rng = np.random.default_rng(0)
-    old, new = sampler_of(rng.random(300) + 0.1, kind), sampler_of(np.ones(300), kind, seed=5)
-    old.draw(10)
-    old.assign(np.arange(50), rng.random(50) + 3)
-    old.on_remove(slice(280, 300))
-    state = old.state_dict()
-    new.load_state_dict(state)
-    for _ in range(12):
-        drawn = old.draw(40)
-        assert new.draw(40).tolist() == drawn.tolist()
-        assert new.importance(drawn, 0.5).tolist() == old.importance(drawn, 0.5).tolist()
-        priorities = rng.random(40) + 0.1
-        old.assign(drawn, priorities)
-        new.assign(drawn, priorities)
-    assert new.max_priority == old.max_priority
-    assert new.drawable == old.drawable
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
-from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 
@@ -56,14 +54,6 @@ def test_next_of_needs_rows_to_leave_oldest_first() -> None:
     )
 
 
-def test_a_remover_gets_its_seed_from_the_buffer() -> None:
-    one, same, other = (RandomlyRemoving({"seed": seed}) for seed in (1, 1, 2))
-    for buffer in (one, same, other):
-        push(buffer, range(40))
-    assert numbers(one) == numbers(same) != numbers(other)
-    assert sorted(numbers(one)) != list(range(32, 40))
-
-
 @pytest.mark.parametrize("kind", [NaiveReplayBuffer, AdvancedReplayBuffer])
 def test_the_state_of_a_part_is_separate_from_that_of_the_buffer(kind: type[Any]) -> None:
     cfg = {"replay_buffer_size": CAPACITY, "remover": {"type": "random"}, "seed": 0}
@@ -77,13 +67,3 @@ def test_the_state_of_a_part_is_separate_from_that_of_the_buffer(kind: type[Any]
         push(buffer, range(20, 40))
     assert numbers(new) == numbers(old)
     assert old.sample(4, 0) == new.sample(4, 0)
-
-
-def test_rows_that_leave_in_any_order_are_reported_once() -> None:
-    buffer = RandomlyRemoving({"seed": 0})
-    gone: list[int] = []
-    buffer.add_remove_listener(lambda rows, reason: gone.extend(rows.columns["number"].tolist()))
-    buffer.push(SampleBatch({"number": np.arange(5)}), 0)
-    buffer.push(SampleBatch({"number": np.arange(5, 12)}), 0)
-    push(buffer, range(12, 30))
-    assert sorted(gone + numbers(buffer)) == list(range(30))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -321,27 +320,6 @@ def test_a_damaged_list_of_removed_rows_is_refused(
         with pytest.raises(CheckpointCorruptError):
             buffer.resume_data(str(tmp_path))
         assert buffer.count() == 40
-
-
-def test_rows_saved_while_a_thread_pushes_are_consecutive(tmp_path: Path) -> None:
-    buffer = make_buffer(1000)
-    push(buffer, 1000)
-    done = threading.Event()
-
-    def push_on() -> None:
-        while not done.is_set():
-            push(buffer, 37)
-
-    thread = threading.Thread(target=push_on)
-    thread.start()
-    try:
-        for _ in range(4):
-            save(tmp_path, buffer, 64)
-            rows = loaded(tmp_path)
-            assert rows == list(range(rows[0], rows[0] + 1000))
-    finally:
-        done.set()
-        thread.join(10.0)
 
 
 def test_columns_that_change_during_a_save_are_saved(tmp_path: Path) -> None:

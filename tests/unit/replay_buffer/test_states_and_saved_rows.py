@@ -114,27 +114,6 @@ def test_a_wrong_state_is_refused_and_changes_nothing(
 # Saved rows -----------------------------------------------------------------------------------
 
 
-def test_saving_again_replaces_all_old_files(tmp_path: Path) -> None:
-    filled(6).save_data(str(tmp_path))
-    filled(2, "object").save_data(str(tmp_path))
-    assert len(list(tmp_path.iterdir())) == 3
-    buffer = make_buffer()
-    buffer.load_data(str(tmp_path))
-    assert buffer.count() == 2
-
-
-def test_rows_that_cannot_be_saved_raise_and_the_old_rows_stay(tmp_path: Path) -> None:
-    filled(2).save_data(str(tmp_path))
-    buffer = make_buffer()
-    buffer.push([{"fn": "fine"}, {"fn": print}], 0)
-    with pytest.raises(SchemaMismatchError) as caught:
-        buffer.save_data(str(tmp_path))
-    assert (caught.value.row, caught.value.key) == (1, "fn")
-    other = make_buffer()
-    other.load_data(str(tmp_path))
-    assert other.count() == 2
-
-
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name != "manifest.json")
 

@@ -23,18 +23,6 @@ def tree_of(weights: NDArray[np.float64] | list[float]) -> SumTree:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_total_lowest_and_live_follow_the_leaves(size: int) -> None:
-    rng = np.random.default_rng(size)
-    weights = rng.random(size) * (rng.random(size) < 0.7)
-    weights[rng.integers(size)] = 0.5
-    tree = tree_of(weights)
-    assert tree.total == pytest.approx(math.fsum(weights), rel=1e-12)
-    assert tree.lowest == weights[weights > 0].min()
-    assert tree.live == np.count_nonzero(weights)
-    assert tree.weights.tolist() == weights.tolist()
-
-
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("draws", [1, 3, 256])
 def test_no_draw_returns_an_empty_leaf(size: int, draws: int) -> None:
     rng = np.random.default_rng(size)
@@ -68,12 +56,6 @@ def test_the_only_leaf_with_a_weight_is_always_drawn() -> None:
     assert set(tree.draw(np.full(64, ALMOST_ONE)).tolist()) == {777}
 
 
-def test_the_last_weight_of_a_repeated_leaf_counts() -> None:
-    tree = SumTree(100)
-    tree.assign(np.array([5, 70, 5, 70, 5]), np.array([1.0, 2.0, 3.0, 0.0, 4.0]))
-    assert (tree.total, tree.lowest, tree.live) == (4.0, 4.0, 1)
-
-
 @pytest.mark.parametrize("size", [8, 64, 512])  # leaves that make full levels
 def test_fill_of_all_leaves_gives_the_right_sums(size: int) -> None:
     tree = SumTree(size)
@@ -81,18 +63,6 @@ def test_fill_of_all_leaves_gives_the_right_sums(size: int) -> None:
     assert tree.weights.tolist() == [2.0] * size
     assert (tree.total, tree.lowest, tree.live) == (2.0 * size, 2.0, size)
     assert tree.draw(np.zeros(size)).tolist() == list(range(size))
-
-
-@pytest.mark.parametrize(("first", "stop"), [(0, 1), (0, 100), (6, 10), (63, 66), (99, 100)])
-def test_fill_is_the_same_as_assigning_each_leaf(first: int, stop: int) -> None:
-    weights = np.arange(100.0)
-    filled, assigned = tree_of(weights), tree_of(weights)
-    for weight in (2.5, 0.0, 0.25):
-        filled.fill(slice(first, stop), weight)
-        assigned.assign(np.arange(first, stop), np.full(stop - first, weight))
-        assert filled.weights.tolist() == assigned.weights.tolist()
-        assert (filled.total, filled.lowest) == (assigned.total, assigned.lowest)
-        assert filled.live == assigned.live
 
 
 def test_largest_weights_have_a_finite_sum() -> None:
