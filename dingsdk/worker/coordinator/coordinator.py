@@ -379,6 +379,11 @@ class Coordinator(Configurable):
         if self._keeper is not None:
             self._keeper.note(fact)
 
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the journal lacks facts, so that nothing new may begin."""
+        return self._keeper is not None and self._keeper.is_behind
+
     def _note_task(self, fact: Fact) -> None:
         # A resumed run continues the tasks that ended only because the run did.
         if not self.is_ending:
@@ -668,10 +673,11 @@ class Coordinator(Configurable):
             payloads = self.payloads_of(state)
             if payloads is None:
                 return None
-            is_behind = self._keeper is not None and self._keeper.is_behind
+            is_behind = self._is_behind
             return {
                 "announcements": [] if is_behind else payloads.take_news(),
-                "confirmed": payloads.confirmed,
+                # The home keeps the reports that a restarted coordinator would miss.
+                "confirmed": 0 if is_behind else payloads.confirmed,
                 "env_steps": self._state.env_steps,
             }
 
@@ -685,12 +691,10 @@ class Coordinator(Configurable):
             self._loss = info.get("loss", self._loss)
             payloads = self.payloads_of(state)
             if payloads is not None:
-                before = payloads.confirmed
-                payloads.settle(info)
-                if payloads.confirmed > before:
+                if payloads.settle(info):
                     self._note(Settled(state.task_id, train_iter, _plain(info)))
                 # A restarted coordinator needs all payloads whose end is not in the journal yet.
-                if self._keeper is None or not self._keeper.is_behind:
+                if not self._is_behind:
                     garbage = payloads.take_garbage()
                 self._record.note_policy_lag()
                 self.condition.notify_all()
@@ -713,7 +717,7 @@ class Coordinator(Configurable):
     def has_news(self, state: TaskState) -> bool:
         """Return whether a task's home can be told something; call with the condition held."""
         payloads = self.payloads_of(state)
-        return payloads is None or payloads.has_news
+        return payloads is None or (payloads.has_news and not self._is_behind)
 
     def begin_home(self, state: TaskState) -> Mapping[str, Any]:
         """Announce all live payloads to the new home of a buffer.

@@ -176,6 +176,7 @@ class LivePayloads:
     def take_news(self) -> list[dict[str, Any]]:
         """Return announcements that the home has not had, in order of arrival."""
         names, self._news = self._news, {}
+        self.is_idle = self.is_idle and not names
         return [msgspec.to_builtins(self._announcement(name)) for name in names]
 
     def _announcement(self, name: str, training: int = 0) -> Announcement:
@@ -229,13 +230,19 @@ class LivePayloads:
             if len(self._retired) > RETIRED_KEPT:
                 del self._retired[next(iter(self._retired))]
 
-    def settle(self, info: Mapping[str, Any]) -> None:
-        """Process what the home reports with an answer."""
+    def settle(self, info: Mapping[str, Any]) -> bool:
+        """Process what the home reports with an answer.
+
+        Returns:
+            Whether a restarted coordinator needs the answer: payloads or their rows have changed.
+        """
+        before = self.confirmed
         self.note_reports(info["reports"])
         self.is_idle = bool(info["is_idle"])
         self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
         self.home_counts = dict(info["counts"])
         self._count = int(info["count"])
+        return self.confirmed > before
 
     def take_garbage(self) -> list[str]:
         """Return the ids of payloads to delete."""
@@ -282,6 +289,7 @@ class LivePayloads:
             "evicted": dict(self._evicted),
             "acked_rows": self._acked_rows,
             "trained_rows": self.trained_rows,
+            "earlier_trained_rows": self._earlier_trained_rows,
             "confirmed": self.confirmed,
             "home_counts": None if self.home_counts is None else dict(self.home_counts),
         }
@@ -309,7 +317,9 @@ class LivePayloads:
         self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}
         self._waiting_rows = sum(each.rows for each in self._live.values() if not each.is_inserted)
-        self._earlier_trained_rows = self.trained_rows
+        self._earlier_trained_rows = state["earlier_trained_rows"]
+        # The earlier coordinator may have stopped before it deleted the newest ones.
+        self._garbage = list(self._retired)
 
 
 class ServedPayloads(LivePayloads):
@@ -337,9 +347,12 @@ class ServedPayloads(LivePayloads):
     def can_train(self) -> bool:
         return True
 
-    def settle(self, info: Mapping[str, Any]) -> None:
-        super().settle(info)
-        self._figures = info["figures"] or self._figures
+    def settle(self, info: Mapping[str, Any]) -> bool:
+        self._figures = info["figures"] or self._figures  # none until the learner has asked
+        return super().settle(info)
+
+    def count(self) -> int:
+        return self._figures.get("count", 0)
 
     def counts(self) -> SampleCounts:
         """Return the sample counts; the server counts the samples of all its clients."""
