@@ -21,8 +21,6 @@ Load = Callable[[str, str | None], SampleBatch]
 """Returns a payload by its id and its digest; raises DataMissingError or DataCorruptError."""
 TRAINED = "trained"
 """Why the rows of an on-policy policy leave."""
-REPORTS_KEPT = 256
-"""Reports that are kept for a coordinator that restarts and did not record the newest ones."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -95,7 +93,7 @@ class Home(ABC):
         """Guards what a report reads; a report between two parts of a push would be wrong."""
         self._inserted: list[str] = []
         self._lost: list[tuple[str, str]] = []
-        self._reports: deque[HomeReport] = deque(maxlen=REPORTS_KEPT)
+        self._reports: deque[HomeReport] = deque()
         self._reported = 0
 
     def known_ids(self) -> list[str]:
@@ -145,29 +143,43 @@ class Home(ABC):
         """Return ``(payload id, reason, rows)`` of rows that left since the last call."""
         return []
 
-    def report(self) -> None:
-        """Make a report of all changes since the last one, if there are any."""
+    def report(self) -> dict[str, Any]:
+        """Make a report of all changes since the last one, if there are any.
+
+        Returns:
+            The ``counts`` that belong to it: of what is reported as inserted, and no more.
+        """
         with self._lock:
             left = self._take_left()
             inserted, self._inserted = self._inserted, []
             lost, self._lost = self._lost, []
+            counts = self.counts()
         report = HomeReport(self._reported + 1, inserted, lost, left)
         if not report.is_empty:
             self._reported += 1
             self._reports.append(report)
+        return counts
 
     def reports(self, after: int) -> list[dict[str, Any]]:
-        """Return the reports with a number above ``after`` as plain data."""
-        return [msgspec.to_builtins(each) for each in list(self._reports) if each.number > after]
+        """Return the reports with a number above ``after`` as plain data, and drop the others.
+
+        The coordinator, or its successor, will not ask for reports up to ``after`` again.
+        """
+        while self._reports and self._reports[0].number <= after:
+            self._reports.popleft()
+        return [msgspec.to_builtins(each) for each in self._reports]
 
     def _loaded(self, announced: Announcement, load: Load) -> SampleBatch | None:
         """Return a payload; record that it is lost and return None if it cannot be read."""
+        reason = "corrupt"
         try:
-            return load(announced.data_id, announced.digest)
+            batch = load(announced.data_id, announced.digest)
+            if len(batch) == announced.rows:
+                return batch
         except DataMissingError:
             reason = "missing"
         except DataCorruptError:
-            reason = "corrupt"
+            pass
         with self._lock:
             self._lost.append((announced.data_id, reason))
             self.known.discard(announced.data_id)
@@ -195,34 +207,26 @@ class TableHome(Home):
         self.buffer = buffer
         self._load = load
         self._pace = pace
-        self._earlier = counts
         self._origins = buffer.track_origins()
         self._is_of_episodes = buffer.needs_order == "episode"
         self._keeps_order = buffer.needs_order == "sequence"
         self._stream = ""
-        self._ids: dict[int, str] = {}  # of the payloads with rows in the buffer, by number
+        self._payloads: dict[int, Announcement] = {}  # those with rows in the buffer, by number
         self._numbers = 0
+        if counts is not None:
+            buffer.restore_limiter(counts["limiter"])
+            if pace is not None:
+                pace.episodes, pace.batches = counts["pace"]
 
     def _insert_waiting(self) -> bool:
         """Insert announced payloads in order; return False once the limiter refuses one."""
         while self._waiting:
             first = self._waiting[0]
-            if not first.was_inserted:
-                self._go_on_counting()
             if not (first.was_inserted or self._can_push(first)):
                 return False
             self._insert(first)
             self._waiting.popleft()
-        self._go_on_counting()
         return True
-
-    def _go_on_counting(self) -> None:
-        """Restore the limiter's counts, once the rows that it has counted are in the buffer."""
-        if self._earlier is not None:
-            self.buffer.restore_limiter(self._earlier["limiter"])
-            if self._pace is not None:
-                self._pace.episodes, self._pace.batches = self._earlier["pace"]
-            self._earlier = None
 
     def _can_push(self, announced: Announcement) -> bool:
         if not self.buffer.can_push(1 if self._is_of_episodes else announced.rows):
@@ -250,6 +254,9 @@ class TableHome(Home):
 
     def _check_limiter(self, is_admitted: bool) -> None:
         """Find out what ends the wait of a learner that has no batch.
+
+        Args:
+            refused: The payload that was not admitted, if any.
 
         Raises:
             ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
@@ -294,25 +301,32 @@ class TableHome(Home):
         pushed = [rows] if self._is_of_episodes else rows
         with self._lock:
             self._numbers += 1
-            self._ids[self._numbers] = announced.data_id
+            self._payloads[self._numbers] = announced
             self._origins.current = self._numbers
             if announced.was_inserted:
+                # It is in the counts of the earlier home.
+                counts = self.buffer.limiter_counts()
                 self.buffer.push_unlimited(pushed)
+                self.buffer.restore_limiter(counts)
             else:
                 self.buffer.push(pushed, announced.env_steps)
+                pace = self._pace
+                if pace is not None and self.buffer.can_sample(pace.batch_size):
+                    pace.episodes += announced.episodes
             self._inserted.append(announced.data_id)
-        pace = self._pace
-        if pace is not None and self.buffer.can_sample(pace.batch_size):
-            pace.episodes += announced.episodes
 
     def _take_left(self) -> list[tuple[str, str, int]]:
         left, touched = [], set[int]()
         for number, reason, rows in self.buffer.take_left():
-            left.append((self._ids[number], reason, rows))
+            announced = self._payloads[number]
+            # For the buffer an episode, which is a payload of its own, is one element.
+            left.append(
+                (announced.data_id, reason, announced.rows if self._is_of_episodes else rows)
+            )
             touched.add(number)
         for number in touched:
             if not self._origins.stored(number):
-                self.known.discard(self._ids.pop(number))
+                self.known.discard(self._payloads.pop(number).data_id)
         return left
 
 
