@@ -52,6 +52,8 @@ from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
+_OF_HOME = ("reports", "is_idle", "trained_rows", "counts", "count", "figures")
+"""Keys of a learner's info that tell about the home of its buffer."""
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""
 
@@ -692,13 +694,15 @@ class Coordinator(Configurable):
             payloads = self.payloads_of(state)
             if payloads is not None:
                 if payloads.settle(info):
-                    self._note(Settled(state.task_id, train_iter, _plain(info)))
+                    home = {name: info[name] for name in _OF_HOME}
+                    self._note(Settled(state.task_id, train_iter, home))
                 # A restarted coordinator needs all payloads whose end is not in the journal yet.
                 if not self._is_behind:
                     garbage = payloads.take_garbage()
                 self._record.note_policy_lag()
                 self.condition.notify_all()
-            self._state.commander.update_learner_info(state.task_id, info)
+            progress = {name: info[name] for name in info if name not in _OF_HOME}
+            self._state.commander.update_learner_info(state.task_id, progress)
         if garbage:
             self.data_store.delete(garbage)
 
@@ -943,12 +947,6 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
     return bool(policy.get("on_policy") or is_limited)
-
-
-def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a coordinator that restarts must know of an info of a home."""
-    keys = ("reports", "is_idle", "trained_rows", "counts", "count", "figures")
-    return {key: info[key] for key in keys}
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

@@ -293,6 +293,7 @@ class TableHome(Home):
     def _insert(self, announced: Announcement) -> None:
         batch = self._loaded(announced, self._load)
         if batch is None:
+            self._stream = ""  # the next payload does not continue the one before this
             return
         if self._keeps_order and announced.stream != self._stream:
             self._stream = announced.stream
