@@ -255,9 +255,6 @@ class TableHome(Home):
     def _check_limiter(self, is_admitted: bool) -> None:
         """Find out what ends the wait of a learner that has no batch.
 
-        Args:
-            refused: The payload that was not admitted, if any.
-
         Raises:
             ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
         """
