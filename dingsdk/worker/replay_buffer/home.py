@@ -104,11 +104,10 @@ class Home(ABC):
     def announce(self, news: Iterable[Mapping[str, Any]]) -> None:
         """Add announcements, in order of arrival; those that it has had are ignored."""
         found = [msgspec.convert(each, Announcement) for each in news]
-        for each in found:
-            if each.data_id not in self.known:
-                self.known.add(each.data_id)
-                self._waiting.append(each)
-                self.announced += 1
+        fresh = {each.data_id: each for each in found if each.data_id not in self.known}
+        self.known.update(fresh)
+        self._waiting.extend(fresh.values())  # at once, as a training needs all its payloads
+        self.announced += len(fresh)
 
     @abstractmethod
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
