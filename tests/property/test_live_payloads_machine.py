@@ -84,15 +84,13 @@ class PayloadMachine(RuleBasedStateMachine):
         if vanishes:
             self.store.pop(name, None)
 
-    @rule(times=st.integers(1, 2))
-    def announce(self, times: int) -> None:
-        news = self.payloads.take_news()
+    @rule(times=st.integers(0, 2), batches=st.integers(0, 2), loses_report=st.booleans())
+    def learn(self, times: int, batches: int, loses_report: bool) -> None:
+        news = self.payloads.take_news() if times else []
         for _ in range(times):
             self.home.announce(news)
-
-    @rule(loses_report=st.booleans())
-    def train(self, loses_report: bool) -> None:
-        self.home.sample(4, 0)
+        for _ in range(batches):
+            self.home.sample(4, 0)
         if loses_report:
             self.home.report()
 
@@ -135,7 +133,7 @@ class PayloadMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.coordinator_is_lost(has_taken_news=True)
-        self.announce(times=1), self.train(loses_report=False), self.report(deletes=True)
+        self.learn(times=1, batches=1, loses_report=False), self.report(deletes=True)
         evicted = self.payloads.counts().evicted
         assert self.home.count() + sum(evicted.values()) == sum(self.rows.values())
 
@@ -145,5 +143,5 @@ class UsedUpMachine(PayloadMachine):
 
 
 TestNaive, TestUsedUp = PayloadMachine.TestCase, UsedUpMachine.TestCase
-SETTINGS = settings(max_examples=30, stateful_step_count=20, deadline=None)
+SETTINGS = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestNaive.settings = TestUsedUp.settings = SETTINGS
