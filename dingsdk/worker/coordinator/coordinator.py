@@ -477,9 +477,6 @@ class Coordinator(Configurable):
         with self.condition:
             if self._record.open_buffer(state):
                 self._note(BufferOpened(state.task_id))
-                # The state has the buffer's random state, so that later draws can be repeated.
-                if self._keeper is not None:
-                    self._keeper.save_state()
 
     def _new_payloads(self, state: TaskState) -> LivePayloads:
         policy = self._cfg["policy"]

@@ -540,19 +540,6 @@ def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
     assert same(life.look(), Life(tmp_path, transport, "naive").look())
 
 
-def test_replay_buffer_is_restored_even_if_no_state_was_saved(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    with failing_calls(("rename",), 1, errno.ENOSPC, persistent=True):
-        learner = life.give("learner")
-    assert life.keeper.is_behind
-    after = Life(tmp_path, transport, "naive")
-    assert after.scheduler.buffers.keys() == {learner.buffer_id}
-    assert after.look()["iterations"] == {learner.task_id: 0}
-
-
 def test_coordinator_that_lost_its_journal_acknowledges_nothing(
     tmp_path: Path, transport: Any
 ) -> None:
