@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dingsdk.worker.coordinator.experience import open_experience
 
 from dingsdk.data import container
 from dingsdk.data.container import digest_of
