@@ -129,7 +129,7 @@ class PayloadMachine(RuleBasedStateMachine):
         for found in ([int(n) for each, n in numbers if each == stream] for stream in (0, 1)):
             assert found == sorted(set(found)), "rows out of order, or twice"
         left = sum(each.total() for name, each in self.evicted.items() if name in self.loaded)
-        assert len(numbers) == sum(self.rows[name] for name in self.loaded) - left
+        assert self.home.count() == sum(self.rows[name] for name in self.loaded) - left
 
     def teardown(self) -> None:
         self.coordinator_is_lost(has_taken_news=True)

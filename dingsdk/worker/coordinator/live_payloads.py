@@ -225,6 +225,7 @@ class LivePayloads:
         self._evicted[reason] += rows
         if payload.left.total() >= payload.rows:
             del self._live[name]
+            self._news.pop(name, None)
             self._retired[name] = None
             self._garbage.append(name)
             if len(self._retired) > RETIRED_KEPT:
