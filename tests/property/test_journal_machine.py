@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dingsdk.runtime.files import Folder
-from dingsdk.worker.coordinator.journal import Fact, Journal, LeaseEnded
+from dingsdk.worker.coordinator.journal import Fact, Journal, Restarted
 
 
 class JournalMachine(RuleBasedStateMachine):
@@ -32,7 +32,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule()
     def append(self) -> None:
-        self.journal.append(LeaseEnded(str(self.taken)))
+        self.journal.append(Restarted(str(self.taken)))
         self.taken += 1
 
     @rule(appended=st.integers(0, 3))
@@ -68,7 +68,7 @@ class JournalMachine(RuleBasedStateMachine):
         refused = 0
         for _ in range(appended):
             try:
-                old.append(LeaseEnded(str(taken)))
+                old.append(Restarted(str(taken)))
             except OSError:
                 refused += 1
         assert refused == appended
@@ -87,7 +87,7 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 def number_of(fact: Fact) -> int:
-    assert isinstance(fact, LeaseEnded)
+    assert isinstance(fact, Restarted)
     return int(fact.task_id)
 
 

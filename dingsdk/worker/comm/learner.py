@@ -127,6 +127,8 @@ class BaseCommLearner(CommWorker):
         self._sent_iter = self._read_iter = -1
         """Version of the policy that was published last, and that was last checked to be
         readable."""
+        self._has_begun = False
+        """Whether its checkpoint is loaded and it has asked for data."""
         self._is_idle = False
         """Whether it has nothing to train on."""
         self._confirmed = 0
@@ -224,6 +226,8 @@ class BaseCommLearner(CommWorker):
         """
         self.go_on_with_job(task_id)
         home = self._the_home()
+        with self.condition:
+            self._wait_for_begin()
         info = self._info(home, confirmed)
         return {"info": info, "known": home.known_ids(), **self.task_ids()}
 
@@ -242,10 +246,18 @@ class BaseCommLearner(CommWorker):
                 self._load_until = self._clock() + LOAD_TIMEOUT_S
                 self._is_idle = False
                 self.condition.notify_all()
+            self._wait_for_begin()
             self.task_wait(lambda: self._is_idle, self.exchange_s)
         self.raise_job_error()
         info = self._info(home, self._confirmed)
         return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}
+
+    def _wait_for_begin(self) -> None:
+        """Wait, with the condition held, until the learner's iteration is that of its checkpoint.
+
+        The coordinator takes the first iteration that it is told for that of the checkpoint.
+        """
+        self.task_wait(lambda: self._has_begun, math.inf)
 
     def _the_home(self) -> Home:
         if self._home is None:
@@ -255,14 +267,14 @@ class BaseCommLearner(CommWorker):
     def _info(self, home: Home, confirmed: int) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
         is_idle = self._is_idle
-        home.report()
+        counts = home.report()
         return {
             **self._learner.learn_info,
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
             "count": home.count(),
-            "counts": home.counts(),
+            "counts": counts,
             "figures": home.figures(),
             "is_idle": is_idle,
         }
@@ -357,7 +369,16 @@ class BaseCommLearner(CommWorker):
         learner.hook_close_s = HOOK_CLOSE_S
         if left < 1:
             learner.train_iterations = 0  # not allowed in a config
-        learner.get_data = self.data_source
+        source = self.data_source
+
+        def draw(batch_size: int) -> Any:
+            if not self._has_begun:
+                with self.condition:
+                    self._has_begun = True
+                    self.condition.notify_all()
+            return source(batch_size)
+
+        learner.get_data = draw
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info
         policy_cfg, seed = task_info["policy"], task_info.get("seed")

@@ -52,6 +52,8 @@ from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
+_OF_HOME = ("reports", "is_idle", "trained_rows", "counts", "count", "figures")
+"""Keys of a learner's info that tell about the home of its buffer."""
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""
 
@@ -379,6 +381,11 @@ class Coordinator(Configurable):
         if self._keeper is not None:
             self._keeper.note(fact)
 
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the journal lacks facts, so that nothing new may begin."""
+        return self._keeper is not None and self._keeper.is_behind
+
     def _note_task(self, fact: Fact) -> None:
         # A resumed run continues the tasks that ended only because the run did.
         if not self.is_ending:
@@ -470,9 +477,6 @@ class Coordinator(Configurable):
         with self.condition:
             if self._record.open_buffer(state):
                 self._note(BufferOpened(state.task_id))
-                # The state has the buffer's random state, so that later draws can be repeated.
-                if self._keeper is not None:
-                    self._keeper.save_state()
 
     def _new_payloads(self, state: TaskState) -> LivePayloads:
         policy = self._cfg["policy"]
@@ -668,10 +672,11 @@ class Coordinator(Configurable):
             payloads = self.payloads_of(state)
             if payloads is None:
                 return None
-            is_behind = self._keeper is not None and self._keeper.is_behind
+            is_behind = self._is_behind
             return {
                 "announcements": [] if is_behind else payloads.take_news(),
-                "confirmed": payloads.confirmed,
+                # The home keeps the reports that a restarted coordinator would miss.
+                "confirmed": 0 if is_behind else payloads.confirmed,
                 "env_steps": self._state.env_steps,
             }
 
@@ -686,13 +691,15 @@ class Coordinator(Configurable):
             payloads = self.payloads_of(state)
             if payloads is not None:
                 if payloads.settle(info):
-                    self._note(Settled(state.task_id, train_iter, _plain(info)))
+                    home = {name: info[name] for name in _OF_HOME}
+                    self._note(Settled(state.task_id, train_iter, home))
                 # A restarted coordinator needs all payloads whose end is not in the journal yet.
-                if self._keeper is None or not self._keeper.is_behind:
+                if not self._is_behind:
                     garbage = payloads.take_garbage()
                 self._record.note_policy_lag()
                 self.condition.notify_all()
-            self._state.commander.update_learner_info(state.task_id, info)
+            progress = {name: info[name] for name in info if name not in _OF_HOME}
+            self._state.commander.update_learner_info(state.task_id, progress)
         if garbage:
             self.data_store.delete(garbage)
 
@@ -711,7 +718,7 @@ class Coordinator(Configurable):
     def has_news(self, state: TaskState) -> bool:
         """Return whether a task's home can be told something; call with the condition held."""
         payloads = self.payloads_of(state)
-        return payloads is None or payloads.has_news
+        return payloads is None or (payloads.has_news and not self._is_behind)
 
     def begin_home(self, state: TaskState) -> Mapping[str, Any]:
         """Announce all live payloads to the new home of a buffer.
@@ -937,12 +944,6 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
     return bool(policy.get("on_policy") or is_limited)
-
-
-def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a coordinator that restarts must know of an info of a home."""
-    keys = ("reports", "is_idle", "trained_rows", "counts", "count", "figures")
-    return {key: info[key] for key in keys}
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

@@ -178,6 +178,7 @@ class LivePayloads:
     def take_news(self) -> list[dict[str, Any]]:
         """Return announcements that the home has not had, in order of arrival."""
         names, self._news = self._news, {}
+        self.is_idle = self.is_idle and not names
         return [msgspec.to_builtins(self._announcement(name)) for name in names]
 
     def _announcement(self, name: str, training: int = 0) -> Announcement:
@@ -226,13 +227,18 @@ class LivePayloads:
         self._evicted[reason] += rows
         if payload.left.total() >= payload.rows:
             del self._live[name]
+            self._news.pop(name, None)
             self._retired[name] = None
             self._garbage.append(name)
             if len(self._retired) > RETIRED_KEPT:
                 del self._retired[next(iter(self._retired))]
 
     def settle(self, info: Mapping[str, Any]) -> bool:
-        """Process what the home reports with an answer; return whether to record it on disk."""
+        """Process what the home reports with an answer.
+
+        Returns:
+            Whether a restarted coordinator needs the answer: payloads or their rows have changed.
+        """
         before = self.confirmed
         self.note_reports(info["reports"])
         self.is_idle = bool(info["is_idle"])
@@ -285,7 +291,8 @@ class LivePayloads:
             "retired": list(self._retired)[-RETIRED_SAVED:],
             "evicted": dict(self._evicted),
             "acked_rows": self._acked_rows,
-            "trained_rows": [self._earlier_trained_rows, self.trained_rows],
+            "trained_rows": self.trained_rows,
+            "earlier_trained_rows": self._earlier_trained_rows,
             "confirmed": self.confirmed,
             "home_counts": None if self.home_counts is None else dict(self.home_counts),
         }
@@ -309,11 +316,13 @@ class LivePayloads:
             self._live[str(name)] = payload
         self._retired = dict.fromkeys(map(str, state["retired"]))
         self._evicted = Counter(state["evicted"])
-        self._acked_rows = state["acked_rows"]
-        self._earlier_trained_rows, self.trained_rows = map(int, state["trained_rows"])
+        self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
         self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}
         self._waiting_rows = sum(each.rows for each in self._live.values() if not each.is_inserted)
+        self._earlier_trained_rows = state["earlier_trained_rows"]
+        # The earlier coordinator may have stopped before it deleted the newest ones.
+        self._garbage = list(self._retired)
 
 
 class ServedPayloads(LivePayloads):
@@ -342,8 +351,11 @@ class ServedPayloads(LivePayloads):
         return True
 
     def settle(self, info: Mapping[str, Any]) -> bool:
-        self._figures = info["figures"] or self._figures
+        self._figures = info["figures"] or self._figures  # none until the learner has asked
         return super().settle(info)
+
+    def count(self) -> int:
+        return self._figures.get("count", 0)
 
     def counts(self) -> SampleCounts:
         """Return the sample counts; the server counts the samples of all its clients."""

@@ -226,7 +226,7 @@ class OnPolicyPayloads(LivePayloads):
         self._trainings = trainings
         self._drawn: dict[str, None] = {}
         """Payloads of the training under way."""
-        self._returned: set[str] = set()
+        self._returned: dict[str, None] = {}
         """Payloads that a lost learner may have trained on."""
         self._trained: list[tuple[int, int]] = []
         """Versions of the rows that the home reports as trained on."""
@@ -287,12 +287,12 @@ class OnPolicyPayloads(LivePayloads):
     def begin_training(self, train_iter: int) -> None:
         """Let the learner, which is at ``train_iter``, train on all live payloads."""
         self._began_at = train_iter
-        self._drawn, self._returned = dict.fromkeys(self._live), set()
+        self._drawn, self._returned = dict.fromkeys(self._live), {}
 
     def restart(self) -> None:
         """Keep the payloads of a training that a lost learner may have ended."""
         super().restart()
-        self._returned |= self._drawn.keys()
+        self._returned |= self._drawn
         self._drawn, self._train_iter = {}, None
 
     def rejoin(self, known: Iterable[str]) -> None:
@@ -301,19 +301,20 @@ class OnPolicyPayloads(LivePayloads):
 
     def settle(self, info: Mapping[str, Any]) -> bool:
         is_first, self._train_iter = self._train_iter is None, int(info["learner_step"])
-        is_changed = super().settle(info)
+        has_changed = super().settle(info)
         if is_first:
             if self._train_iter >= self._began_at + self._trainings:
                 # The learner saved a checkpoint after the training, and was lost before its report.
-                for name in self._returned & self._live.keys():
-                    self._leave(name, self._live[name], TRAINED, self._live[name].rows)
-            self._returned.clear()
+                for name in self._returned:
+                    if (payload := self._live.get(name)) is not None:
+                        self._leave(name, payload, TRAINED, payload.rows)
+            self._returned = {}
         if self._trained:
             self.admission.trained(self._trained, self._train_iter)
             self._trained = []
         if is_first:
             self.admission.begin(self._train_iter)
-        return is_changed or is_first
+        return has_changed or is_first
 
     def _leave(self, name: str, payload: Payload, reason: str, rows: int) -> None:
         super()._leave(name, payload, reason, rows)
@@ -338,6 +339,6 @@ class OnPolicyPayloads(LivePayloads):
     def _load(self, state: Mapping[str, Any]) -> None:
         super()._load(state)
         self._drawn = dict.fromkeys(map(str, state["drawn"]))
-        self._returned = set(map(str, state["returned"]))
+        self._returned = dict.fromkeys(map(str, state["returned"]))
         self._train_iter, self._began_at = state["train_iter"], int(state["began_at"])
         self.admission.load_state_dict(state["admission"])

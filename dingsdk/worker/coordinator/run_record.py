@@ -150,13 +150,13 @@ class RunRecord:
         """
         if recovered.state is not None:
             self.load_state_dict(recovered.state)
-        scheduler, garbage = self._scheduler, list[str]()
+        scheduler = self._scheduler
         settled: dict[str, int] = {}
         closed: list[str] = []
         note, scheduler.note = scheduler.note, None
         for fact in recovered.facts:
             try:
-                garbage += self._apply(fact)
+                self._apply(fact)
             except (LookupError, ValueError) as error:
                 raise CheckpointCorruptError(
                     f"the journal has a fact that does not fit those before it: {fact!r:.200}"
@@ -180,9 +180,9 @@ class RunRecord:
                 scheduler.commander.update_collector_info(state.task_id, report)
         self.note_policy_lag()
         self.unheard = set(self._iterations)
-        return garbage
+        return [name for each in scheduler.buffers.values() for name in each.take_garbage()]
 
-    def _apply(self, fact: Fact) -> list[str]:
+    def _apply(self, fact: Fact) -> None:
         scheduler = self._scheduler
         if isinstance(fact, Queued | Assigned | TaskEnded):
             scheduler.apply(fact)
@@ -203,24 +203,21 @@ class RunRecord:
                 payloads.push(msgspec.structs.asdict(fact), fact.env_steps)
             except (ConflictError, ProtocolError, SchemaMismatchError) as error:
                 _log.debug("refused, as it was before: %s", error)
-            return payloads.take_garbage()
         elif isinstance(fact, Restarted | Settled | TrainingBegan):
-            return self._apply_training(fact)
-        return []
+            self._apply_training(fact)
 
-    def _apply_training(self, fact: Restarted | Settled | TrainingBegan) -> list[str]:
+    def _apply_training(self, fact: Restarted | Settled | TrainingBegan) -> None:
         payloads = self._scheduler.buffers[self._scheduler.running[fact.task_id].buffer_id]
         if isinstance(fact, Restarted):
             payloads.restart()
-            return []
+            return
         self.note_iteration(fact.task_id, fact.train_iter)
         if isinstance(fact, TrainingBegan):
             if not isinstance(payloads, OnPolicyPayloads):
                 raise ValueError("the journal is of an on-policy run")
             payloads.begin_training(fact.train_iter)
-            return []
-        payloads.settle({**fact.info, "learner_step": fact.train_iter})
-        return payloads.take_garbage()
+        else:
+            payloads.settle({**fact.info, "learner_step": fact.train_iter})
 
     def note_policy_lag(self) -> None:
         """Store the lag of trained rows; with several learners, the largest mean lag."""

@@ -21,8 +21,6 @@ Load = Callable[[str, str | None], SampleBatch]
 """Returns a payload by its id and its digest; raises DataMissingError or DataCorruptError."""
 TRAINED = "trained"
 """Why the rows of an on-policy policy leave."""
-REPORTS_KEPT = 256
-"""Reports that are kept for a coordinator that restarts and did not record the newest ones."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -95,7 +93,7 @@ class Home(ABC):
         """Guards what a report reads; a report between two parts of a push would be wrong."""
         self._inserted: list[str] = []
         self._lost: list[tuple[str, str]] = []
-        self._reports: deque[HomeReport] = deque(maxlen=REPORTS_KEPT)
+        self._reports: deque[HomeReport] = deque()
         self._reported = 0
 
     def known_ids(self) -> list[str]:
@@ -106,11 +104,10 @@ class Home(ABC):
     def announce(self, news: Iterable[Mapping[str, Any]]) -> None:
         """Add announcements, in order of arrival; those that it has had are ignored."""
         found = [msgspec.convert(each, Announcement) for each in news]
-        for each in found:
-            if each.data_id not in self.known:
-                self.known.add(each.data_id)
-                self._waiting.append(each)
-                self.announced += 1
+        fresh = {each.data_id: each for each in found if each.data_id not in self.known}
+        self.known.update(fresh)
+        self._waiting.extend(fresh.values())  # at once, as a training needs all its payloads
+        self.announced += len(fresh)
 
     @abstractmethod
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
@@ -145,29 +142,43 @@ class Home(ABC):
         """Return ``(payload id, reason, rows)`` of rows that left since the last call."""
         return []
 
-    def report(self) -> None:
-        """Make a report of all changes since the last one, if there are any."""
+    def report(self) -> dict[str, Any]:
+        """Make a report of all changes since the last one, if there are any.
+
+        Returns:
+            The ``counts`` that belong to it: of what is reported as inserted, and no more.
+        """
         with self._lock:
             left = self._take_left()
             inserted, self._inserted = self._inserted, []
             lost, self._lost = self._lost, []
+            counts = self.counts()
         report = HomeReport(self._reported + 1, inserted, lost, left)
         if not report.is_empty:
             self._reported += 1
             self._reports.append(report)
+        return counts
 
     def reports(self, after: int) -> list[dict[str, Any]]:
-        """Return the reports with a number above ``after`` as plain data."""
-        return [msgspec.to_builtins(each) for each in list(self._reports) if each.number > after]
+        """Return the reports with a number above ``after`` as plain data, and drop the others.
+
+        The coordinator, or its successor, will not ask for reports up to ``after`` again.
+        """
+        while self._reports and self._reports[0].number <= after:
+            self._reports.popleft()
+        return [msgspec.to_builtins(each) for each in self._reports]
 
     def _loaded(self, announced: Announcement, load: Load) -> SampleBatch | None:
         """Return a payload; record that it is lost and return None if it cannot be read."""
+        reason = "corrupt"
         try:
-            return load(announced.data_id, announced.digest)
+            batch = load(announced.data_id, announced.digest)
+            if len(batch) == announced.rows:
+                return batch
         except DataMissingError:
             reason = "missing"
         except DataCorruptError:
-            reason = "corrupt"
+            pass
         with self._lock:
             self._lost.append((announced.data_id, reason))
             self.known.discard(announced.data_id)
@@ -195,16 +206,16 @@ class TableHome(Home):
         self.buffer = buffer
         self._load = load
         self._pace = pace
-        if counts is not None:
-            buffer.restore_limiter(counts["limiter"])
-            if pace is not None:
-                pace.episodes, pace.batches = counts["pace"]
         self._origins = buffer.track_origins()
         self._is_of_episodes = buffer.needs_order == "episode"
         self._keeps_order = buffer.needs_order == "sequence"
         self._stream = ""
-        self._ids: dict[int, str] = {}  # of the payloads with rows in the buffer, by number
+        self._payloads: dict[int, Announcement] = {}  # those with rows in the buffer, by number
         self._numbers = 0
+        if counts is not None:
+            buffer.restore_limiter(counts["limiter"])
+            if pace is not None:
+                pace.episodes, pace.batches = counts["pace"]
 
     def _insert_waiting(self) -> bool:
         """Insert announced payloads in order; return False once the limiter refuses one."""
@@ -278,6 +289,7 @@ class TableHome(Home):
     def _insert(self, announced: Announcement) -> None:
         batch = self._loaded(announced, self._load)
         if batch is None:
+            self._stream = ""  # the next payload does not continue the one before this
             return
         if self._keeps_order and announced.stream != self._stream:
             self._stream = announced.stream
@@ -286,25 +298,29 @@ class TableHome(Home):
         pushed = [rows] if self._is_of_episodes else rows
         with self._lock:
             self._numbers += 1
-            self._ids[self._numbers] = announced.data_id
+            self._payloads[self._numbers] = announced
             self._origins.current = self._numbers
             if announced.was_inserted:
                 self.buffer.push_unlimited(pushed, is_counted=True)
             else:
                 self.buffer.push(pushed, announced.env_steps)
+                pace = self._pace
+                if pace is not None and self.buffer.can_sample(pace.batch_size):
+                    pace.episodes += announced.episodes
             self._inserted.append(announced.data_id)
-        pace = None if announced.was_inserted else self._pace
-        if pace is not None and self.buffer.can_sample(pace.batch_size):
-            pace.episodes += announced.episodes
 
     def _take_left(self) -> list[tuple[str, str, int]]:
         left, touched = [], set[int]()
         for number, reason, rows in self.buffer.take_left():
-            left.append((self._ids[number], reason, rows))
+            announced = self._payloads[number]
+            # For the buffer an episode, which is a payload of its own, is one element.
+            left.append(
+                (announced.data_id, reason, announced.rows if self._is_of_episodes else rows)
+            )
             touched.add(number)
         for number in touched:
             if not self._origins.stored(number):
-                self.known.discard(self._ids.pop(number))
+                self.known.discard(self._payloads.pop(number).data_id)
         return left
 
 

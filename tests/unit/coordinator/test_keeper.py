@@ -9,7 +9,7 @@ import pytest
 
 from dingsdk.errors import StorageFullError
 from dingsdk.runtime.files import Buffer, Folder
-from dingsdk.worker.coordinator.journal import RETRY_S, Journal, Keeper, LeaseEnded
+from dingsdk.worker.coordinator.journal import RETRY_S, Journal, Keeper, Restarted
 
 
 class FullableFolder(Folder):
@@ -48,7 +48,7 @@ class Site:
     def known(self) -> tuple[object, list[str]]:
         """Return what another coordinator would read: the state, and the task ids of the facts."""
         found = Journal(Folder(self.path)).read()
-        tasks = [each.task_id for each in found.facts if isinstance(each, LeaseEnded)]
+        tasks = [each.task_id for each in found.facts if isinstance(each, Restarted)]
         return found.state, tasks
 
 
@@ -59,11 +59,11 @@ def site(tmp_path: Path) -> Site:
 
 def test_fact_is_not_acknowledged_if_the_disk_is_full(site: Site) -> None:
     site.disk.refuses_facts = True
-    assert not site.keeper.acknowledge(LeaseEnded("a"))
+    assert not site.keeper.acknowledge(Restarted("a"))
     assert (site.keeper.is_behind, bool(site.held_up)) == (False, True)
 
     site.disk.refuses_facts = False
-    assert site.keeper.acknowledge(LeaseEnded("b"))
+    assert site.keeper.acknowledge(Restarted("b"))
     assert site.held_up == ""
     assert site.known() == (None, ["b"])
 
@@ -72,12 +72,12 @@ def test_nothing_is_acknowledged_after_an_unwritten_fact_until_the_state_is_save
     site: Site,
 ) -> None:
     site.disk.refuses_facts = site.disk.refuses_states = True
-    site.keeper.note(LeaseEnded("a"))
+    site.keeper.note(Restarted("a"))
     assert site.keeper.is_behind
     assert site.keeper.is_state_due
 
     site.disk.refuses_facts = False
-    assert not site.keeper.acknowledge(LeaseEnded("b"))
+    assert not site.keeper.acknowledge(Restarted("b"))
     begun = site.keeper.begin_state()
     assert begun is not None
     site.keeper.end_state(site.keeper.write_state(*begun))
@@ -93,7 +93,7 @@ def test_nothing_is_acknowledged_after_an_unwritten_fact_until_the_state_is_save
     assert begun is not None
     site.keeper.end_state(site.keeper.write_state(*begun))
     assert (site.keeper.is_behind, site.held_up) == (False, "")
-    assert site.keeper.acknowledge(LeaseEnded("c"))
+    assert site.keeper.acknowledge(Restarted("c"))
     assert site.known() == ({"version": 7}, ["c"])
 
 
@@ -112,12 +112,12 @@ def test_save_state_on_a_full_disk_leaves_the_journal_behind(site: Site, refused
 def test_facts_are_acknowledged_if_only_the_state_cannot_be_saved(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert site.keeper.acknowledge(LeaseEnded("a"))
+    assert site.keeper.acknowledge(Restarted("a"))
     site.disk.refuses_states = True
     begun = site.keeper.begin_state()
     assert begun is not None
     assert not site.keeper.write_state(*begun)
     assert caplog.messages == ["the state of the run is not saved, its facts are: no room"]
     assert (site.keeper.is_behind, site.held_up) == (False, "")
-    assert site.keeper.acknowledge(LeaseEnded("b"))
+    assert site.keeper.acknowledge(Restarted("b"))
     assert site.known() == (None, ["a", "b"])

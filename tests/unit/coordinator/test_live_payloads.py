@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError
-from dingsdk.worker.coordinator.live_payloads import LEAST_AHEAD_ROWS, LivePayloads
-from dingsdk.worker.coordinator.tasks import TaskState
-
-STATE = TaskState("learner")
+from dingsdk.worker.coordinator.live_payloads import (
+    LEAST_AHEAD_ROWS,
+    LivePayloads,
+    ServedPayloads,
+    versions_in,
+)
+from dingsdk.worker.sample_counts import SampleCounts
 
 
 def announce(payloads: LivePayloads, name: str, rows: int = 4) -> bool:
-    return payloads.push({"data_id": name, "rows": rows, "digest": None}, 0)
+    meta = {"data_id": name, "rows": rows, "policy_iter": 0, "digest": None}
+    return payloads.push(meta, 0)
 
 
 def report(number: int, **changes: Any) -> dict[str, Any]:
@@ -22,8 +26,8 @@ def report(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def settle(payloads: LivePayloads, *reports: dict[str, Any], **info: Any) -> None:
-    own = {"is_idle": False, "trained_rows": 0, "counts": {}, "count": 0, **info}
-    payloads.settle(STATE, {"reports": list(reports), **own})
+    own = {"is_idle": False, "trained_rows": 0, "counts": {}, "count": 0, "figures": None}
+    payloads.settle({"reports": list(reports), **own, **info})
 
 
 def names(payloads: LivePayloads) -> list[str]:
@@ -43,9 +47,9 @@ def test_payload_is_deleted_when_its_last_row_has_left() -> None:
     payloads = LivePayloads(8)
     announce(payloads, "a"), announce(payloads, "b")
     settle(payloads, report(1, inserted=["a", "b"], left=[("a", "overwritten", 3)]))
-    assert payloads.take_garbage([]) == []
+    assert payloads.take_garbage() == []
     settle(payloads, report(2, left=[("a", "stale", 1)], lost=[("b", "corrupt")]))
-    assert sorted(payloads.take_garbage([])) == ["a", "b"]
+    assert sorted(payloads.take_garbage()) == ["a", "b"]
     assert payloads.counts().evicted == {"overwritten": 3, "stale": 1, "corrupt": 4}
     assert not announce(payloads, "a"), "a late repeat"
     payloads.check()
@@ -93,7 +97,7 @@ def test_home_that_kept_its_rows_gets_what_it_does_not_know() -> None:
     payloads = LivePayloads(8)
     for name in "abc":
         announce(payloads, name)
-    payloads.rejoin(STATE, ["a", "c", "older"])
+    payloads.rejoin(["a", "c", "older"])
     assert names(payloads) == ["b"]
 
 
@@ -109,6 +113,9 @@ def test_state_continues_in_another_coordinator() -> None:
     assert other.state_dict() == payloads.state_dict()
     assert other.counts() == payloads.counts()
     assert (other.confirmed, names(other)) == (3, ["c", "d"])
+    assert other.take_garbage() == ["a"], "it may not have been deleted"
+    settle(other, trained_rows=9)  # by the same home
+    assert other.counts().trained == 9
     assert not announce(other, "a")
     other.check()
     with pytest.raises(CheckpointCorruptError, match="live payloads"):
@@ -123,3 +130,47 @@ def test_payload_with_other_rows_under_a_known_id_is_refused() -> None:
     with pytest.raises(ProtocolError, match="0 rows"):
         announce(payloads, "b", rows=0)
     assert payloads.counts().acknowledged == 4
+
+
+def test_home_that_has_news_is_not_idle() -> None:
+    """The run must not end between an announcement and its training."""
+    payloads = LivePayloads(8)
+    announce(payloads, "a")
+    settle(payloads, is_idle=True)
+    assert payloads.can_train, "a is not announced"
+    names(payloads)
+    assert payloads.can_train, "a is announced, and nothing is known about it"
+    settle(payloads, report(1, inserted=["a"]), is_idle=True)
+    assert not payloads.can_train
+
+
+@pytest.mark.parametrize(("versions", "found"), [([], [(0, 4)]), ([(0, 1), (5, 3)],) * 2])
+def test_versions_of_a_payload_are_those_of_its_rows(
+    versions: list[tuple[int, int]], found: list[tuple[int, int]]
+) -> None:
+    meta = {"data_id": "a", "rows": 4, "policy_iter": 0, "versions": versions}
+    assert versions_in(meta) == found
+    for wrong in ([(0, 5)], [(0, 5), (1, -1)], [(0, 4), (1, 0)]):
+        with pytest.raises(ProtocolError, match="of the versions"):
+            versions_in({**meta, "versions": wrong})
+
+
+def figures(**counts: int) -> dict[str, int]:
+    return {"pushed": 0, "count": 0, "overwritten": 0, "cleared": 0, "stale": 0, **counts}
+
+
+def test_counts_of_a_served_buffer_are_those_of_the_server() -> None:
+    payloads = ServedPayloads()
+    assert announce(payloads, "a")
+    assert announce(payloads, "a"), "the server refuses repeats"
+    assert (payloads.take_news(), list(payloads.live_ids())) == ([], [])
+    assert payloads.counts() == SampleCounts()
+    now = figures(pushed=10, count=7, overwritten=3)
+    settle(payloads, report(1), trained_rows=20, count=7, figures=now)
+    assert payloads.counts() == SampleCounts(10, 10, 20, 7, {"overwritten": 3})
+    payloads.check()
+    # A new learner has not asked the server yet.
+    payloads.restart()
+    settle(payloads, trained_rows=4, count=0, figures={})
+    assert payloads.counts() == SampleCounts(10, 10, 24, 7, {"overwritten": 3})
+    payloads.check()

@@ -6,45 +6,93 @@ import errno
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from dingsdk.worker.coordinator.experience import Experience
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import encode_frame
-from dingsdk.errors import (
-    CheckpointCorruptError,
-    CheckpointVersionError,
-    DingError,
-    RunDirLockedError,
-)
+from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.runtime.files import Folder
-from dingsdk.worker import Coordinator
+from dingsdk.worker import Coordinator, create_buffer
 from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.coordinator import TaskState
-from dingsdk.worker.coordinator.coordinator import MANY_LOST
 from dingsdk.worker.coordinator.journal import Journal
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
+from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
+from dingsdk.worker.replay_buffer.table import Table
 from tools.os_calls import failing_calls
 
 BUFFER = "policy.other.replay_buffer."
 KINDS: dict[str, tuple[str, ...]] = {
     "naive": ("cartpole-dqn",),
-    "prioritized": (
-        "cartpole-dqn",
-        f"{BUFFER}type=advanced",
-        "policy.priority=true",
-        f"{BUFFER}max_use=3",
-        f"{BUFFER}max_staleness=40",
-    ),
+    "advanced": ("cartpole-dqn", f"{BUFFER}type=advanced", f"{BUFFER}max_use=3"),
     "on-policy": ("cartpole-ppo", "policy.collect.n_sample=32"),
 }
 ROWS = 8
-DEMAND = {"batch_size": 16, "batches": 3, "cur_learner_iter": 0}
+
+
+class Learner:
+    """A learner with the home of its rows, which outlives coordinators."""
+
+    def __init__(self, life: Life, state: TaskState, train_iter: int = 0) -> None:
+        self.state = state
+        self.train_iter = train_iter
+        self.trained_rows = 0
+        told = life.coordinator.begin_home(state)
+        store = life.coordinator.data_store
+        self.home: Home
+
+        def load(name: str, digest: str | None) -> SampleBatch:
+            return store.get(name, 0.0)
+
+        if life.kind == "on-policy":
+            self.home = TrainingHome(load)
+        else:
+            buffer = create_buffer(life.cfg.policy.other.replay_buffer)
+            self.home = TableHome(cast(Table, buffer), load, None, told["counts"])
+
+    def train(self, batches: int = 1) -> None:
+        for _ in range(batches):
+            batch = self.home.sample(16, self.train_iter)
+            if batch is not None:
+                self.train_iter += 1
+                self.trained_rows += len(batch)
+                self.home.end_batch()
+
+    def info(self, confirmed: int) -> dict[str, Any]:
+        counts = self.home.report()
+        return {
+            "learner_step": self.train_iter,
+            "learner_done": False,
+            "priority_info": {},
+            "reports": self.home.reports(confirmed),
+            "trained_rows": self.trained_rows,
+            "count": self.home.count(),
+            "counts": counts,
+            "figures": None,
+            "is_idle": False,
+        }
+
+    def exchange(self, life: Life) -> list[str]:
+        """Get announcements, train on a batch, and report; return the announced payloads."""
+        data = life.coordinator.deal_with_learner_get_data(self.state)
+        assert data is not None
+        self.home.announce(data["announcements"])
+        self.train()
+        life.coordinator.deal_with_learner_send_info(self.state, self.info(data["confirmed"]))
+        return [each["data_id"] for each in data["announcements"]]
+
+    def rejoin(self, life: Life) -> None:
+        """Continue with a restarted coordinator."""
+        self.state = life.scheduler.running[self.state.task_id]
+        confirmed = life.coordinator.confirmed_of(self.state)
+        life.coordinator.deal_with_learner_send_info(self.state, self.info(confirmed))
+        life.coordinator.deal_with_learner_known(self.state, self.home.known)
 
 
 class Life:
@@ -64,11 +112,11 @@ class Life:
         if kind != "on-policy":
             sets.append("policy.collect.n_sample=32")
         cfg = compile_run(example, "parallel", "in_memory", sets, 0)
-        cfg = worker_config(cfg, folder)
+        self.kind, self.cfg = kind, worker_config(cfg, folder)
         self.now = 100.0
         journal = Journal(Folder(folder / "journal"), snapshot_facts=snapshot_facts)
         self.coordinator = Coordinator(
-            cfg, transport, journal=journal, clock=lambda: self.now, **options
+            self.cfg, transport, journal=journal, clock=lambda: self.now, **options
         )
         self.scheduler = self.coordinator._state
         assert self.coordinator._keeper is not None
@@ -84,7 +132,7 @@ class Life:
         state = self.scheduler.assign(role)
         assert state is not None
         if role == "learner":
-            self.coordinator.open_experience(state)
+            self.coordinator.open_buffer(state)
         return state
 
     def collect(self) -> TaskState:
@@ -101,41 +149,18 @@ class Life:
         self.join("c0", "collector")
         learner, collector = self.give("learner"), self.collect()
         for number in range(payloads):
-            self.push(collector, f"p{number}", number, 0)
+            self.push(collector, f"p{number}")
         return learner, collector
 
-    def push(self, state: TaskState, name: str, seed: int, iteration: int) -> bool:
-        rng = np.random.default_rng(seed)
+    def push(self, state: TaskState, name: str, iteration: int = 0) -> bool:
         self.coordinator.data_store.put(name, SampleBatch({"x": np.zeros(ROWS)}))
         meta: dict[str, Any] = {"data_id": name, "rows": ROWS, "policy_iter": iteration}
-        experience = self.coordinator.experience_of(state)
-        assert experience is not None
-        columns = {each: rng.random(ROWS) for each in experience.columns}
-        if "replay_unique_id" in experience.buffer.state_dict().get("metadata", {}):
-            columns["priority"] = rng.random(ROWS)
-        return self.coordinator.deal_with_collector_send_data(state, {**meta, "columns": columns})
+        return self.coordinator.deal_with_collector_send_data(state, meta)
 
-    def train(self, state: TaskState, seed: int, iteration: int, lost: bool) -> int:
-        """Lease batches and report some as trained; return the number of leased rows."""
-        rng = np.random.default_rng(seed)
-        demand = {"batch_size": 16, "batches": 3, "cur_learner_iter": iteration}
-        leased = self.coordinator.deal_with_learner_get_data(state, demand)
-        if leased is None:
-            return 0
-        batches = leased["batches"]
-        left = int(rng.integers(len(batches)))  # batches that are not trained yet
-        step = iteration + len(batches) - left
-        info: dict[str, Any] = {"learner_step": step, "priority_info": {}}
-        if "replay_unique_id" in batches[0]:
-            keys = ("replay_unique_id", "replay_buffer_idx")
-            known = {key: np.concatenate([each[key] for each in batches]) for key in keys}
-            size = len(known[keys[0]])
-            info["priority_info"] = {**known, "priority": rng.random(size)}
-        first = int(batches[0]["payload"][0])
-        info["lost_payloads"] = [[first, "missing"]] if lost else []
-        info |= {"batches_left": left, "learner_done": False}
-        self.coordinator.deal_with_learner_send_info(state, info)
-        return sum(len(each["payload"]) for each in batches)
+    def payloads(self, state: TaskState) -> LivePayloads:
+        found = self.coordinator.payloads_of(state)
+        assert found is not None
+        return found
 
     def look(self) -> dict[str, Any]:
         """Return the state without values that depend on clocks."""
@@ -144,8 +169,6 @@ class Life:
         assert state.pop("elapsed_s") >= 0
         if commander["schedule"]["last"] is not None:
             commander["schedule"] = commander["schedule"]["last"][:2]
-        lost = commander["learner_info"].get("lost_payloads", [])
-        commander["learner_info"]["lost_payloads"] = [list(each) for each in lost]
         return state
 
 
@@ -169,73 +192,119 @@ def test_state_after_a_restart_is_the_one_before_it(
 ) -> None:
     rng = np.random.default_rng(5)
     life = Life(tmp_path, transport, kind)
-    life.join("l0", "learner")
-    life.join("c0", "collector")
-    learner, collector = life.give("learner"), life.collect()
-    iteration = pushed = steps = 0
+    task, collector = life.begin(0)
+    learner = Learner(life, task)
+    pushed = steps = 0
     acknowledged: Counter[str] = Counter()
+
+    def push(name: str) -> None:
+        if not life.push(collector, name, learner.train_iter):
+            learner.exchange(life)
+            assert life.push(collector, name, learner.train_iter)
+        acknowledged[name] += 1
+
     for step in range(150):
         action = rng.integers(8)
         if action < 4:
-            name = f"p{pushed if action else max(0, pushed - 3)}"  # sometimes a repeated one
+            push(f"p{pushed if action else max(0, pushed - 3)}")  # sometimes a repeated one
             pushed += 1
-            acknowledged[name] += life.push(collector, name, step, iteration)
         elif action < 6:
-            iteration += bool(life.train(learner, step, iteration, lost=step % 17 == 0))
+            learner.exchange(life)
         elif action == 6:
             steps += 5
             life.coordinator.deal_with_collector_progress(collector, {"cur_step": steps})
         else:
             life.coordinator._keep_journal()
         if step % 30 == 29:
+            confirmed = life.payloads(task).confirmed
+            for _ in range(12):
+                push(f"p{pushed}")
+                pushed += 1
+                learner.exchange(life)
+                if life.payloads(task).confirmed > confirmed:
+                    break  # the journal has everything up to here
             life.coordinator.validate_state()
             after = Life(tmp_path, transport, kind)
             assert same(life.look(), after.look())
             after.coordinator.validate_state()
+            assert after.coordinator.status().samples == life.coordinator.status().samples
             life = after
-            learner, collector = (
-                life.scheduler.running[each.task_id] for each in (learner, collector)
-            )
-    assert life.coordinator.status().env_steps == steps > 0
-    assert life.coordinator.status().train_iter > 0
-    # Counted without the ledger: each accepted name counts once.
-    assert life.coordinator.status().samples.acknowledged == ROWS * len(+acknowledged)
+            task, collector = (life.scheduler.running[each.task_id] for each in (task, collector))
+            if (admission := life.payloads(task).admission) is not None:
+                admission.forget(collector.task_id)  # it is not waited for
+            if step % 60 == 59:
+                learner = Learner(life, task, learner.train_iter)
+            else:
+                learner.rejoin(life)
+    status = life.coordinator.status()
+    assert (status.env_steps, status.train_iter) == (steps, learner.train_iter)
+    # Counted without the coordinator: each accepted name counts once.
+    assert status.samples.acknowledged == ROWS * len(acknowledged)
+    left = {name for name in acknowledged if transport.data_store().has(name, 0.0)}
+    assert left == set(life.payloads(task).live_ids())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_restarted_coordinator_draws_the_same_batches(
-    tmp_path: Path, transport: Any, kind: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("has_state", [False, True])
+def test_payloads_that_a_coordinator_had_no_time_to_delete_are_deleted(
+    tmp_path: Path, transport: Any, has_state: bool
 ) -> None:
-    life = Life(tmp_path, transport, kind)
-    learner, collector = life.begin(payloads=12)
-    life.train(learner, 1, 0, lost=False)
-    for number in range(12, 20):
-        life.push(collector, f"p{number}", number, 0)
-    after = Life(tmp_path, transport, kind)
-    experience = after.coordinator.experience_of(collector)
-    assert experience is not None
-    if experience.admission is not None:
-        experience.admission.forget(collector.task_id)  # it is not waited for
-    drawn = [
-        each.coordinator.experience_of(learner).lease(learner, 16, 3, 3)["batches"]  # type: ignore[union-attr, index]
-        for each in (life, after)
-    ]
-    assert same({"drawn": drawn[0]}, {"drawn": drawn[1]})
-    assert "the replay buffer drew" not in caplog.text
+    life = Life(tmp_path, transport, "on-policy", snapshot_facts=1 if has_state else 1000)
+    task, _ = life.begin(4)
+    learner = Learner(life, task)
+    learner.exchange(life)  # its first answer
+    assert learner.exchange(life) == ["p0", "p1", "p2", "p3"]
+    store = transport.data_store()
+    assert not store.has("p0", 0.0)
+    for name in ("p0", "p3"):  # as if the coordinator had died before it deleted them
+        store.put(name, SampleBatch({"x": np.zeros(ROWS)}))
+    life.coordinator._keep_journal()
+    Life(tmp_path, transport, "on-policy")
+    assert not any(store.has(name, 0.0) for name in ("p0", "p3"))
 
 
-def test_different_draws_after_a_restart_are_logged(
-    tmp_path: Path,
-    transport: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator(
+    tmp_path: Path, transport: Any
 ) -> None:
-    life = Life(tmp_path, transport, "naive")
-    learner, _ = life.begin(payloads=12)
-    assert life.train(learner, 1, 0, lost=False) == 48
-    monkeypatch.setattr(Experience, "lease", lambda *args: None)
-    Life(tmp_path, transport, "naive")
-    assert "the replay buffer drew 0 batches instead of 3" in caplog.text
+    """The learner is lost between its checkpoint and its report, and then the coordinator."""
+    life = Life(tmp_path, transport, "on-policy", snapshot_facts=1000)
+    task, collector = life.begin(4)
+    learner = Learner(life, task)
+    learner.exchange(life)
+    data = life.coordinator.deal_with_learner_get_data(task)
+    assert data is not None
+    assert len(data["announcements"]) == 4
+    learner = Learner(life, task, train_iter=1)  # the training is in its checkpoint
+    learner.exchange(life)
+    assert life.coordinator.status().samples.evicted == {"trained": 4 * ROWS}
+    after = Life(tmp_path, transport, "on-policy", snapshot_facts=1000)
+    assert same(life.look(), after.look())
+    learner.rejoin(after)
+    admission = after.payloads(task).admission
+    assert admission is not None
+    assert (admission.newest, admission.newest_iter) == (1, 1)
+    for number in range(4, 8):
+        assert after.push(collector, f"p{number}", 1)
+    admission.forget(collector.task_id)  # it is not waited for
+    assert learner.exchange(after) == ["p4", "p5", "p6", "p7"]
+
+
+def test_reports_are_kept_until_they_are_in_the_journal(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
+    task, _ = life.begin(4)
+    learner = Learner(life, task)
+    learner.exchange(life)
+    assert isinstance(learner.home, TableHome)
+    learner.home.buffer.clear()
+    with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
+        for _ in range(2):  # the coordinator processes a report and cannot write it
+            learner.exchange(life)
+    assert life.keeper.is_behind
+    assert life.coordinator.status().samples.evicted == {"cleared": 4 * ROWS}
+    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
+    assert after.coordinator.status().samples.evicted == {}
+    learner.rejoin(after)
+    assert after.coordinator.status().samples.evicted == {"cleared": 4 * ROWS}
+    after.coordinator.validate_state()
 
 
 def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
@@ -245,7 +314,7 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     life.join("l0", "learner")
     life.join("c0", "collector")
     learner, collector = life.give("learner"), life.collect()
-    life.push(collector, "p0", 1, 0)
+    life.push(collector, "p0")
     life.coordinator.deal_with_collector_progress(collector, {"cur_step": 7})
     after = Life(tmp_path, transport, "naive")
     assert {each.task_id for each in after.scheduler.orphans} == {
@@ -306,28 +375,14 @@ def test_collector_of_an_earlier_coordinator_is_waited_for_until_the_rejoin_time
 ) -> None:
     life = Life(tmp_path, transport, "on-policy")
     learner, collector = life.begin(payloads=4)
-    assert life.coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
     after = Life(tmp_path, transport, "on-policy", rejoin_s=30.0)
-    experience = after.coordinator.experience_of(learner)
-    assert experience is not None
-    assert experience.admission is not None
+    admission = after.payloads(learner).admission
+    assert admission is not None
     for seconds, is_waited_for in ((0.0, True), (29.5, True), (0.5, False)):
         after.now += seconds
         after.coordinator._expire_orphans()
-        assert experience.admission.has_outstanding(collector.task_id) is is_waited_for
+        assert admission.has_outstanding(collector.task_id) is is_waited_for
         assert (after.scheduler.orphans != []) is is_waited_for
-    after.coordinator.validate_state()  # only running tasks have leases
-
-
-def test_end_of_leases_is_restored(tmp_path: Path, transport: Any) -> None:
-    life = Life(tmp_path, transport, "naive")
-    learner, _ = life.begin(payloads=12)
-    assert life.coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
-    life.coordinator.end_batch_leases(learner)
-    after = Life(tmp_path, transport, "naive")
-    assert same(life.look(), after.look())
-    after.coordinator.validate_state()
-    assert after.look()["experiences"][learner.buffer_id]["leases"] == {}
 
 
 def test_paused_coordinator_notices_that_another_one_took_its_journal(
@@ -384,7 +439,7 @@ def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
 
     after = Life(tmp_path, transport, "naive", more=two)
     assert not after.scheduler.orphans
-    assert not after.scheduler.experiences
+    assert not after.scheduler.buffers
     assert after.look()["iterations"] == {}
     after.join("l0", "learner")
     second = after.give("learner")
@@ -414,7 +469,7 @@ def test_tasks_at_the_end_of_a_run_are_kept_for_a_resume(tmp_path: Path, transpo
     life.join("l0", "learner")
     life.join("c0", "collector")
     learner, collector = life.give("learner"), life.collect()
-    life.push(collector, "p0", 1, 0)
+    life.push(collector, "p0")
     life.coordinator.system_shutdown_flag = True
     finished = {"step_count": 12, "task_id": collector.task_id, "buffer_id": collector.buffer_id}
     life.coordinator.deal_with_collector_finish_task(
@@ -447,58 +502,6 @@ def test_task_whose_error_ended_the_run_is_resumed(tmp_path: Path, transport: An
     assert after.give("learner").task["resume"]
 
 
-def test_payloads_that_are_missing_at_a_restart_are_given_up(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    life.join("c0", "collector")
-    life.give("learner")
-    collector = life.collect()
-    names = [f"p{number}" for number in range(MANY_LOST)]
-    for number, name in enumerate(names):
-        life.push(collector, name, number, 0)
-    transport.data_store().delete(names[:-1])
-    after = Life(tmp_path, transport, "naive")
-    experience = after.coordinator.experience_of(collector)
-    assert experience is not None
-    assert experience.readable() == names[-1:]
-    transport.data_store().delete(names)
-    after = Life(tmp_path, transport, "naive")
-    samples = after.coordinator.status().samples
-    assert samples.live == 0
-    assert samples.evicted == {"missing": ROWS * MANY_LOST}
-
-
-def test_payloads_that_were_given_up_are_not_leased_after_a_restart(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    learner, _ = life.begin(payloads=5)
-    experience = life.coordinator.experience_of(learner)
-    assert experience is not None
-    life.coordinator.data_store.delete(["p1", "p3"])
-    lost = [[number, "missing"] for number in range(MANY_LOST)]
-    life.coordinator._give_up_missing(experience, learner, {"lost_payloads": lost})
-    assert sorted(experience.readable()) == ["p0", "p2", "p4"]
-    assert life.train(learner, 1, 0, lost=False) > 0  # with the remaining payloads
-
-    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    again = after.coordinator.experience_of(after.scheduler.running[learner.task_id])
-    assert again is not None
-    assert sorted(again.readable()) == ["p0", "p2", "p4"]
-    assert same(life.look(), after.look())
-
-
-def test_iteration_in_the_demand_of_a_learner_is_restored(tmp_path: Path, transport: Any) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    learner, _ = life.begin(payloads=5)
-    assert life.coordinator.deal_with_learner_get_data(learner, {**DEMAND, "cur_learner_iter": 7})
-    found = life.look()
-    assert found["iterations"][learner.task_id] == 7
-    assert same(found, Life(tmp_path, transport, "naive", snapshot_facts=1000).look())
-
-
 def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive", snapshot_facts=5)
     life.begin(payloads=6)
@@ -509,40 +512,32 @@ def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -
     assert len(list((tmp_path / "journal").glob("*.state"))) == 1
 
 
-def test_nothing_is_acknowledged_or_leased_while_the_journal_disk_is_full(
+def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
     tmp_path: Path, transport: Any
 ) -> None:
     life = Life(tmp_path, transport, "naive")
-    learner, collector = life.begin(payloads=4)
+    task, collector = life.begin(payloads=2)
+    learner = Learner(life, task)
+    assert learner.exchange(life) == ["p0", "p1"]
+    assert life.push(collector, "p2")
     with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
-        assert not life.push(collector, "p4", 4, 0)
+        assert not life.push(collector, "p3")
         assert "ENOSPC" in life.coordinator.held_up_by
-        assert life.train(learner, 1, 0, lost=False)  # true already: the journal is behind
+        assert learner.exchange(life) == ["p2"]  # its report is true: the journal is behind
         assert life.keeper.is_behind
-        assert not life.train(learner, 2, 3, lost=False)
+        assert not life.coordinator.has_news(task)
         life.coordinator._keep_journal()
-        assert not life.push(collector, "p4", 4, 0)
+        assert not life.push(collector, "p3")
     assert life.keeper.is_behind
     life.coordinator._keep_journal()  # too soon after the last try
     assert life.keeper.is_behind
     life.now += 1.0
     life.coordinator._keep_journal()
     assert (life.keeper.is_behind, life.coordinator.held_up_by) == (False, "")
-    assert life.push(collector, "p4", 4, 0)
+    assert life.push(collector, "p3")
+    assert life.coordinator.has_news(task)
+    assert learner.exchange(life) == ["p3"]
     assert same(life.look(), Life(tmp_path, transport, "naive").look())
-
-
-def test_replay_buffer_is_restored_even_if_no_state_was_saved(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    with failing_calls(("rename",), 1, errno.ENOSPC, persistent=True):
-        learner = life.give("learner")
-    assert life.keeper.is_behind
-    after = Life(tmp_path, transport, "naive")
-    assert after.scheduler.experiences.keys() == {learner.buffer_id}
-    assert after.look()["iterations"] == {learner.task_id: 0}
 
 
 def test_coordinator_that_lost_its_journal_acknowledges_nothing(
@@ -555,32 +550,23 @@ def test_coordinator_that_lost_its_journal_acknowledges_nothing(
     collector = life.collect()
     after = Life(tmp_path, transport, "naive")
     with pytest.raises(RunDirLockedError):
-        life.push(collector, "p0", 0, 0)
+        life.push(collector, "p0")
     assert life.coordinator.status().samples.acknowledged == 0
     assert after.coordinator.status().samples.acknowledged == 0
 
 
-def test_damaged_state_and_state_of_another_version_are_refused(
-    tmp_path: Path, transport: Any
-) -> None:
+def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path / "a", transport, "naive")
-    life.join("l0", "learner")
-    life.give("learner")
+    life.begin(2)
     life.coordinator.note_evaluation({"mean": 9.0})
     state = life.coordinator.state_dict()
-    with pytest.raises(CheckpointCorruptError):
-        Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict(
-            {**state, "scheduler": {}}
-        )
-    ((name, found),) = state["experiences"].items()
-    newer = {name: {**found, "buffer": {**found["buffer"], "version": 99}}}
-    with pytest.raises(CheckpointVersionError):
-        Life(tmp_path / "d", transport, "naive").coordinator.load_state_dict(
-            {**state, "experiences": newer}
-        )
+    (buffer_id,) = state["buffers"]
+    for wrong in ({"scheduler": {}}, {"buffers": {buffer_id: {"live": []}}}):
+        with pytest.raises(CheckpointCorruptError):
+            Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict({**state, **wrong})
     other = Life(tmp_path / "c", transport, "naive").coordinator
     other.load_state_dict(state)
-    assert same(state["experiences"], other.state_dict()["experiences"])
+    assert same(state["buffers"], other.state_dict()["buffers"])
     assert other.evaluations == [{"mean": 9.0}]
     assert same(
         {"tasks": state["scheduler"]["running"]},
@@ -592,8 +578,9 @@ def test_payload_that_is_reported_again_after_its_removal_counts_once(
     tmp_path: Path, transport: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life(tmp_path, transport, "on-policy")
-    learner, collector = life.begin(payloads=8)
-    assert life.train(learner, 1, 0, lost=False)
+    task, collector = life.begin(payloads=8)
+    learner = Learner(life, task)
+    learner.exchange(life), learner.exchange(life)
     assert not transport.data_store().has("p0", 0.0)
     after = Life(tmp_path, transport, "on-policy")
     again = after.scheduler.running[collector.task_id]
