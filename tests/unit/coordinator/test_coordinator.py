@@ -613,6 +613,23 @@ def test_first_error_ends_the_run(site: Site) -> None:
     assert site.coordinator.failure is first
 
 
+@pytest.mark.parametrize(
+    ("example", "sets", "limit"),
+    [
+        ("cartpole-dqn", ("system.max_env_steps=70",), 70),
+        ("cartpole-dqn", (), None),
+        ("cartpole-ppo", ("system.max_env_steps=70",), None),  # it has admitted steps instead
+    ],
+)
+def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
+    tmp_path: Path, example: str, sets: tuple[str, ...], limit: int | None
+) -> None:
+    with closing(Site(tmp_path, *sets, example=example)) as site:
+        site.coordinator.open_buffer(site.task("learner"))
+        assert site.coordinator.step_limit(site.task()) == limit
+        assert site.coordinator.step_limit(site.task(is_evaluation=True)) is None
+
+
 def test_new_collect_setting_is_sent_once(site: Site) -> None:
     task, settings = site.task(), iter([{"eps": 0.5}, {"eps": 0.5}, {"eps": 0.4}, None])
     site.commander.get_collect_setting = lambda task_id: next(settings)  # type: ignore[attr-defined]

@@ -655,6 +655,41 @@ def test_env_steps_of_lost_attempts_are_counted_and_reported_to_the_commander(si
     assert site.commander.finished[-1]["step_count"] == 48
 
 
+def test_collectors_together_are_granted_the_env_steps_of_the_run(site: Site) -> None:
+    site.open_buffer()
+    for name in ("c0", "c1", "c2"):
+        site.join(name)
+    first, second = (site.assigned(**collecting(), task_id=name) for name in "ab")
+    site.assigned(**EVALUATING, task_id="e")  # its steps do not count
+    granted = []
+    while site.state.env_steps < 1000:
+        for state in (first, second):
+            granted.append(site.state.grant_steps(state, 1000))
+            site.state.progress(state, report(granted[-1]))
+    assert granted[:2] == [500, 250]
+    assert site.state.env_steps == 1000
+    assert site.state.grant_steps(first, 1000) == first.env_steps
+
+
+def test_env_steps_are_granted_after_all_collectors_have_rejoined(site: Site) -> None:
+    facts: list[Any] = []
+    site.state.note = facts.append
+    site.open_buffer()
+    for name in "ab":
+        site.join(name)
+        site.assigned(**collecting(), task_id=name)
+    other = Site()
+    other.open_buffer()
+    for fact in facts:
+        other.state.apply(fact)
+    first, second = other.state.orphans
+    first.worker, first.step_limit = other.join("a"), 300
+    assert other.state.grant_steps(first, 1000) == 300, "the limit of the other one is not known"
+    second.worker, second.step_limit = other.join("b"), 600
+    other.state.progress(first, report(300))
+    assert other.state.grant_steps(first, 1000) == 300 + 64
+
+
 def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
