@@ -504,6 +504,7 @@ def test_worker_of_an_unknown_role_is_logged(site: Site, caplog: pytest.LogCaptu
 def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> None:
     learner, coordinator = site.task("learner"), site.coordinator
     assert coordinator.deal_with_learner_get_data(learner) is None, "it has no buffer"
+    assert coordinator.has_news(learner)
     coordinator.open_buffer(learner)
     payloads = coordinator.payloads_of(learner)
     coordinator.open_buffer(learner)
@@ -520,7 +521,11 @@ def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> No
     assert not coordinator.has_news(learner)
     site.hear(learner, left=[("b", 1)], count=7)
     assert coordinator.confirmed_of(learner) == 1
-    assert site.announced(learner) == []
+    assert coordinator.deal_with_learner_get_data(learner) == {
+        "announcements": [],
+        "confirmed": 1,
+        "env_steps": 7,
+    }
     status = coordinator.status()
     assert (status.buffer_count, status.samples.live) == (7, 7)
     coordinator.validate_state()
