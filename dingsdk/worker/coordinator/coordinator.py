@@ -346,7 +346,7 @@ class Coordinator(Configurable):
         _log.error("%s", text)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tasks, buffers with their priorities, commander and counters as plain data."""
+        """Return tasks, live payloads, commander and counters as plain data."""
         with self.condition:
             return self._record.state_dict()
 
@@ -470,7 +470,6 @@ class Coordinator(Configurable):
         with self.condition:
             if self._record.open_buffer(state):
                 self._note(BufferOpened(state.task_id))
-                # The state has the buffer's random state, so that later draws can be repeated.
                 if self._keeper is not None:
                     self._keeper.save_state()
 
