@@ -1,4 +1,4 @@
-"""The coordinator: assigns tasks to workers, and keeps leases and the metadata of all samples."""
+"""The coordinator: assigns tasks to workers, keeps their leases and a list of live payloads."""
 
 from typing import TYPE_CHECKING
 

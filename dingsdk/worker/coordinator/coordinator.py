@@ -348,7 +348,7 @@ class Coordinator(Configurable):
         _log.error("%s", text)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tasks, buffers with their priorities, commander and counters as plain data."""
+        """Return tasks, live payloads, commander and counters as plain data."""
         with self.condition:
             return self._record.state_dict()
 

@@ -480,8 +480,8 @@ class Keeper:
     """Writes facts to a journal, and continues after its disk was full. The caller locks.
 
     A fact that needs an acknowledgment is written first; without room it is refused. If there is no
-    room for a fact that is true already, the journal is *behind*: nothing is acknowledged or leased
-    until the whole state is written.
+    room for a fact that is true already, the journal is *behind*: nothing is acknowledged, and
+    learners are told of no payload, until the whole state is written.
 
     Args:
         hold_up: Called with the reason while the disk has no room, and with ``""`` after that.

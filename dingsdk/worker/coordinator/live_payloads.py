@@ -178,7 +178,8 @@ class LivePayloads:
     def take_news(self) -> list[dict[str, Any]]:
         """Return announcements that the home has not had, in order of arrival."""
         names, self._news = self._news, {}
-        self.is_idle = self.is_idle and not names
+        if names:
+            self.is_idle = False  # until its answer, the home may have a batch of these rows
         return [msgspec.to_builtins(self._announcement(name)) for name in names]
 
     def _announcement(self, name: str, training: int = 0) -> Announcement:

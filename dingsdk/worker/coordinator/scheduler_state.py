@@ -466,11 +466,11 @@ class SchedulerState:
         others = (
             max(0, each.step_limit - each.env_steps) for each in collecting if each is not state
         )
-        left = max(0, last_env_step - self.env_steps - sum(others))
+        left = max(0.0, last_env_step - self.env_steps - sum(others))
         share = max(LEAST_GRANT, math.ceil(left / max(1, len(collecting))))
-        more = min(left, share, LARGEST_GRANT)
+        more = int(min(left, share, LARGEST_GRANT))
         state.step_limit = max(state.step_limit, state.env_steps + more)
-        return state.step_limit
+        return int(state.step_limit)
 
     def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> None:
         """Report a learner's result to the commander, and close its buffer."""
@@ -589,6 +589,7 @@ class SchedulerState:
     def _restore_given(self, state: TaskState, attempt: int, payload_prefix: str) -> None:
         self._queues[state.role].remove(state)
         state.attempt, state.payload_prefix = attempt, payload_prefix
+        state.step_limit = math.inf  # its collector may take steps before it rejoins
         self.running[state.task_id] = state
 
     def _find(self, task_id: str) -> TaskState:

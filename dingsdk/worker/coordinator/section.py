@@ -31,7 +31,7 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
         learner_task_timeout: Seconds that a learner task may wait for a worker.
         start_timeout_s: Seconds for a worker to build the envs or the policy of a task.
         answer_timeout_s: Seconds for a worker to answer a request for data or a request to close.
-        learn_timeout_s: Seconds for a learner to train on all batches of one request.
+        learn_timeout_s: Seconds for a learner to take announcements and report its progress.
         lease_s: Seconds of silence after which a worker is considered lost.
         straggler_factor: A warning is logged for a worker that is this many times slower than the
             median of the other workers of its kind.

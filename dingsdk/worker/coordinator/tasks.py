@@ -29,7 +29,8 @@ class TaskState:
         run_env_steps: Of an evaluation: env steps of the run (with several players, those of its
             player) when this attempt began.
         lost_env_steps: Env steps of earlier attempts, whose workers were lost.
-        step_limit: Env steps that this attempt may take in total (collector tasks).
+        step_limit: Env steps that this attempt may take in total (collector tasks); infinite until
+            a collector of an earlier coordinator has reported it.
         collect_setting: The newest keyword arguments for the collect policy that the commander
             sent during the task.
     """
@@ -48,7 +49,7 @@ class TaskState:
     env_steps: int = 0
     run_env_steps: int = 0
     lost_env_steps: int = 0
-    step_limit: int = 0
+    step_limit: float = 0
     collect_setting: Mapping[str, Any] = field(default_factory=dict)
     payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))
     """Prefix of the ids of this attempt's payloads, followed by ``-``; it identifies the owner."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dingsdk.worker.coordinator.experience import ServedExperience
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
@@ -32,8 +31,9 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator import TaskState
-from dingsdk.worker.coordinator.coordinator import MANY_LOST, _report_pace
-from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
+from dingsdk.worker.coordinator.coordinator import _report_pace
+from dingsdk.worker.coordinator.live_payloads import ServedPayloads
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
 
 GRACE_S = 10.0
@@ -123,7 +123,6 @@ class Site:
 
     def task(self, role: str = "collector", *, is_evaluation: bool = False) -> TaskState:
         task = {"task_id": "t", "buffer_id": "b", "collector_cfg": {"eval_flag": is_evaluation}}
-        task["replay_buffer_cfg"] = {"type": "naive", "replay_buffer_size": 64, "seed": 1}
         state = TaskState("t", role, task, self.now)
         state.worker = WorkerInfo("w0", role)
         return state
@@ -145,6 +144,25 @@ class Site:
             )
             for name in names
         ]
+
+    def hear(self, learner: TaskState, step: int = 0, **info: Any) -> None:
+        """Report what a learner's home has done; ``left`` has (payload, rows) that left it."""
+        left, reason = info.pop("left", []), info.pop("reason", "used_up")
+        report = {
+            "number": self.coordinator.confirmed_of(learner) + 1,
+            "inserted": [name for name, _ in left],
+            "lost": info.pop("lost", []),
+            "left": [(name, reason, rows) for name, rows in left],
+        }
+        known = {"trained_rows": 0, "count": 0, "counts": {}, "figures": None, "is_idle": False}
+        found = {"learner_step": step, "reports": [report], **known, **info}
+        self.coordinator.deal_with_learner_send_info(learner, found)
+
+    def announced(self, learner: TaskState) -> list[str]:
+        """Return the ids of the payloads that the learner is told now."""
+        data = self.coordinator.deal_with_learner_get_data(learner)
+        assert data is not None
+        return [each["data_id"] for each in data["announcements"]]
 
     def stored(self, *names: str) -> list[bool]:
         return [self.coordinator.data_store.has(name, 0.0) for name in names]
@@ -293,16 +311,14 @@ def test_run_begins_with_its_first_collector(site: Site) -> None:
     assert (site.began, site.coordinator.elapsed_s) == ([100.0], 5.0)
 
 
-def test_close_closes_buffers_and_keeps_their_sample_counts(site: Site) -> None:
+def test_close_keeps_the_sample_counts_of_buffers(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator.start()
-    site.coordinator.open_experience(learner)
+    site.coordinator.open_buffer(learner)
     site.send("a")
-    closed: list[str] = []
-    site.coordinator.experience_of(learner).close = lambda: closed.append("b")  # type: ignore[union-attr, method-assign]
     for _ in range(2):
         assert site.coordinator.close() == []
-    assert closed == ["b"]
+    assert site.coordinator.deal_with_learner_get_data(learner) is None, "the buffer is closed"
     samples = site.coordinator.status().samples
     assert (samples.acknowledged, samples.live) == (4, 4)
 
@@ -327,27 +343,20 @@ def test_info_and_error_write_to_the_log(site: Site, caplog: pytest.LogCaptureFi
 
 def test_changes_wake_waiting_threads(site: Site) -> None:
     coordinator, learner = site.coordinator, site.task("learner")
-    coordinator.open_experience(learner)
+    coordinator.open_buffer(learner)
     assert site.hears(coordinator.notify)
     assert site.hears(lambda: site.send("a"))
-    assert site.hears(lambda: coordinator.deal_with_learner_get_data(learner, DEMAND))
+    assert site.hears(lambda: site.hear(learner))
     assert site.hears(lambda: coordinator.finish_evaluations(0.0))
     assert site.hears(lambda: coordinator._fail(DingError("x")))
 
 
-def test_on_policy_progress_and_training_wake_waiting_threads(tmp_path: Path) -> None:
+def test_on_policy_progress_wakes_waiting_threads(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
-        coordinator, learner = site.coordinator, site.task("learner")
-        coordinator.open_experience(learner)
+        coordinator = site.coordinator
+        coordinator.open_buffer(site.task("learner"))
         report = {"cur_step": 8, "delivered_steps": 8, "policy_iter": 0}
         assert site.hears(lambda: coordinator.deal_with_collector_progress(site.task(), report))
-        site.send("a", rows=8)
-        assert coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
-        info = {"learner_step": 4, "lost_payloads": []}
-        assert site.hears(lambda: coordinator.deal_with_learner_send_info(learner, info))
-        experience = coordinator.experience_of(learner)
-        assert experience is not None
-        assert experience.collects == 1
 
 
 @pytest.mark.parametrize(
@@ -360,11 +369,11 @@ def test_collector_may_take_enough_steps_for_one_sample_per_env(
     with closing(Site(tmp_path, *sets, example="cartpole-ppo")) as site:
         if players > 1:
             site.commander.max_players = players  # type: ignore[attr-defined]
-        site.coordinator.open_experience(site.task("learner"))
+        site.coordinator.open_buffer(site.task("learner"))
         site.send("a", rows=7)
-        experience = site.coordinator.experience_of(site.task())
-        assert isinstance(experience, OnPolicyExperience)
-        assert experience.admit(site.task())["admitted_steps"] == steps
+        payloads = site.coordinator.payloads_of(site.task())
+        assert isinstance(payloads, OnPolicyPayloads)
+        assert payloads.admit("t")["admitted_steps"] == steps
 
 
 def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> None:
@@ -384,26 +393,6 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
     assert failure.__cause__ is cause
     assert site.coordinator.is_ending
     assert site.coordinator.must_end(site.task(is_evaluation=True))
-
-
-def test_leases_of_a_lost_learner_end_with_its_task(site: Site) -> None:
-    learner = site.task("learner")
-    site.coordinator.open_experience(learner)
-    assert site.send("a", "b") == [True, True]
-
-    def drive(control: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
-        assert control.deal_with_learner_get_data(state, DEMAND) is not None
-        raise WorkerLostError("gone", worker_id="w0")
-
-    site.coordinator.roles = {
-        **site.coordinator.roles,
-        "learner": SimpleNamespace(drive=drive),  # type: ignore[dict-item]
-    }
-    site.coordinator._run(learner)
-    experience = site.coordinator.experience_of(learner)
-    assert experience is not None
-    assert not experience.settle(learner)
-    site.coordinator.validate_state()
 
 
 def test_ask_rejects_another_incarnation_and_its_timeout_names_the_config_key(
@@ -437,11 +426,17 @@ def test_ask_rejects_another_incarnation_and_its_timeout_names_the_config_key(
         site.transport.close()
 
 
-def test_run_with_a_replay_server_uses_served_experience(tmp_path: Path) -> None:
+def test_rows_on_a_replay_server_are_counted_by_the_server(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "system.replay.type=server")) as site:
-        state = site.task("learner")
-        site.coordinator.open_experience(state)
-        assert isinstance(site.coordinator.experience_of(state), ServedExperience)
+        learner = site.task("learner")
+        site.coordinator.open_buffer(learner)
+        assert isinstance(site.coordinator.payloads_of(learner), ServedPayloads)
+        meta = {"data_id": "a", "rows": 4, "policy_iter": 0}
+        assert site.coordinator.deal_with_collector_send_data(learner, meta), "it is not in a store"
+        site.hear(learner, count=6, figures={"pushed": 10, "overwritten": 4})
+        samples = site.coordinator.status().samples
+        assert (samples.acknowledged, samples.live, samples.evicted) == (10, 6, {"overwritten": 4})
+        site.coordinator.validate_state()
 
 
 def test_orphaned_payloads_are_swept_twice_per_grace_time(site: Site) -> None:
@@ -505,27 +500,50 @@ def test_worker_of_an_unknown_role_is_logged(site: Site, caplog: pytest.LogCaptu
     assert "worker x0 joined as 'painter'" in caplog.text
 
 
-DEMAND = {"batch_size": 4, "batches": 2, "cur_learner_iter": 3}
+def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> None:
+    learner, coordinator = site.task("learner"), site.coordinator
+    assert coordinator.deal_with_learner_get_data(learner) is None, "it has no buffer"
+    assert coordinator.has_news(learner)
+    coordinator.open_buffer(learner)
+    payloads = coordinator.payloads_of(learner)
+    coordinator.open_buffer(learner)
+    assert coordinator.payloads_of(learner) is payloads
+    site.finish(is_evaluation=False)
+    assert coordinator.deal_with_learner_get_data(learner) == {
+        "announcements": [],
+        "confirmed": 0,
+        "env_steps": 7,
+    }
+    assert site.send("b", "a", "b") == [True] * 3
+    assert coordinator.has_news(learner)
+    assert site.announced(learner) == ["b", "a"]
+    assert not coordinator.has_news(learner)
+    site.hear(learner, left=[("b", 1)], count=7)
+    assert coordinator.confirmed_of(learner) == 1
+    assert coordinator.deal_with_learner_get_data(learner) == {
+        "announcements": [],
+        "confirmed": 1,
+        "env_steps": 7,
+    }
+    status = coordinator.status()
+    assert (status.buffer_count, status.samples.live) == (7, 7)
+    coordinator.validate_state()
 
 
-def test_learner_gets_leases_on_the_payloads_of_collectors(site: Site) -> None:
-    learner = site.task("learner")
-    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None
-    site.coordinator.open_experience(learner)
-    experience = site.coordinator.experience_of(learner)
-    site.coordinator.open_experience(learner)
-    assert site.coordinator.experience_of(learner) is experience
-    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None, "no rows yet"
-
-    assert site.send("a", "b") == [True, True]
-    assert site.coordinator.status().buffer_count == 8
-    found = site.coordinator.deal_with_learner_get_data(learner, DEMAND)
-    assert found is not None
-    assert (len(found["batches"]), found["env_steps"]) == (2, 0)
-    with pytest.raises(SamplesLostError, match="have leases"):
-        site.coordinator.validate_state()  # the task is not running
-    site.coordinator.end_batch_leases(learner)
-    site.coordinator.validate_state()
+def test_new_home_of_a_buffer_is_told_all_live_payloads_and_the_counts_of_the_last(
+    site: Site,
+) -> None:
+    learner, coordinator = site.task("learner"), site.coordinator
+    coordinator.open_buffer(learner)
+    assert coordinator.begin_home(learner) == {"counts": None, "pace": None}
+    site.send("a", "b", "c")
+    assert site.announced(learner) == ["a", "b", "c"]
+    site.hear(learner, left=[("a", 4), ("b", 1)], counts={"limiter": 3})
+    assert coordinator.begin_home(learner) == {"counts": {"limiter": 3}, "pace": None}
+    assert coordinator.confirmed_of(learner) == 0
+    assert site.announced(learner) == ["b", "c"]
+    coordinator.deal_with_learner_known(learner, ["c"])  # as after a restart of the coordinator
+    assert site.announced(learner) == ["b"]
 
 
 def test_more_acknowledged_than_collected_samples_are_an_error(site: Site) -> None:
@@ -535,13 +553,19 @@ def test_more_acknowledged_than_collected_samples_are_an_error(site: Site) -> No
         site.coordinator.validate_state()
 
 
-def test_payload_without_rows_in_a_buffer_is_deleted(site: Site) -> None:
+def test_payload_is_deleted_when_no_buffer_needs_it(site: Site) -> None:
+    learner = site.task("learner")
+    site.coordinator.deal_with_learner_known(learner, ["a"])  # it has no buffer
     assert site.send("a") == [True]
     assert site.stored("a") == [False]
-    site.coordinator.open_experience(site.task("learner"))
-    site.send(*(f"p{n}" for n in range(17)))
-    assert site.stored("p0", "p1", "p16") == [False, True, True], "the buffer keeps 64 rows"
-    assert site.coordinator.status().evicted == {"overwritten": 4}
+    site.coordinator.open_buffer(learner)
+    site.send("b", "c", "d")
+    site.hear(learner, left=[("b", 4), ("c", 3)], lost=[("d", "missing")], reason="overwritten")
+    assert site.stored("b", "c", "d") == [False, True, False]
+    assert site.coordinator.status().evicted == {"overwritten": 7, "missing": 4}
+    assert site.send("b") == [True], "a late repeat"
+    assert site.stored("b") == [False]
+    site.coordinator.validate_state()
 
 
 def test_pace_is_measured_from_the_start_of_the_task(site: Site) -> None:
@@ -566,7 +590,7 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
     meta = {"rows": 4, "policy_iter": 0}
     assert coordinator.deal_with_collector_send_data(task, {"data_id": "a", **meta})
     assert caplog.messages == []
-    coordinator.open_experience(site.task("learner"))
+    coordinator.open_buffer(site.task("learner"))
     assert coordinator.deal_with_collector_send_data(task, {"data_id": "b", **meta})
     assert caplog.messages == ["payload b vanished before it was acknowledged"]
     assert task.waiting == {"c": 6}
@@ -576,7 +600,7 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
 
 def test_stored_payload_restarts_the_storage_timeout(site: Site) -> None:
     limit_s = site.coordinator.cfg.storage_timeout_s
-    site.coordinator.open_experience(site.task("learner"))
+    site.coordinator.open_buffer(site.task("learner"))
     site.coordinator.deal_with_storage(site.task(), "the disk is full")
     site.pass_time(limit_s - 10.0, 1.0)
     site.send("p")
@@ -593,6 +617,23 @@ def test_first_error_ends_the_run(site: Site) -> None:
     assert site.coordinator.failure is first
 
 
+@pytest.mark.parametrize(
+    ("example", "sets", "limit"),
+    [
+        ("cartpole-dqn", ("system.max_env_steps=70",), 70),
+        ("cartpole-dqn", (), None),
+        ("cartpole-ppo", ("system.max_env_steps=70",), None),  # it has admitted steps instead
+    ],
+)
+def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
+    tmp_path: Path, example: str, sets: tuple[str, ...], limit: int | None
+) -> None:
+    with closing(Site(tmp_path, *sets, example=example)) as site:
+        site.coordinator.open_buffer(site.task("learner"))
+        assert site.coordinator.step_limit(site.task()) == limit
+        assert site.coordinator.step_limit(site.task(is_evaluation=True)) is None
+
+
 def test_new_collect_setting_is_sent_once(site: Site) -> None:
     task, settings = site.task(), iter([{"eps": 0.5}, {"eps": 0.5}, {"eps": 0.4}, None])
     site.commander.get_collect_setting = lambda task_id: next(settings)  # type: ignore[attr-defined]
@@ -602,37 +643,28 @@ def test_new_collect_setting_is_sent_once(site: Site) -> None:
 
 def test_status_has_the_last_reported_loss(site: Site) -> None:
     learner = site.task("learner")
-    site.coordinator.open_experience(learner)
+    site.coordinator.open_buffer(learner)
     assert site.coordinator.status().loss is None
     for step, loss in enumerate(({"loss": 0.5}, {}, {"loss": 0.25})):
-        info = {"learner_step": step, "lost_payloads": [], **loss}
-        site.coordinator.deal_with_learner_send_info(learner, info)
+        site.hear(learner, step, **loss)
         assert site.coordinator.status().loss == (0.5 if step < 2 else 0.25)
 
 
-def test_payloads_are_deleted_after_their_last_training(tmp_path: Path) -> None:
+def test_training_of_an_on_policy_learner_ends_with_its_report(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, learner = site.coordinator, site.task("learner")
-        coordinator.open_experience(learner)
+        coordinator.open_buffer(learner)
+        site.hear(learner)
         site.send("a", "b")
-        assert coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
-        assert site.stored("a", "b") == [True, True]
+        assert site.announced(learner) == ["a", "b"]
         assert coordinator.status().policy_lag is None
-        info = {"learner_step": 4, "lost_payloads": [[1, "gone"]]}
-        coordinator.deal_with_learner_send_info(learner, info)
+        trained = [("a", 4), ("b", 4)]
+        site.hear(learner, 4, left=trained, reason="trained", trained_rows=8)
         assert site.stored("a", "b") == [False, False]
         lag = coordinator.status().policy_lag
         assert lag is not None
         assert lag.largest == 0
-
-
-def test_learner_tells_a_new_coordinator_which_payloads_it_knows(site: Site) -> None:
-    learner = site.task("learner")
-    site.coordinator.deal_with_learner_known(learner, [0])  # it has no buffer
-    site.coordinator.open_experience(learner)
-    site.send("a", "b")
-    site.coordinator.deal_with_learner_known(learner, [np.int64(1), 7])
-    assert (learner.announced, learner.dropped) == ({1}, [7])
+        assert coordinator.status().samples.trained == 8
 
 
 def test_driver_is_given_the_task_with_its_worker(site: Site) -> None:
@@ -655,13 +687,13 @@ def test_driver_is_given_the_task_with_its_worker(site: Site) -> None:
 def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, task = site.coordinator, site.task()
-        coordinator.open_experience(site.task("learner"))
-        experience = coordinator.experience_of(task)
-        assert isinstance(experience, OnPolicyExperience)
-        assert experience.admit(task)["admitted_steps"] > 0
+        coordinator.open_buffer(site.task("learner"))
+        payloads = coordinator.payloads_of(task)
+        assert isinstance(payloads, OnPolicyPayloads)
+        assert payloads.admit("t")["admitted_steps"] > 0
         coordinator.deal_with_storage(task, "the disk is full")
         coordinator._run(task)  # its worker has not joined, so it counts as lost
-        assert not experience.admission.is_any_outstanding
+        assert not payloads.admission.is_any_outstanding
         assert coordinator.held_up_by == ""
 
 
@@ -701,33 +733,16 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator._state.running[learner.task_id] = learner
     assert site.coordinator.running_tasks() == [learner]
-    site.coordinator.open_experience(learner)
-    info = {"learner_step": 9, "learner_done": True, "lost_payloads": [], "priority_info": {}}
-    site.coordinator.deal_with_learner_send_info(learner, info)
+    site.coordinator.open_buffer(learner)
+    info = {"learner_done": True}
+    site.hear(learner, 9, **info)
     assert (site.coordinator.status().train_iter, learner.progress) == (9, 9)
     assert site.commander.calls == [("learned", 9)]
     assert site.coordinator.deal_with_learner_judge_finish(learner, info)
     site.coordinator.deal_with_learner_finish_task(learner, info, has_trained_out=True)
-    assert site.coordinator.experience_of(learner) is None
+    assert site.coordinator.payloads_of(learner) is None
     assert site.coordinator._record._iterations == {}
     assert site.coordinator.status().train_iter == 9
-
-
-@pytest.mark.parametrize(("lost", "left"), [(MANY_LOST - 1, 15), (MANY_LOST, 2)])
-def test_all_missing_payloads_are_given_up_after_many_losses(
-    site: Site, lost: int, left: int
-) -> None:
-    learner = site.task("learner")
-    site.coordinator.open_experience(learner)
-    names = [f"p{n}" for n in range(15)]
-    site.send(*names)
-    experience = site.coordinator.experience_of(learner)
-    assert experience is not None
-    site.coordinator.data_store.delete(names[2:])
-    site.coordinator._give_up_missing(
-        experience, learner, {"lost_payloads": [[n, "missing"] for n in range(lost)]}
-    )
-    assert len(experience.readable()) == left
 
 
 def test_silent_worker_is_lost_when_its_lease_expires(site: Site) -> None:
@@ -797,14 +812,14 @@ def test_finish_evaluations_does_not_wait_if_none_is_due(site: Site) -> None:
 
 def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> None:
     coordinator, found = site.coordinator, list[bool]()
-    b, c = OnPolicyExperience(4, 0), OnPolicyExperience(4, 0)
-    coordinator._state.experiences |= {"b": b, "c": c}
+    b, c = OnPolicyPayloads(4, 0), OnPolicyPayloads(4, 0)
+    coordinator._state.buffers |= {"b": b, "c": c}
     coordinator._last_env_step = 10
     rows = iter(range(9))
 
-    def push(experience: OnPolicyExperience, count: int) -> None:
+    def push(payloads: OnPolicyPayloads, count: int) -> None:
         meta = {"data_id": str(next(rows)), "rows": count, "policy_iter": 0}
-        experience.push(meta, 0)
+        payloads.push(meta, 0)
         found.append(coordinator._look_at_env_steps())
 
     push(b, 3)
@@ -822,14 +837,11 @@ def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> N
     assert found[4:] == [False, True, True]
 
 
-def test_training_continues_after_collecting_while_the_buffer_has_batches(site: Site) -> None:
-    ratio = {"type": "samples_per_insert", "samples_per_insert": 1, "min_size": 4}
-    limiter = {**ratio, "error_buffer": 100, "samples_ahead": 0}
+def test_training_continues_after_collecting_while_the_home_has_batches(site: Site) -> None:
     coordinator, collector, learner = site.coordinator, site.task(), site.task("learner")
     evaluator, collector.env_steps = site.task(is_evaluation=True), 49
     coordinator._last_env_step = 50
-    learner.task["replay_buffer_cfg"]["limiter"] = limiter  # type: ignore[index]
-    coordinator.open_experience(learner)
+    coordinator.open_buffer(learner)
     coordinator._state.running = {"c": collector, "l": learner}
     asked: list[str] = []
     site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
@@ -851,21 +863,20 @@ def test_training_continues_after_collecting_while_the_buffer_has_batches(site: 
     collector.env_steps = 49  # a worker was lost, with its env steps
     coordinator._dispatch_once()
     assert not coordinator.must_end(collector)
-    collector.env_steps, learner.wanted = 50, 2
+    collector.env_steps = 50
+    site.hear(learner, is_idle=True)
     assert not coordinator.train_out(0.0)  # the collector may still send rows for a batch
-    learner.wanted = 0
 
     site.send("p", rows=8)
     del coordinator._state.running["c"]
     coordinator._state._ended_env_steps = 50
     coordinator._dispatch_once()
-    assert not coordinator.train_out(0.0)  # the learner is training
-    learner.wanted = 2
-    for _ in range(2):  # 8 rows; the first 4 were needed to start
-        assert not coordinator.train_out(0.0)
-        demand = {"batch_size": 2, "cur_learner_iter": 0}
-        assert coordinator.deal_with_learner_get_data(learner, demand) is not None
-    assert coordinator.deal_with_learner_get_data(learner, demand) is None
+    assert not coordinator.train_out(0.0)  # the learner has not been told of the last rows
+    assert site.announced(learner) == ["p"]
+    assert not coordinator.train_out(0.0)  # it has not answered
+    site.hear(learner, is_idle=False)
+    assert not coordinator.train_out(0.0)  # it is training
+    site.hear(learner, is_idle=True)
     assert coordinator.train_out(0.0)
     coordinator._state._queues["learner"].append(learner)  # its worker was lost; it will be retried
     assert not coordinator.train_out(0.0)
@@ -943,7 +954,7 @@ def test_lost_task_is_logged_only_when_it_is_given_up(
 ) -> None:
     with closing(Site(tmp_path, "system.coordinator.max_attempts=2")) as site:
         state = site.task()
-        site.coordinator.open_experience(state)
+        site.coordinator.open_buffer(state)
         site.coordinator._run(state)  # its worker has not joined, so it counts as lost
         assert caplog.messages == []
         again = site.coordinator._state._queues[state.role][-1]

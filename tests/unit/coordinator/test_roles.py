@@ -14,8 +14,8 @@ from dingsdk.errors import UnknownPluginError, WorkerLostError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.coordinator import TaskState, create_role, create_roles
-from dingsdk.worker.coordinator import experience as coordinator_experience
-from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
+from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS, LivePayloads
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.roles import (
     LAST_ANSWERS,
     REFUSED_PAUSE_S,
@@ -28,27 +28,16 @@ from dingsdk.worker.inference.role import InferenceRole
 
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
 TASK = {"task_id": "t", "buffer_id": "b"}
+HOME = {"counts": {"limiter": 3}, "pace": None}
 
 
-class Buffer:
-    """A buffer that has room and samples while ``is_ready`` is set."""
+class Payloads(LivePayloads):
+    """Payloads of a home that has room while ``is_ready`` is set."""
 
-    def __init__(self) -> None:
-        self.is_ready = True
+    is_ready = True
 
     def can_push(self, rows: int) -> bool:
         return self.is_ready
-
-    def can_sample(self, batch_size: int) -> bool:
-        return self.is_ready
-
-
-class Experience(coordinator_experience.Experience):
-    columns = ("reward",)
-
-    def __init__(self) -> None:
-        self.buffer = Buffer()
-        self.can_push, self.can_sample = self.buffer.can_push, self.buffer.can_sample
 
 
 class Control:
@@ -56,7 +45,7 @@ class Control:
 
     def __init__(self, *answers: Any) -> None:
         self.condition = threading.Condition(threading.Lock())
-        self.experience: Experience | None = Experience()
+        self.payloads: LivePayloads | None = Payloads(1)
         self.is_ending = False
         self.held_up_by = ""
         self.answers = list(answers)
@@ -64,16 +53,18 @@ class Control:
         self.timeouts: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.done_at: set[int] = set()
-        self.home_of = self.begin_home = lambda state: None  # the coordinator leases batches
         """Steps of reports and learn infos at which the task is done."""
         self.refusals = 0
         self.states: list[TaskState] = []
         self.data: list[dict[str, Any] | None] = []
+        """What the home of a buffer is told, one value per exchange."""
+        self.has_told_all = True
         self.on_call: Callable[[str], None] = lambda name: None
         self.settings: list[dict[str, Any]] = []
         """The collect settings of the commander, one per demand."""
         self.closing: dict[str, Any] = {}
         """More entries of the worker's answer when its task is closed."""
+        self.limit: int | None = None
         self.ends: list[bool] = []
         """Whether the commander wants the task to end, one value per demand."""
 
@@ -99,8 +90,11 @@ class Control:
     def new_collect_setting(self, state: TaskState) -> dict[str, Any]:
         return {"collect_setting": self.settings.pop(0)} if self.settings else {}
 
-    def experience_of(self, state: TaskState) -> Any:
-        return self.experience
+    def step_limit(self, state: TaskState) -> int | None:
+        return self.limit
+
+    def payloads_of(self, state: TaskState) -> Any:
+        return self.payloads
 
     def _note(self, *call: Any) -> None:
         self.calls.append(call)
@@ -112,11 +106,18 @@ class Control:
     def names(self) -> list[str]:
         return [message["name"] for message in self.messages]
 
-    def open_experience(self, state: TaskState) -> None:
+    def open_buffer(self, state: TaskState) -> None:
         self._note("open")
 
-    def end_batch_leases(self, state: TaskState) -> None:
-        self._note("end_leases")
+    def begin_home(self, state: TaskState) -> dict[str, Any]:
+        self._note("home")
+        return HOME
+
+    def confirmed_of(self, state: TaskState) -> int:
+        return 7
+
+    def has_news(self, state: TaskState) -> bool:
+        return not self.has_told_all
 
     def deal_with_task_started(self, state: TaskState) -> None:
         self._note("started")
@@ -142,8 +143,8 @@ class Control:
     def deal_with_collector_finish_task(self, state: TaskState, finished: Any) -> None:
         self._note("finish", finished["is"])
 
-    def deal_with_learner_get_data(self, state: TaskState, demand: Any) -> Any:
-        self._note("get_data", demand["batch_size"])
+    def deal_with_learner_get_data(self, state: TaskState) -> Any:
+        self._note("get_data")
         return self.data.pop(0)
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
@@ -203,7 +204,7 @@ def test_collector_is_started_asked_for_reports_and_closed() -> None:
 
     asked = ["collector_data_task"] * 2
     assert control.names() == ["collector_start_task", *asked, "collector_close_task"]
-    assert control.messages[0]["task_info"] == {**TASK, "columns": ["reward"]}
+    assert control.messages[0]["task_info"] == {**TASK, "payload_rows": PAYLOAD_ROWS}
     assert control.timeouts[0] == "start_timeout_s"
     assert set(control.timeouts[1:]) == {"answer_timeout_s"}
     assert [call[0] for call in control.calls] == [
@@ -288,9 +289,8 @@ def test_payload_refused_by_a_full_disk_is_offered_again_after_a_pause() -> None
 def test_payload_waits_for_room_without_polling() -> None:
     control = Control(reports(payload("a", 4), has_ended=True))
     control.refusals = 1
-    assert control.experience is not None
-    buffer = control.experience.buffer
-    buffer.is_ready = False
+    payloads = control.payloads = Payloads(1)
+    payloads.is_ready = False
     driver = threading.Thread(target=drive_collector, args=(control,))
     refused = threading.Event()
     control.on_call = lambda name: refused.set() if name == "data" else None
@@ -299,26 +299,25 @@ def test_payload_waits_for_room_without_polling() -> None:
     with control.condition:
         waiting = control.states[0]
         assert waiting.waits_for == "room for 4 rows in the replay buffer"
-        assert waiting.wanted == 0
-        buffer.is_ready = True
+        payloads.is_ready = True
         control.condition.notify_all()
     driver.join(20.0)
     assert len(control.of("data")) == 2
-    assert (waiting.waits_for, waiting.wanted) == ("", 0)
+    assert waiting.waits_for == ""
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])
 def test_driver_stops_offering_a_payload_when_the_run_or_the_buffer_ends(what: str) -> None:
     control = Control(reports(payload("a", 4), has_ended=True))
-    assert control.experience is not None
-    control.experience.buffer.is_ready = False
+    payloads = control.payloads = Payloads(1)
+    payloads.is_ready = False
     control.refusals = 10**6 if what == "ending" else 1
 
     def change(name: str) -> None:
         if name == "data" and what == "ending":
             control.is_ending = True
         elif name == "data":
-            control.experience = None
+            control.payloads = None
 
     control.on_call = change
     drive_collector(control)
@@ -326,58 +325,58 @@ def test_driver_stops_offering_a_payload_when_the_run_or_the_buffer_ends(what: s
     assert control.names()[-1] == "collector_close_task"
 
 
-def test_demand_has_no_limit_if_the_collector_is_not_limited() -> None:
+@pytest.mark.parametrize("limit", [None, 40])
+def test_collector_is_told_its_step_limit(limit: int | None) -> None:
     control = Control(reports(has_ended=True))
+    control.limit = limit
     drive_collector(control)
-    (demand,) = [m for m in control.messages if m["name"] == "collector_data_task"]
-    assert demand == {"name": "collector_data_task", "is_held_up": False}
+    demand = {"name": "collector_data_task", "is_held_up": False, "step_limit": limit}
+    assert control.messages[1] == demand
+
+
+def settle(payloads: OnPolicyPayloads, step: int, *trained: str) -> None:
+    left = [(name, "trained", 4) for name in trained]
+    report = {"number": 1, "inserted": list(trained), "lost": [], "left": left}
+    known = {"is_idle": True, "trained_rows": 0, "count": 0, "counts": {}}
+    payloads.settle({"learner_step": step, "reports": [report], **known})
+
+
+def training_payloads() -> OnPolicyPayloads:
+    """Return the payloads of a learner that trains: collectors have to wait."""
+    payloads = OnPolicyPayloads(4, 0)
+    settle(payloads, 0)
+    payloads.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    assert payloads.take_news()
+    payloads.confirmed = 0
+    return payloads
 
 
 def test_collector_is_not_asked_until_it_has_admitted_steps() -> None:
     control = Control(reports(has_ended=True))
-    experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
-    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
-    learner = TaskState("l", "learner", {"buffer_id": "b"})
-    assert experience.lease(learner, 1, 1, 0) is not None
-    is_asked = threading.Event()
-    ask = control.ask
+    payloads = control.payloads = training_payloads()
+    waits: list[int] = []
 
-    def note(state: TaskState, data: Mapping[str, Any], *args: Any) -> Mapping[str, Any]:
-        if data["name"] == "collector_data_task":
-            is_asked.set()
-        return ask(state, data, *args)
+    class Noted(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            assert not predicate()
+            waits.append(len(control.messages))
+            settle(payloads, 5, "a")
+            return super().wait_for(predicate, timeout)
 
-    control.ask = note  # type: ignore[method-assign]
-    waits = threading.Event()
-    wait_for = control.condition.wait_for
-
-    def note_wait(predicate: Any, timeout: float | None = None) -> Any:
-        waits.set()
-        return wait_for(predicate, timeout)
-
-    control.condition.wait_for = note_wait  # type: ignore[method-assign]
-    driver = threading.Thread(target=drive_collector, args=(control,))
-    with control.condition:
-        driver.start()
-    assert waits.wait(20.0)
-    with control.condition:
-        was_asked = is_asked.is_set()
-        info = {"learner_step": 5, "lost_payloads": [], "priority_info": {}}
-        experience.settle(learner, info)
-        control.condition.notify_all()
-    driver.join(20.0)
-    assert not was_asked
+    control.condition = Noted(threading.Lock())
+    drive_collector(control)
+    assert waits == [1]  # only the start of the task was sent
     demand = control.messages[1]
     assert (demand["admitted_steps"], demand["policy_iter"]) == (4, 5)
 
 
 def test_evaluation_beside_an_on_policy_learner_has_no_step_limit() -> None:
     control = Control(reports(has_ended=True))
-    control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
+    control.payloads = OnPolicyPayloads(4, 0)
     state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": True}})
     CollectorRole({}, RUN_CFG).drive(control, state, state.task)
     assert "admitted_steps" not in control.messages[1]
-    assert "columns" not in control.messages[0]["task_info"]
+    assert "payload_rows" not in control.messages[0]["task_info"]
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])
@@ -385,9 +384,7 @@ def test_collector_without_admitted_steps_is_closed_when_the_run_or_the_buffer_e
     what: str,
 ) -> None:
     control = Control(reports(has_ended=True))
-    experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
-    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
-    assert experience.lease(TaskState("l", "learner", {"buffer_id": "b"}), 1, 1, 0) is not None
+    control.payloads = training_payloads()
     waits: list[float | None] = []
     looks: list[bool] = []
 
@@ -396,7 +393,7 @@ def test_collector_without_admitted_steps_is_closed_when_the_run_or_the_buffer_e
             waits.append(timeout)
             looks.append(bool(predicate()))
             control.is_ending = what == "ending"
-            control.experience = control.experience if control.is_ending else None
+            control.payloads = control.payloads if control.is_ending else None
             looks.append(bool(predicate()))
 
     control.condition = Noted(threading.Lock())
@@ -407,190 +404,102 @@ def test_collector_without_admitted_steps_is_closed_when_the_run_or_the_buffer_e
 
 # Learners -----------------------------------------------------------------------------------
 
-DEMAND = {"batch_size": 8, "batches": 2, "cur_learner_iter": 0}
+
+def learned(step: int, *, is_idle: bool = False, held_up_by: str = "") -> dict[str, Any]:
+    return {"info": {"learner_step": step, "is_idle": is_idle}, "held_up_by": held_up_by}
 
 
-def learned(step: int) -> dict[str, Any]:
-    return {"info": {"learner_step": step}}
-
-
-def test_learner_is_leased_batches_until_it_is_done() -> None:
-    control = Control(DEMAND, learned(1), DEMAND, learned(2))
-    control.data = [{"batches": ["first"]}, {"batches": ["second"]}]
-    control.done_at = {2}
+def test_learner_gets_announcements_until_it_is_done() -> None:
+    control = Control(learned(1, held_up_by="disk full"), learned(2))
+    control.data, control.done_at = [{"announcements": ["a"]}, {"announcements": []}], {2}
+    control.closing = learned(5)
     drive_learner(control)
 
-    assert control.names() == [
-        "learner_start_task",
-        *["learner_get_data_task", "learner_learn_task"] * 2,
-        "learner_close_task",
+    learns = ["learner_learn_task"] * 2
+    assert control.names() == ["learner_start_task", *learns, "learner_close_task"]
+    assert control.messages[0]["task_info"] == {**TASK, "home": HOME}
+    assert [m["data"]["announcements"] for m in control.messages[1:-1]] == [["a"], []]
+    assert control.timeouts == ["start_timeout_s", *["learn_timeout_s"] * 2, "answer_timeout_s"]
+    assert [call[0] for call in control.calls] == [
+        *("open", "home", "started"),
+        *("get_data", "info", "storage") * 2,
+        *("info", "finish"),
     ]
-    learns = [m["data"] for m in control.messages if m["name"] == "learner_learn_task"]
-    assert learns == [{"batches": ["first"]}, {"batches": ["second"]}]
-    assert control.timeouts.count("learn_timeout_s") == 2
-    assert control.timeouts[0] == "start_timeout_s"
-    assert control.of("info") == [1, 2]
-    assert control.of("finish") == [("learner_close_task", True)]
-    assert [call[0] for call in control.calls][:2] == ["open", "started"]
-
-
-def test_iterations_before_the_close_of_a_learner_count() -> None:
-    control = Control(DEMAND, learned(3))
-    control.data, control.done_at, control.closing = [{"batches": ["first"]}], {3}, learned(5)
-    drive_learner(control)
-    assert control.of("info") == [3, 5]
-    assert [call[0] for call in control.calls][-2:] == ["info", "finish"]
-
-
-def test_learner_that_sends_its_next_demand_is_not_asked_for_it() -> None:
-    next_demand = {**DEMAND, "batch_size": 9}
-    control = Control(DEMAND, {**learned(1), "demand": next_demand}, learned(2), DEMAND, learned(3))
-    control.data = [{"batches": [number]} for number in range(3)]
-    control.done_at = {3}
-    drive_learner(control)
-    assert control.names()[1:-1] == [
-        *("learner_get_data_task", "learner_learn_task", "learner_learn_task"),
-        *("learner_get_data_task", "learner_learn_task"),
-    ]
-    assert control.of("get_data") == [8, 9, 8]
-
-
-def test_learner_without_a_demand_is_asked_again_until_it_has_ended() -> None:
-    pending = {"pending": True, "learner_done": False, "held_up_by": "disk full"}
-    control = Control(pending, {**pending, "learner_done": True, "held_up_by": ""})
-    drive_learner(control)
-    assert control.names().count("learner_get_data_task") == 2
+    assert control.of("info") == [1, 2, 5]
     assert control.of("storage") == ["disk full", ""]
     assert control.of("finish") == [("learner_close_task", True)]
 
 
-def test_learner_that_is_closed_early_has_not_trained_out() -> None:
-    control = Control(DEMAND, learned(1), DEMAND)
-    control.data = [{"batches": []}]
+@pytest.mark.parametrize("what", ["ending", "buffer"])
+def test_learner_that_is_closed_early_has_not_trained_out(what: str) -> None:
+    control = Control(learned(1))
+    control.data, control.closing = [{}, None], learned(1)
 
     def end(name: str) -> None:
-        control.is_ending = name == "info"
+        control.is_ending = what == "ending" and name == "storage"
 
     control.on_call = end
     drive_learner(control)
+    assert len(control.of("get_data")) == (1 if what == "ending" else 2)
     assert control.of("finish") == [("learner_close_task", False)]
 
 
-@pytest.mark.parametrize("what", ["ending", "buffer"])
-def test_waiting_learner_is_closed_when_the_run_or_the_buffer_ends(what: str) -> None:
-    control = Control(DEMAND)
-    assert control.experience is not None
-    control.experience.buffer.is_ready = False
-    control.data = [None]
-
-    def change(name: str) -> None:
-        if name == "storage":
-            control.is_ending, control.experience = what == "ending", None
-
-    control.on_call = change
-    drive_learner(control)
-    assert control.of("finish") == [("learner_close_task", False)]
-    assert len(control.of("get_data")) == (0 if what == "ending" else 1)
-
-
-def test_driver_waits_for_a_batch_without_polling() -> None:
-    control = Control(DEMAND, learned(1))
-    control.data, control.done_at = [{"batches": ["first"]}], {1}
-    assert control.experience is not None
-    control.experience.buffer.is_ready = False
-    state, waits = TaskState("t", "learner", TASK), threading.Event()
-    seen: list[Any] = []
+@pytest.mark.parametrize("what", ["ending", "news"])
+def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str) -> None:
+    control = Control(learned(1, is_idle=True), learned(2, is_idle=True))
+    control.data, control.done_at, control.closing = [{}, {}], {2}, learned(2)
+    state, waits = TaskState("t", "learner", TASK), list[Any]()
 
     class Noted(threading.Condition):
         def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-            seen.append((state.waits_for, state.wanted, timeout, bool(predicate())))
-            waits.set()
-            return super().wait_for(predicate, timeout)
+            before = predicate()
+            control.is_ending = what == "ending"
+            control.has_told_all = control.is_ending
+            waits.append((state.waits_for, timeout, before, predicate()))
 
     control.condition = Noted(threading.Lock())
-    driver = threading.Thread(
-        target=LearnerRole({}, RUN_CFG).drive, args=(control, state, state.task)
-    )
-    driver.start()
-    assert waits.wait(20.0)
-    with control.condition:
-        assert control.of("get_data") == []
-        control.experience.buffer.is_ready = True
-        control.condition.notify_all()
-    driver.join(20.0)
-    assert seen[0] == ("a batch of 8 samples", 8, WAIT_S, False)
-    assert control.of("get_data") == [8]
-    assert (state.waits_for, state.wanted) == ("", 0)
-
-
-def test_buffer_without_a_batch_is_asked_again_after_a_pause() -> None:
-    control = Control(DEMAND, learned(1))
-    control.data = [None, None, {"batches": ["at last"]}]
-    control.done_at = {1}
-    pauses = pauses_of(control)
-    drive_learner(control)
-    assert len(control.of("get_data")) == 3
-    assert pauses.count(REFUSED_PAUSE_S) == 2
-    assert control.of("info") == [1]
-
-
-def go_on_as_learner(control: Control) -> None:
-    LearnerRole({}, RUN_CFG).go_on(control, TaskState("t", "learner", TASK))
+    LearnerRole({}, RUN_CFG).drive(control, state, state.task)
+    assert waits == [("samples to train on", WAIT_S, False, True)]
+    assert state.waits_for == ""
+    assert control.of("info") == ([1, 2] if what == "ending" else [1, 2, 2])
 
 
 def test_learner_of_an_earlier_coordinator_reports_its_training_and_continues() -> None:
-    control = Control({"known": [3, 4], **learned(5)}, DEMAND, learned(6))
-    control.data, control.done_at = [{"batches": ["next"]}], {6}
-    go_on_as_learner(control)
-    assert control.messages[0] == {"name": "learner_go_on_task", "task_id": "t"}
-    assert control.names()[1:] == [
-        "learner_get_data_task", "learner_learn_task", "learner_close_task",
-    ]  # fmt: skip
-    assert control.timeouts[:2] == ["learn_timeout_s", "answer_timeout_s"]
-    assert [call[0] for call in control.calls[:3]] == ["started", "known", "info"]
-    assert control.of("known") == [[3, 4]]
-    assert control.of("info") == [5, 6]
-
-
-def test_finished_learner_of_an_earlier_coordinator_is_closed() -> None:
-    control = Control({"known": [], **learned(5)})
-    control.done_at = {5}
-    go_on_as_learner(control)
-    assert control.names() == ["learner_go_on_task", "learner_close_task"]
-    assert control.of("finish") == [("learner_close_task", True)]
-
-
-def test_learner_that_did_not_train_on_its_last_lease_gets_a_new_one() -> None:
-    control = Control({"known": [], "info": None}, DEMAND, learned(6))
-    control.data, control.done_at = [{"batches": ["again"]}], {6}
-    go_on_as_learner(control)
-    assert [call[0] for call in control.calls[:3]] == ["started", "known", "end_leases"]
-    assert control.of("info") == [6]
+    control = Control({"known": ["c", "d"], **learned(5)}, learned(6))
+    control.data, control.done_at, control.closing = [{}], {6}, learned(6)
+    LearnerRole({}, RUN_CFG).go_on(control, TaskState("t", "learner", TASK))
+    assert control.messages[0] == {"name": "learner_go_on_task", "task_id": "t", "confirmed": 7}
+    assert control.names()[1:] == ["learner_learn_task", "learner_close_task"]
+    assert control.timeouts[:2] == ["learn_timeout_s", "learn_timeout_s"]
+    assert [call[0] for call in control.calls[:4]] == ["started", "info", "known", "get_data"]
+    assert control.of("known") == [["c", "d"]]
+    assert control.of("info") == [5, 6, 6]
 
 
 @pytest.mark.parametrize("is_evaluation", [False, True])
 def test_collector_of_an_earlier_coordinator_keeps_its_admitted_steps(
     is_evaluation: bool,
 ) -> None:
-    answer = {"admitted_steps": 8, "delivered_steps": 3, "policy_iter": 5}
+    answer = {"admitted_steps": 8, "delivered_steps": 3, "policy_iter": 5, "step_limit": 9}
     control = Control(answer, reports(has_ended=True))
-    experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
+    payloads = control.payloads = OnPolicyPayloads(4, 0)
     state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": is_evaluation}})
     found: list[Any] = []
-    control.on_call = lambda name: found.append(experience.admission.has_outstanding("t"))
+    control.on_call = lambda name: found.append(payloads.admission.has_outstanding("t"))
     CollectorRole({}, RUN_CFG).go_on(control, state)
+    assert state.step_limit == 9
     assert control.messages[0] == {"name": "collector_go_on_task", "task_id": "t"}
     assert [call[0] for call in control.calls] == ["started", "collecting", "storage", "finish"]
     assert found == [False, *[not is_evaluation] * 3]
-    experience.admission.report("t", 7, None)
-    assert experience.admission.has_outstanding("t") is not is_evaluation
-    experience.admission.report("t", 8, None)
-    assert not experience.admission.has_outstanding("t")
+    payloads.admission.report("t", 7, None)
+    assert payloads.admission.has_outstanding("t") is not is_evaluation
+    payloads.admission.report("t", 8, None)
+    assert not payloads.admission.has_outstanding("t")
 
 
-def test_collector_without_a_buffer_gets_no_columns() -> None:
+def test_collector_without_a_buffer_sends_payloads_of_any_size() -> None:
     control = Control(reports(has_ended=True))
-    control.experience = None
+    control.payloads = None
     drive_collector(control)
     assert control.messages[0]["task_info"] == TASK
 
@@ -614,6 +523,7 @@ def test_retried_task_has_another_seed_or_resumes_from_a_checkpoint() -> None:
 
 def test_lost_learner_has_no_result() -> None:
     control = Control(WorkerLostError("gone"))
+    control.data = [{}]
     with pytest.raises(WorkerLostError):
         drive_learner(control)
     assert control.of("finish") == []

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from dingsdk.worker.coordinator.experience import Experience, metadata_config
 
 from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.journal import Assigned
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import (
@@ -22,7 +22,6 @@ from dingsdk.worker.coordinator.scheduler_state import (
     SchedulerState,
 )
 from dingsdk.worker.coordinator.section import CoordinatorSection
-from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.sample_counts import SampleCounts
 
 LEASE_S = 10.0
@@ -124,9 +123,8 @@ class Site:
         self.state.join(info)
         return info
 
-    def open_buffer(self, buffer_id: str = "b") -> Experience:
-        made = Experience(create_buffer(metadata_config(BUFFER), exp_name="run"))
-        self.state.experiences[buffer_id] = made
+    def open_buffer(self, buffer_id: str = "b") -> LivePayloads:
+        made = self.state.buffers[buffer_id] = LivePayloads(64)
         return made
 
     def assigned(self, role: str = "collector", **task: Any) -> TaskState:
@@ -231,7 +229,7 @@ def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
 def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run(
     site: Site,
 ) -> None:
-    record = RunRecord(site.state, lambda state: Experience(create_buffer(BUFFER)), lambda: 0.0)
+    record = RunRecord(site.state, lambda state: LivePayloads(64), lambda: 0.0)
     site.join("l0", "learner")
     first = site.assigned("learner", **TRAINING)
     record.note_iteration("t", 3)
@@ -295,15 +293,14 @@ def test_lost_task_of_another_role_is_retried_unchanged(site: Site) -> None:
 
 
 def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None:
-    experience = site.open_buffer()
-    record = RunRecord(site.state, lambda state: experience, lambda: 0.0)
+    record = RunRecord(site.state, lambda state: LivePayloads(64), lambda: 0.0)
     assert (record.train_iter, record.elapsed_s) == (0, 0.0)
     for number, train_iter in enumerate((5, 3)):
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         state = site.assigned("learner", **task)
         record.note_iteration(state.task_id, train_iter)
-    assert [record.open_experience(state) for _ in range(2)] == [True, False]
+    assert [record.open_buffer(state) for _ in range(2)] == [True, False]
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
         record.end_learner(state.task_id)
@@ -447,7 +444,7 @@ def test_lost_collector_is_not_retried_after_its_learner_is_done(site: Site) -> 
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
-    del site.state.experiences["b"]
+    del site.state.buffers["b"]
     assert site.lose(state) == (None, False)
     assert site.commander.failed == [("collector", "t")]
     site.open_buffer()
@@ -520,16 +517,16 @@ def test_collector_that_makes_progress_is_not_given_up(site: Site) -> None:
         state = site.assigned()
 
 
-@pytest.mark.parametrize(("wanted", "is_out"), [((2, 2), True), ((0, 2), False), ((2, 0), False)])
+@pytest.mark.parametrize("idle", [(True, True), (False, True), (True, False)])
 def test_run_is_trained_out_when_all_learners_wait_for_data(
-    site: Site, wanted: tuple[int, int], is_out: bool
+    site: Site, idle: tuple[bool, bool]
 ) -> None:
-    for number, samples in enumerate(wanted):
-        site.open_buffer(f"b{number}")
+    for number, is_idle in enumerate(idle):
+        site.open_buffer(f"b{number}").is_idle = is_idle
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
-        site.assigned("learner", **task).wanted = samples
-    assert site.state.is_trained_out() is is_out
+        site.assigned("learner", **task)
+    assert site.state.is_trained_out() is all(idle)
 
 
 # Facts --------------------------------------------------------------------------------------
@@ -569,14 +566,14 @@ def test_facts_of_tasks_restore_the_state(site: Site) -> None:
 
 
 def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
-    experience = site.open_buffer()
+    payloads = site.open_buffer()
     site.join("l0", "learner")
     site.join("c0")
     site.assigned("learner", **TRAINING, task_id="l")
     collector = site.assigned(**collecting(), task_id="c")
     site.state.progress(collector, report(5))
-    experience.push({"data_id": "a", "rows": 2, "policy_iter": 0}, 0)
-    site.state.close_experience("b")
+    payloads.push({"data_id": "a", "rows": 2, "policy_iter": 0}, 0)
+    site.state.close_buffer("b")
     site.state.unacknowledged_rows = 7
     site.state.episodes, site.state._ended_env_steps = 3, 40
     site.join("c1")
@@ -657,6 +654,42 @@ def test_env_steps_of_lost_attempts_are_counted_and_reported_to_the_commander(si
     assert site.commander.finished[-1]["step_count"] == 48
 
 
+def test_collectors_together_are_granted_the_env_steps_of_the_run(site: Site) -> None:
+    site.open_buffer()
+    for name in ("c0", "c1", "c2"):
+        site.join(name)
+    first, second = (site.assigned(**collecting(), task_id=name) for name in "ab")
+    site.assigned(**EVALUATING, task_id="e")  # its steps do not count
+    assert site.state.grant_steps(first, 1000) == 500
+    assert site.state.grant_steps(second, 1000) == 250
+    site.state.progress(first, report(300))
+    assert site.state.grant_steps(first, 1000) == 300 + 225
+    while site.state.env_steps < 1000:
+        for state in (first, second):
+            site.state.progress(state, report(site.state.grant_steps(state, 1000)))
+    assert site.state.env_steps == 1000
+    assert site.state.grant_steps(first, 1000) == first.env_steps
+
+
+def test_env_steps_are_granted_after_all_collectors_have_rejoined(site: Site) -> None:
+    facts: list[Any] = []
+    site.state.note = facts.append
+    site.open_buffer()
+    for name in "ab":
+        site.join(name)
+        site.assigned(**collecting(), task_id=name)
+    other = Site()
+    other.open_buffer()
+    for fact in facts:
+        other.state.apply(fact)
+    first, second = other.state.orphans
+    first.worker, first.step_limit = other.join("a"), 300
+    assert other.state.grant_steps(first, 1000) == 300, "the limit of the other one is not known"
+    second.worker, second.step_limit = other.join("b"), 600
+    other.state.progress(first, report(300))
+    assert other.state.grant_steps(first, 1000) == 300 + 64
+
+
 def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
@@ -680,10 +713,10 @@ def test_report_without_the_flag_does_not_end_a_collector(site: Site) -> None:
 
 
 def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) -> None:
-    experience = site.open_buffer()
+    payloads = site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
-    experience.push({"data_id": "buffered", "rows": 2, "policy_iter": 0}, 0)
+    payloads.push({"data_id": "buffered", "rows": 2, "policy_iter": 0}, 0)
     state.waiting = {"waiting": 2}
     is_live = site.state.find_live()
     assert site.state.live_payloads == {"buffered"}
@@ -698,33 +731,27 @@ def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) 
 
 
 def test_evicted_samples_of_all_buffers_are_summed(site: Site) -> None:
+    left = {"number": 1, "inserted": ["p"], "lost": [], "left": [("p", "overwritten", 32)]}
     for name in ("a", "b"):
-        experience = site.open_buffer(name)
-        for n in range(3):
-            meta = {"data_id": f"{name}{n}", "rows": 32, "policy_iter": 0}
-            experience.push(meta, 0)
+        payloads = site.open_buffer(name)
+        payloads.push({"data_id": "p", "rows": 96, "policy_iter": 0}, 0)
+        payloads.note_reports([left])
     counts = SampleCounts(192, 192, 0, 128, {"overwritten": 64})
     assert site.state.samples() == counts
     site.state.finish_learner(TaskState("t"), {"buffer_id": "a"})
     assert site.state.samples() == counts
-    site.state.close_experience("b")
+    assert site.state.buffers.keys() == {"b"}
+    site.state.close_buffer("b")
+    site.state.close_buffer("b")
     assert site.state.samples() == counts
     site.state.samples().check()
-
-
-def test_finish_learner_returns_the_experience_once(site: Site) -> None:
-    experience = site.open_buffer()
-    site.join("l0", "learner")
-    state = site.assigned("learner", **TRAINING)
-    assert site.state.finish_learner(state, {"buffer_id": "b"}) is experience
-    assert site.state.finish_learner(state, {"buffer_id": "b"}) is None
 
 
 def test_state_of_a_task_needs_only_its_id() -> None:
     state = TaskState("t")
     assert (state.task_id, state.kind, state.buffer_id, state.is_evaluation) == ("t", "", "", False)
     assert state.start_time > 0
-    assert (state.attempt, state.progress, state.wanted, state.mark) == (0, 0, 0, 0)
+    assert (state.attempt, state.progress, state.mark) == (0, 0, 0)
     assert (state.env_steps, state.lost_env_steps) == (0, 0)
     assert state.player is None
     assert TaskState("t", "learner", {"player": "player_1"}).player == "player_1"
@@ -880,25 +907,3 @@ def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
 def test_fact_of_an_unknown_task_is_refused() -> None:
     with pytest.raises(LookupError, match="there is no task t7"):
         Site().state.apply(Assigned("t7", 0, "p"))
-
-
-def test_learners_are_not_told_of_deleted_payloads_of_other_players(site: Site) -> None:
-    """Both players number their payloads from 0."""
-    learners = []
-    for name in "ab":
-        experience = site.open_buffer(name)
-        site.join(f"learner-{name}", "learner")
-        learners.append(site.assigned("learner", task_id=name, buffer_id=name))
-        experience.push({"data_id": f"{name}-0", "rows": 64, "policy_iter": 0}, 0)
-        assert experience.lease(learners[-1], 8, 1, 0) is not None
-        experience.settle(learners[-1])
-    first, second = site.state.experiences.values()
-    first.push({"data_id": "a-1", "rows": 64, "policy_iter": 0}, 64)
-
-    assert site.state.take_garbage(first) == ["a-0"]
-
-    told = [
-        each.lease(state, 8, 1, 0) for each, state in zip((first, second), learners, strict=True)
-    ]
-    assert [each and each["dropped"] for each in told] == [[0], []]
-    assert [each and each["payloads"] for each in told] == [{"a-1": 1}, {}]

@@ -939,16 +939,6 @@ def test_buffer_whose_samples_the_policy_cannot_train_on_is_refused(
     assert caught.value.path == f"{path}.type"
 
 
-def test_storage_of_objects_is_refused_in_parallel_mode() -> None:
-    path = "policy.other.replay_buffer.storage.type"
-    compile_config(changed(f"{path}=object"))
-
-    with pytest.raises(ConfigError, match="parallel mode moves columns") as caught:
-        compile_config_parallel(changed(f"{path}=object"))
-
-    assert caught.value.path == path
-
-
 def test_limiter_that_would_refuse_the_pushes_of_a_serial_run_is_refused() -> None:
     # 4 updates with 32 rows for each collect of 16: 8 rows are sampled for each row pushed.
     limiter = "policy.other.replay_buffer.limiter"
