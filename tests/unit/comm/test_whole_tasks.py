@@ -556,7 +556,7 @@ class OwnRows(BaseCommLearner):
     @staticmethod
     def load_data_fn(path: Any, meta: Any, decompressor: Any = None) -> dict[str, Any]:
         row = BaseCommLearner.load_data_fn(path, meta, decompressor)
-        return {**row, "reward": np.float32(100.0)}
+        return {**row, "reward": np.float32(-1.0)}
 
 
 class OwnData(BaseCommLearner):
@@ -564,7 +564,7 @@ class OwnData(BaseCommLearner):
 
     def get_data(self, batch_size: int) -> Any:
         loaders = super().get_data(batch_size)
-        return loaders and [{**load(), "reward": np.float32(100.0)} for load in loaders]
+        return loaders and [{**load(), "reward": np.float32(-1.0)} for load in loaders]
 
 
 @pytest.mark.parametrize("kind", [OwnRows, OwnData, BaseCommLearner])
@@ -581,7 +581,7 @@ def test_learner_trains_on_the_rows_of_a_subclass(
         batch = buffer.sample(BATCH, cur_learner_iter=0)
         assert isinstance(batch, SampleBatch)
         if kind is not BaseCommLearner:
-            batch.columns["reward"][:] = 100.0
+            batch.columns["reward"][:] = -1.0
         mode = create_policy(task["policy"], enable_field=["learn"], seed=task["seed"]).learn_mode
         mode.forward(batch)
         wanted, found = mode.state_dict()["model"], bench.transport.policy_store().newest("p2")
