@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,22 +82,6 @@ def test_row_function_takes_a_decompressor() -> None:
     load = BaseCommLearner.load_data_fn
     assert load(lambda: batch, {"index": 1}) == {"obs": 4.0}
     assert load(path=lambda: batch, meta={"index": 1}, decompressor=double) == {"obs": 8.0}
-
-
-def test_learner_is_idle_until_something_is_announced(learner: BaseCommLearner) -> None:
-    found: list[Any] = []
-    job = threading.Thread(target=lambda: found.append(learner.get_batch(2)))
-    job.start()
-    with learner.condition:
-        assert learner.condition.wait_for(lambda: learner._is_idle, 20.0)
-    learner.data_store.put("p", SampleBatch({"obs": np.array([10.0, 11.0])}))
-    learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
-    data = {"announcements": [], "confirmed": 0, "env_steps": 0}
-    assert learner.deal_with_learner_learn(data)["info"]["is_idle"]
-    data["announcements"] = [{"data_id": "p", "rows": 2}]
-    assert not learner.deal_with_learner_learn(data)["info"]["is_idle"]
-    job.join(20.0)
-    assert sorted(found[0].columns["obs"]) == [10.0, 11.0]
 
 
 @pytest.mark.parametrize("is_on_policy", [True, False])
