@@ -376,6 +376,7 @@ def test_full_store_is_retried_after_a_pause_when_the_collector_has_ended(
     worker = bench.collector
     monkeypatch.setattr(worker, "_cfg", msgspec.structs.replace(worker._cfg, queue_size=1000))
     bench.collect()
+    bench.ask("c0", "collector_data_task")  # admits its steps
     with worker.condition:
         assert worker.condition.wait_for(lambda: worker.job_ended, PATIENCE_S)
         assert worker._reports
@@ -397,16 +398,17 @@ def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_
     collector.send_metadata({"data_id": "d0", "policy_iter": 2, "cur_step": 1})
     collector._delivered = delivered
     ids = {"task_id": "t1", "buffer_id": "b1"}
+    limits = {"admitted_steps": 0, "step_limit": None}
 
     for _ in range(2):  # a report is acknowledged only by the next request
         reports = bench.ask("c0", "collector_data_task")["reports"]
         assert [report["data_id"] for report in reports] == ["d0"]
-        assert bench.ask("c0", "collector_go_on_task", task_id="t1") == {"admitted_steps": 0, **ids}
+        assert bench.ask("c0", "collector_go_on_task", task_id="t1") == limits | ids
     with pytest.raises(TaskFailedError, match="c0 has no t3"):
         bench.ask("c0", "collector_go_on_task", task_id="t3")
     collector._reports.clear()
     found = bench.ask("c0", "collector_go_on_task", task_id="t1")
-    assert found == {"admitted_steps": 0, **delivered, **ids}
+    assert found == limits | delivered | ids
 
 
 def test_last_collect_setting_of_a_data_task_is_kept(bench: Bench) -> None:
