@@ -208,15 +208,10 @@ def test_run_ends_after_too_many_coordinator_deaths_and_can_be_resumed(
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> set[int]:
-    """Return the processes of a run that were started by multiprocessing."""
-    found = set[int]()
-    for child in children_of(process.pid):
-        command = Path(f"/proc/{child}/cmdline").read_bytes()
-        if b"spawn_main" in command:
-            found.add(child)
-        elif b"forkserver" in command:
-            found.update(children_of(child))
-    return found
+    """Return the child processes of a run that were started by multiprocessing."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(process.pid)}
+    forked = {pid for pid in commands if psutil.Process(pid).ppid() != process.pid}
+    return forked | {pid for pid, command in commands.items() if b"spawn_main" in command}
 
 
 def coordinators_of(process: subprocess.Popen[bytes]) -> set[int]:
@@ -226,4 +221,4 @@ def coordinators_of(process: subprocess.Popen[bytes]) -> set[int]:
     except FileNotFoundError:
         return set()
     named = {int(pid) for pid in re.findall(r"process (\d+) on ", owner)}
-    return named & workers_of(process)
+    return named & set(children_of(process.pid))

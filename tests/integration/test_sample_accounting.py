@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dingsdk.worker.coordinator.payload_ledger import PayloadLedger
 
 from dingsdk import resume, train
 from dingsdk.errors import SamplesLostError

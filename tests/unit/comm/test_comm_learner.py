@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dingsdk.worker.comm.row_store import RowStore
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import pack_samples
