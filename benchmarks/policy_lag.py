@@ -31,7 +31,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import PPOPolicy
 from dingsdk.worker import Coordinator
-from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience, RowQueue
+from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyPayloads
 
 STEP_S = (0.0005, 0.0023, 0.0108, 0.05)
 """Step duration of each env; the slowest is 100 times the fastest."""
@@ -90,40 +90,35 @@ class _Free(Admission):
         return rows_waiting >= self.n_sample
 
 
-class _Dropping(RowQueue):
-    """Drops rows that are too old before it counts the waiting rows."""
+class DiscardingPayloads(OnPolicyPayloads):
+    """Bounds the age of rows by dropping the old ones before a training."""
 
-    def can_sample(self, size: int) -> bool:
-        if not self._drawn:
-            admission, kept = self._admission, []
-            for batch in self._batches:
-                age = admission.newest - admission.version_of(int(batch.columns["collect_iter"][0]))
-                if age > admission.max_lag:
-                    _dropped.append(len(batch))
-                    self._removed(batch, "stale")
-                else:
-                    kept.append(batch)
-            self._batches = kept
-        return super().can_sample(size)
-
-
-class DiscardingExperience(OnPolicyExperience):
-    """Bounds the age of rows by dropping the old ones."""
-
-    def __init__(self, n_sample: int, max_lag: int, trainings: int) -> None:
-        super().__init__(n_sample, max_lag, trainings)
+    def __init__(self, n_sample: int, max_lag: int) -> None:
+        super().__init__(n_sample, max_lag)
         self.admission = _Free(n_sample, max_lag)
-        self.buffer = _Dropping(self.admission)
-        self.buffer.add_remove_listener(self._on_removed)
+
+    @property
+    def can_train(self) -> bool:
+        if not self.is_training:
+            self._drop()
+        return super().can_train
+
+    def _drop(self) -> None:
+        admission = self.admission
+        for name, payload in list(self._live.items()):
+            oldest = min(version for version, _ in payload.versions)
+            if admission.newest - admission.version_of(oldest) > admission.max_lag:
+                _dropped.append(payload.rows)
+                self._leave(name, payload, "stale", payload.rows)
 
 
 class DiscardingCoordinator(Coordinator):
-    """A coordinator with a `DiscardingExperience`."""
+    """A coordinator with `DiscardingPayloads`."""
 
-    def _new_experience(self, state: Any) -> Any:
-        collect, commander = self._cfg["policy"]["collect"], self._cfg["policy"]["other"]
-        lag = int(commander["commander"]["max_policy_lag"])
-        return DiscardingExperience(int(collect["n_sample"]), lag, 1)
+    def _new_payloads(self, state: Any) -> OnPolicyPayloads:
+        policy = self._cfg["policy"]
+        lag = int(policy["other"]["commander"]["max_policy_lag"])
+        return DiscardingPayloads(int(policy["collect"]["n_sample"]), lag)
 
 
 def run(seconds: float, max_lag: int, coordinator: type[Coordinator]) -> dict[str, float]:

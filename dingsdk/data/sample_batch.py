@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn, SupportsIndex, overload
 
 import numpy as np
@@ -357,38 +355,6 @@ class Row(dict[str, Any]):
         return dict.fromkeys(keys, value)
 
 
-class RowLoaders(list[Callable[[], dict[str, Any]]]):
-    """A list with one callable per row; the first call, from any thread, gathers the whole batch.
-
-    Calling one callable per row is slower than gathering the batch (63 and 13 us for 256 small
-    rows, 2026-11). Code that can use columns should call ``batch``, as ``collate`` does.
-
-    Args:
-        gather: Returns the batch; called once, when it is first needed.
-        size: Number of rows of the batch.
-        load_row: ``load_row(batch, {"index": index})`` returns a row of the batch that ``batch()``
-            returns.
-    """
-
-    def __init__(
-        self,
-        gather: Callable[[], SampleBatch],
-        size: int,
-        load_row: Callable[[Callable[[], SampleBatch], Mapping[str, Any]], dict[str, Any]],
-    ) -> None:
-        super().__init__(partial(load_row, self.batch, {"index": index}) for index in range(size))
-        self._gather = gather
-        self._lock = threading.Lock()
-        self._batch: SampleBatch | None = None
-
-    def batch(self) -> SampleBatch:
-        """Return all rows; raises the errors of ``gather``."""
-        with self._lock:
-            if self._batch is None:
-                self._batch = self._gather()
-            return self._batch
-
-
 _HINTS = {
     "NoneType": "sample() of a buffer returns None if it has too few rows",
     "dict": "SampleBatch(columns) makes a batch of a dict of columns",
@@ -399,15 +365,13 @@ _HINTS = {
 def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     """Return the tensors of a batch.
 
-    For a SampleBatch, returns its tensors without a copy; for RowLoaders, the tensors of their
-    batch. A list of dicts, tensors, arrays, numbers or nests of these is stacked by
-    ``torch.utils.data.default_collate`` (which converts Python floats to float64).
+    For a SampleBatch, returns its tensors without a copy. A list of dicts, tensors, arrays, numbers
+    or nests of these is stacked by ``torch.utils.data.default_collate`` (which converts Python
+    floats to float64).
 
     Raises:
         SchemaMismatchError: it is no list, the list is empty, or its elements cannot be stacked.
     """
-    if isinstance(batch, RowLoaders):
-        batch = batch.batch()
     if isinstance(batch, SampleBatch):
         return batch.tensors()
     if isinstance(batch, Mapping) or not hasattr(batch, "__getitem__"):

@@ -218,7 +218,7 @@ def test_both_modes_push_episodes_at_the_same_pace(tmp_path: Path, mode: str) ->
 
 
 def test_episode_buffer_needs_an_episode_collector_in_serial_mode(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="by episode") as caught:
+    with pytest.raises(ConfigError, match="draws episodes") as caught:
         run(tmp_path, "serial", f"{BUFFER}.type=episode")
     assert caught.value.path == f"{BUFFER}.type"
 

@@ -73,5 +73,5 @@ def test_commander_that_hands_out_no_task_is_named(tmp_path: Path, manager: Any)
     assert result.reason == "interrupted"
     (said,) = ears.found
     assert "commander 'lazy' has issued no task for an idle collector" in said
-    assert "learner learner-0 waits for a batch of" in said
+    assert "learner learner-0 waits for samples to train on" in said
     assert "the replay buffer holds 0 rows" in said

@@ -261,7 +261,7 @@ def test_settings_that_a_replay_server_cannot_use_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=word) as caught:
         compile_run("cartpole-dqn", mode=mode, sets=["system.replay.type=server", *sets])
-    assert word in str(caught.value.path) or "system.replay" in str(caught.value.path)
+    assert "replay" in str(caught.value.path)
 
 
 def test_on_policy_run_is_refused() -> None:

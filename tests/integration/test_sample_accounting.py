@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dingsdk.worker.coordinator.payload_ledger import PayloadLedger
 
 from dingsdk import resume, train
 from dingsdk.errors import SamplesLostError
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import R2D2Policy
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 
 SETS = (
     "system.validate_state=true",
@@ -94,13 +94,13 @@ def test_resumed_run_continues_its_sample_counts() -> None:
 
 
 def test_run_that_loses_samples_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = PayloadLedger.add
+    push = LivePayloads.push
 
-    def forget(self: PayloadLedger, *args: Any) -> Any:
-        number = add(self, *args)
-        self.acked_rows -= 1
-        return number
+    def forget(self: LivePayloads, *args: Any) -> bool:
+        is_new = push(self, *args)
+        self._acked_rows -= is_new
+        return is_new
 
-    monkeypatch.setattr(PayloadLedger, "add", forget)
+    monkeypatch.setattr(LivePayloads, "push", forget)
     with pytest.raises(SamplesLostError):
         run("parallel")

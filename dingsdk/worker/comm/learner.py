@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from dingsdk.config import Count, Positive, deep_merge_dicts
-from dingsdk.data import RowLoaders, SampleBatch
+from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     ConfigError,
     StorageFullError,
@@ -80,8 +81,8 @@ class BaseCommLearner(CommWorker):
     exchanges messages with the coordinator: announcements of payloads for the home arrive, and what
     the home has inserted and no longer needs is reported with the learner's progress.
 
-    A subclass may override ``get_data``, ``send_policy`` and ``send_learn_info``, which the
-    learner calls.
+    A subclass may override ``get_data``, ``load_data_fn``, ``send_policy`` and
+    ``send_learn_info``, which the learner calls.
     """
 
     role = "learner"
@@ -400,10 +401,11 @@ class BaseCommLearner(CommWorker):
     def data_source(self) -> Callable[[int], Any]:
         """The function that the learner gets its data from.
 
-        It is ``get_data`` if a subclass overrides that, else ``get_batch``, which needs no callable
-        for each row.
+        It is ``get_data`` if a subclass overrides that or ``load_data_fn``, else ``get_batch``,
+        which makes no dict for each row.
         """
-        is_own = type(self).get_data is not BaseCommLearner.get_data
+        own, base = type(self), BaseCommLearner
+        is_own = own.get_data is not base.get_data or own.load_data_fn is not base.load_data_fn
         return self.get_data if is_own else self.get_batch
 
     @staticmethod
@@ -424,7 +426,7 @@ class BaseCommLearner(CommWorker):
         row = dict(path()[int(meta["index"])])
         return row if decompressor is None else dict(decompressor(row))
 
-    def get_data(self, batch_size: int) -> RowLoaders | None:
+    def get_data(self, batch_size: int) -> list[Callable[[], dict[str, Any]]] | None:
         """Return callables for the rows of the next batch; None: the task is over.
 
         Raises:
@@ -433,14 +435,15 @@ class BaseCommLearner(CommWorker):
         batch = self.get_batch(batch_size)
         if isinstance(batch, list):
             raise ConfigError(
-                "a learner that overrides get_data trains on single rows, and the replay "
-                "buffer holds episodes, or samples that are lists; choose another buffer",
+                "a learner that overrides get_data or load_data_fn trains on single rows, and the "
+                "replay buffer holds episodes, or samples that are lists; choose another buffer",
                 path="policy.other.replay_buffer.type",
             )
         if batch is None:
             return None
         found = batch
-        return RowLoaders(lambda: found, len(found), self.load_data_fn)
+        load = self.load_data_fn
+        return [partial(load, lambda: found, {"index": index}) for index in range(len(found))]
 
     def get_batch(self, batch_size: int) -> SampleBatch | list[Any] | None:
         """Wait for the next batch of the home and return it in columns; None: the task is over.

@@ -15,7 +15,7 @@ from dingsdk.worker.comm.transport import Transport, WorkerInfo
 PAYLOADS = 19
 """Payloads of one task of a NaiveCollector; the next answer says that it is done."""
 BATCHES = 5
-"""Learn tasks after which a NaiveLearner is done."""
+"""Batches after which a NaiveLearner is done."""
 RESOURCE = {"cpu": "20", "gpu": "1"}
 
 
@@ -92,29 +92,50 @@ class NaiveCollector(_NaiveWorker):
 
 
 class NaiveLearner(_NaiveWorker):
-    """Asks for batches, reads their payloads, and is done after ``BATCHES`` learn tasks."""
+    """Reads all announced payloads, and is done after ``BATCHES`` learn tasks with a payload."""
 
     role = "learner"
 
     def __init__(self, transport: Transport, worker_id: str = "naive_learner") -> None:
         super().__init__(transport, worker_id)
-        self.seen: set[str] = set()
-        """Data ids that were announced to it, and read."""
+        self.seen: dict[str, int] = {}
+        """Number of rows of each payload that was announced to it."""
+        self._tasks = 0
 
     def _process_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        if task.get("name") == "learner_get_data_task":
-            return self._demand()
-        if task.get("name") == "learner_learn_task":
+        name = task.get("name")
+        if name == "learner_learn_task":
             return self._learn(task["data"])
-        return super()._process_task(task)
-
-    def _demand(self) -> dict[str, Any]:
-        return {"batch_size": 2, "batches": 1, "cur_learner_iter": self._count, **self._ids()}
+        result = super()._process_task(task)
+        if name == "learner_start_task":
+            self.seen, self._tasks = {}, 0
+        elif name == "learner_close_task":
+            result["info"] = self._info([])
+        return result
 
     def _learn(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        for data_id in data["payloads"]:
+        news = {str(each["data_id"]): int(each["rows"]) for each in data["announcements"]}
+        for data_id in news:
             self.transport.data_store().get(data_id)
-            self.seen.add(data_id)
-        self._count += 1
-        info = {"learner_step": self._count, "learner_done": self._count >= BATCHES}
-        return {"info": {**info, "priority_info": {}, "lost_payloads": []}, **self._ids()}
+        self.seen |= news
+        self._tasks += 1
+        self._count += bool(self.seen)
+        info = self._info([{"number": self._tasks, **self._changes(list(news))}])
+        return {"info": info, "held_up_by": "", **self._ids()}
+
+    def _changes(self, inserted: list[str]) -> dict[str, Any]:
+        """Return what changes in its buffer when it gets payloads."""
+        return {"inserted": inserted, "lost": [], "left": []}
+
+    def _info(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "learner_step": self._count,
+            "learner_done": self._count >= BATCHES,
+            "priority_info": {},
+            "reports": reports,
+            "trained_rows": self._count,
+            "count": sum(self.seen.values()),
+            "counts": {},
+            "figures": None,
+            "is_idle": not self.seen,
+        }

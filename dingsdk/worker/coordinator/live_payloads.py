@@ -266,9 +266,13 @@ class LivePayloads:
         acked, evicted = self._acked_rows, dict(+self._evicted)
         return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
 
+    def count_live(self) -> int:
+        """Count the rows of the live payloads that have not left."""
+        return sum(each.rows - each.left.total() for each in self._live.values())
+
     def check(self) -> None:
         """Raise SamplesLostError unless the live payloads have all rows that were not evicted."""
-        live = sum(each.rows - each.left.total() for each in self._live.values())
+        live = self.count_live()
         if live != self.count_rows():
             raise SamplesLostError(
                 f"{self._acked_rows} rows acknowledged, {live} in live payloads, "
@@ -364,6 +368,9 @@ class ServedPayloads(LivePayloads):
         pushed = figures.get("pushed", 0)
         evicted = {name: figures[name] for name in EVICTIONS if figures.get(name)}
         return SampleCounts(pushed, pushed, self.trained_rows, self.count(), evicted)
+
+    def count_live(self) -> int:
+        return self.count()
 
     def check(self) -> None:
         """Raise SamplesLostError if the server's counts do not add up."""

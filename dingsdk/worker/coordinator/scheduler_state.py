@@ -9,6 +9,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -481,7 +482,8 @@ class SchedulerState:
         """Forget the payloads of a buffer, but keep their counts."""
         payloads = self.buffers.pop(buffer_id, None)
         if payloads is not None:
-            self._ended_counts += payloads.counts()
+            # Counted once more, so that a check of the ended run finds rows that were lost.
+            self._ended_counts += replace(payloads.counts(), live=payloads.count_live())
 
     def end_closed(self, buffer_id: str) -> None:
         """End the learner's task of a closed buffer, unless it has ended."""

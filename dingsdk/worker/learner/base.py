@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dingsdk.config import Configurable, Count, PartSection, Whole, deep_merge_dicts
-from dingsdk.data import RowLoaders, SampleBatch
+from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -527,14 +527,11 @@ def to_batch(data: Any) -> Batch:
     """Return data from a data source as a train batch.
 
     Args:
-        data: SampleBatch, a list of rows, or a list of callables that each return a row
-            (RowLoaders return all at once).
+        data: SampleBatch, a list of rows, or a list of callables that each return a row.
 
     Raises:
         PolicyOutputTypeError: The data has another type.
     """
-    if isinstance(data, RowLoaders):
-        return data.batch()
     if isinstance(data, SampleBatch):
         return data
     if isinstance(data, list):

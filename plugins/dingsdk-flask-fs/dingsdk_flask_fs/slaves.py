@@ -63,12 +63,11 @@ class CollectorSlave(_NamedSlave):
 
 
 class LearnerSlave(_NamedSlave):
-    """Serves ``resource`` and the ``learner_{start,get_data,learn,close}_task``."""
+    """Serves ``resource`` and the ``learner_{start,learn,close}_task``."""
 
     _table: ClassVar[Mapping[str, tuple[str, str | None]]] = {
         "resource": ("deal_with_resource", None),
         "learner_start_task": ("deal_with_learner_start", "task_info"),
-        "learner_get_data_task": ("deal_with_get_data", None),
         "learner_learn_task": ("deal_with_learner_learn", "data"),
         "learner_close_task": ("deal_with_learner_close", None),
     }

@@ -27,7 +27,6 @@ COLLECTOR = {
 LEARNER = {
     "deal_with_resource": lambda: {"gpu": 1},
     "deal_with_learner_start": lambda info: {"started": info["task_id"]},
-    "deal_with_get_data": lambda: {"batch_size": 4},
     "deal_with_learner_learn": lambda data: {"learned": data},
     "deal_with_learner_close": lambda: None,
 }
@@ -67,7 +66,6 @@ def master_of(transport: FlaskFSTransport) -> Master:
             [
                 ({"name": "resource"}, {"gpu": 1}),
                 ({"name": "learner_start_task", "task_info": TASK}, {"started": "a"}),
-                ({"name": "learner_get_data_task"}, {"batch_size": 4, **TASK}),
                 ({"name": "learner_learn_task", "data": [1]}, {"learned": [1], **TASK}),
                 ({"name": "learner_close_task"}, TASK),
             ],

@@ -70,7 +70,7 @@ def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> No
     assert cluster.coordinator.wait(20.0)
     assert cluster.coordinator.failure is None
     assert cluster.coordinator.status().train_iter == 5
-    assert 2 <= len(learner.seen) <= PAYLOADS
+    assert 1 <= len(learner.seen) <= PAYLOADS
     assert cluster.coordinator.close() == []
     for worker in (collector, learner):
         worker.close()
@@ -122,16 +122,19 @@ def test_naive_learner_reads_announced_payloads_and_is_done_after_five_batches(
     for name in ("p0", "p1"):
         cluster.transport.data_store().put(name, SampleBatch({"x": np.zeros(1)}))
     worker._process_task({"name": "learner_start_task", "task_info": ids})
-    for count in range(5):
-        demand = worker._process_task({"name": "learner_get_data_task"})
-        assert demand == {"batch_size": 2, "batches": 1, "cur_learner_iter": count, **ids}
-        data = {"payloads": {"p0": 0, "p1": 1}}
+    data: dict[str, Any] = {"announcements": []}
+    for count in range(6):
         answer = worker._process_task({"name": "learner_learn_task", "data": data})
-        info = {"learner_step": count + 1, "learner_done": count == 4}
-        info |= {"priority_info": {}, "lost_payloads": []}
-        assert answer == {"info": info, **ids}
-    assert worker.seen == {"p0", "p1"}
-    assert worker._process_task({"name": "learner_close_task"}) == ids
+        info, inserted = answer["info"], [each["data_id"] for each in data["announcements"]]
+        assert (info["learner_step"], info["learner_done"]) == (count, count == 5)
+        assert info["reports"] == [
+            {"number": count + 1, "inserted": inserted, "lost": [], "left": []}
+        ]
+        news = [{"data_id": f"p{number}", "rows": 1} for number in range(2)]
+        data = {"announcements": [] if count else news}
+    assert worker.seen == {"p0": 1, "p1": 1}
+    closed = worker._process_task({"name": "learner_close_task"})
+    assert closed == {"info": {**info, "reports": []}, **ids}
 
 
 class EndlessCollector(NaiveCollector):
@@ -176,15 +179,19 @@ def test_pause_of_the_coordinator_does_not_count_as_silence_of_workers(cluster: 
         worker.close()
 
 
-class HungryLearner(NaiveLearner):
-    """A learner that asks for a batch that is never complete."""
+class SmallLearner(NaiveLearner):
+    """A learner that holds one payload, and is never done."""
 
-    def _demand(self) -> dict[str, Any]:
-        return {**super()._demand(), "batch_size": 10**6}
+    def _info(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**super()._info(reports), "learner_done": False, "is_idle": True}
+
+    def _changes(self, inserted: list[str]) -> dict[str, Any]:
+        left = [(name, "overwritten", rows) for name, rows in list(self.seen.items())[:-1]]
+        return {**super()._changes(inserted), "left": left if inserted else []}
 
 
 def test_payload_that_is_announced_again_adds_no_rows_at_once_or_later(cluster: Cluster) -> None:
-    collector, learner = EndlessCollector(cluster.transport), HungryLearner(cluster.transport)
+    collector, learner = EndlessCollector(cluster.transport), SmallLearner(cluster.transport)
     learner.start(cluster.address)
     collector.start(cluster.address)
     cluster.expect(lambda: cluster.collector_task() is not None)
@@ -201,10 +208,11 @@ def test_payload_that_is_announced_again_adds_no_rows_at_once_or_later(cluster: 
         thread.start()
     for thread in threads:
         thread.join(20.0)
-    assert cluster.coordinator.status().buffer_count == CAPACITY
+    assert cluster.coordinator.status().samples.acknowledged == CAPACITY
+    cluster.expect(lambda: learner.seen == {"first": CAPACITY})
 
     announce("second")
-    assert len(store) == 1  # the first one was overwritten and deleted
+    cluster.expect(lambda: len(store) == 1)  # the first one was overwritten and deleted
     announce("first")
     assert cluster.coordinator.status().evicted == {"overwritten": CAPACITY}
     assert store.get("second") is not None
@@ -217,18 +225,17 @@ def test_payload_that_is_announced_again_adds_no_rows_at_once_or_later(cluster: 
 def test_payload_that_vanished_before_it_was_acknowledged_is_left_out(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    collector, learner = EndlessCollector(cluster.transport), HungryLearner(cluster.transport)
+    collector, learner = EndlessCollector(cluster.transport), SmallLearner(cluster.transport)
     learner.start(cluster.address)
     collector.start(cluster.address)
     cluster.expect(lambda: cluster.collector_task() is not None)
-    state, count = cluster.collector_task(), cluster.coordinator.status().buffer_count
+    state = cluster.collector_task()
     assert state is not None
 
     meta = {"data_id": "vanished", "rows": CAPACITY, "policy_iter": 0}
     assert cluster.coordinator.deal_with_collector_send_data(state, meta)
     assert "vanished" in caplog.text
-    assert cluster.coordinator.status().buffer_count == count
-    assert "vanished" not in cluster.coordinator._state.live_payloads
+    assert cluster.coordinator.status().samples.acknowledged == 0
     cluster.coordinator.validate_state()
     for worker in (collector, learner):
         worker.close()

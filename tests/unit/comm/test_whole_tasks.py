@@ -14,21 +14,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from dingsdk.worker.comm.row_store import RowStore
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, ProtocolError, StorageFullError, TaskFailedError
+from dingsdk.errors import BufferClosedError, ProtocolError, StorageFullError, TaskFailedError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
+from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
-from dingsdk.worker.comm.collector import announced_columns
 from dingsdk.worker.comm.learner import HOOK_CLOSE_S, SendPolicyHook
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.learner.aggregator import RANK_S
 from dingsdk.worker.learner.hooks import LearnerHook
+from dingsdk.worker.replay_buffer.home import TableHome
 
 PATIENCE_S = 30.0
 ROWS, BATCH = 32, 8
@@ -47,7 +47,9 @@ SETS = (
 class Bench:
     """A master, a learner and a collector of one run."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(
+        self, tmp_path: Path, learner_class: type[BaseCommLearner] = BaseCommLearner
+    ) -> None:
         self.cfg = compile_run("cartpole-dqn", "parallel", "in_memory", SETS, 0)
         transport = {"type": "in_memory", "concurrency": "threads"}
         self.transport = default_manager().create("transports", transport, tmp_path)
@@ -59,9 +61,7 @@ class Bench:
             on_lost=lambda info, reason: None,
         )
         address = self.master.start()
-        self.learner = BaseCommLearner(
-            {"send_policy_freq": 2, "batches_per_demand": 3}, self.transport, "l0"
-        )
+        self.learner = learner_class({"send_policy_freq": 2}, self.transport, "l0")
         self.collector = BaseCommCollector({}, self.transport, "c0")
         for worker in (self.learner, self.collector):
             worker.start(address)
@@ -92,19 +92,32 @@ class Bench:
             reports += answer["reports"]
         return reports
 
-    def learn(self, *batches: list[int], **data: Any) -> Mapping[str, Any]:
-        """Lease batches; each is a list of row numbers of payload 7."""
-        leases = [{"payload": np.full(len(rows), 7), "row": np.asarray(rows)} for rows in batches]
-        return self.ask("l0", "learner_learn_task", data={"batches": leases, **data})
+    def learner_task(self, **changes: Any) -> dict[str, Any]:
+        """Return the learner task t2; ``changes`` are of its learner's section."""
+        task = learner_task(self.cfg, "t2", "b2", "p2", number=0)
+        task["learner_cfg"] |= changes
+        return {**task, "home": {"pace": None, "counts": None}}
 
-    def start_learner(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """Start the learner task t2; return it, and the report of a collected payload."""
+    def start_learner(self, **task_info: Any) -> Mapping[str, Any]:
+        """Start the learner task t2; return the announcement of a collected payload."""
         self.publish()
         self.collect()
-        payload = next(report for report in self.reports() if "data_id" in report)
-        task = learner_task(self.cfg, "t2", "b2", "p2", number=0)
+        report = next(report for report in self.reports() if "data_id" in report)
+        task = task_info or self.learner_task()
         self.ask("l0", "learner_start_task", task_info=task)
-        return task, payload
+        return {"data_id": report["data_id"], "rows": report["rows"], "env_steps": report["rows"]}
+
+    def learn(self, *announcements: Mapping[str, Any], **data: Any) -> Mapping[str, Any]:
+        """Exchange messages with the learner once."""
+        told = {"announcements": list(announcements), "confirmed": 0, "env_steps": 123, **data}
+        return self.ask("l0", "learner_learn_task", data=told)
+
+    def train(self, *announcements: Mapping[str, Any]) -> dict[str, Any]:
+        """Exchange messages until the learner has nothing to train on; return its info."""
+        info = self.learn(*announcements)["info"]
+        while not info["is_idle"]:
+            info = self.learn()["info"]
+        return dict(info)
 
     def version(self) -> int | None:
         """Return the newest published version of the learner's policy."""
@@ -127,7 +140,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def test_collector_announces_its_stored_payloads_and_ends_with_counts(bench: Bench) -> None:
     bench.publish()
-    bench.collect(payload_prefix="run7", columns=["reward"])
+    bench.collect(payload_prefix="run7")
     reports = bench.reports()
 
     payloads = [report for report in reports if "data_id" in report]
@@ -135,8 +148,8 @@ def test_collector_announces_its_stored_payloads_and_ends_with_counts(bench: Ben
     for report in payloads:
         stored = store.get(report["data_id"])
         assert report["data_id"].startswith("run7-")
-        assert len(stored) == report["rows"] == len(report["columns"]["reward"])
-        assert (report["policy_iter"], list(report["columns"])) == (3, ["reward"])
+        assert (len(stored), report["policy_iter"]) == (report["rows"], 3)
+        assert [tuple(each) for each in report["versions"]] == [(3, report["rows"])]
     assert [report["collector_done"] for report in reports if "data_id" not in report][-1]
     info = bench.ask("c0", "collector_close_task")
     assert (info["task_id"], info["buffer_id"], info["real_episode_count"]) == ("t1", "b1", 6)
@@ -224,37 +237,6 @@ def test_close_task_fails_if_the_job_hangs(
         bench.ask(worker_id, f"{role}_close_task")
     assert caught.value.result == {"message": "stuck"}
     over.set()
-
-
-def test_missing_column_ends_the_task_and_is_named(bench: Bench) -> None:
-    bench.publish()
-    bench.collect(columns=["colour"])
-    with pytest.raises(TaskFailedError, match="needs the column 'colour'"):
-        bench.reports()
-    with pytest.raises(TaskFailedError, match="needs the column 'colour'"):
-        bench.ask("c0", "collector_close_task")
-
-
-def test_columns_of_more_than_64_bytes_a_row_are_refused() -> None:
-    samples = SampleBatch({"wide": np.zeros((3, 7)), "priority": np.ones(3), "x": np.zeros(3)})
-    assert announced_columns(SampleBatch({"x": np.zeros(3)}), []) == {}
-    found = announced_columns(samples, ["wide"])
-    assert list(found) == ["wide", "priority"]
-    assert not np.shares_memory(found["wide"], samples.columns["wide"])
-    with pytest.raises(ConfigError, match="more than 64 bytes") as caught:
-        announced_columns(samples, ["wide", "x"])
-    assert caught.value.path == "policy.other.replay_buffer"
-
-
-def test_versions_of_the_policy_are_announced_if_they_differ() -> None:
-    steps = np.array([[4, 5], [5, 6]])
-    assert announced_columns(SampleBatch({"collect_iter": np.array([5, 5])}), []) == {}
-    for versions in (np.array([4, 5]), steps):
-        found = announced_columns(SampleBatch({"collect_iter": versions}), [])
-        assert list(found) == ["collect_iter"]
-        assert found["collect_iter"].tolist() == [4, 5]  # that of the oldest step of each sample
-    full = {"wide": np.zeros((2, 8)), "collect_iter": np.array([4, 5])}
-    assert set(announced_columns(SampleBatch(full), ["wide"])) == {"wide", "collect_iter"}
 
 
 def test_report_without_payload_or_progress_is_refused(bench: Bench) -> None:
@@ -393,6 +375,7 @@ def test_full_store_is_retried_after_a_pause_when_the_collector_has_ended(
     worker = bench.collector
     monkeypatch.setattr(worker, "_cfg", msgspec.structs.replace(worker._cfg, queue_size=1000))
     bench.collect()
+    bench.ask("c0", "collector_data_task")  # admits its steps
     with worker.condition:
         assert worker.condition.wait_for(lambda: worker.job_ended, PATIENCE_S)
         assert worker._reports
@@ -414,16 +397,17 @@ def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_
     collector.send_metadata({"data_id": "d0", "policy_iter": 2, "cur_step": 1})
     collector._delivered = delivered
     ids = {"task_id": "t1", "buffer_id": "b1"}
+    limits = {"admitted_steps": 0, "step_limit": None}
 
     for _ in range(2):  # a report is acknowledged only by the next request
         reports = bench.ask("c0", "collector_data_task")["reports"]
         assert [report["data_id"] for report in reports] == ["d0"]
-        assert bench.ask("c0", "collector_go_on_task", task_id="t1") == {"admitted_steps": 0, **ids}
+        assert bench.ask("c0", "collector_go_on_task", task_id="t1") == limits | ids
     with pytest.raises(TaskFailedError, match="c0 has no t3"):
         bench.ask("c0", "collector_go_on_task", task_id="t3")
     collector._reports.clear()
     found = bench.ask("c0", "collector_go_on_task", task_id="t1")
-    assert found == {"admitted_steps": 0, **delivered, **ids}
+    assert found == limits | delivered | ids
 
 
 def test_last_collect_setting_of_a_data_task_is_kept(bench: Bench) -> None:
@@ -449,72 +433,61 @@ def test_data_task_sets_the_admitted_steps(bench: Bench) -> None:
     assert found == [(16, 2), (16, 2), None]
 
 
-def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
-    task, payload = bench.start_learner()
+def test_learner_trains_on_announced_rows_publishes_and_ends(bench: Bench) -> None:
+    announced = bench.start_learner()
     ids = {"task_id": "t2", "buffer_id": "b2"}
-    demand = {"batch_size": BATCH, "batches": 3, "cur_learner_iter": 0}
-    assert bench.ask("l0", "learner_get_data_task") == demand | ids
+    first = bench.train()
+    assert (first["learner_step"], first["reports"], first["count"]) == (0, [], 0)
     assert bench.version() == 0
-    batches = [list(range(start, start + BATCH)) for start in (0, 8, 16)]
-    answer = bench.learn(*batches, payloads={payload["data_id"]: 7}, env_steps=123)
-    assert answer.items() >= ids.items()
-    # It asks for more while one of three batches is left.
-    assert (answer["info"]["learner_step"], answer["info"]["batches_left"]) == (2, 1)
-    assert not answer["info"]["learner_done"]
+    missing = {"data_id": "nowhere", "rows": 8}
+    last = bench.train(missing, announced)
+    assert (last["learner_step"], last["learner_done"]) == (5, True)
+    assert (last["trained_rows"], last["count"]) == (5 * BATCH, announced["rows"])
+    reports = last["reports"]
+    assert [name for each in reports for name in each["inserted"]] == [announced["data_id"]]
+    assert [each for report in reports for each in report["lost"]] == [("nowhere", "missing")]
     assert bench.learner._learner.collector_envstep == 123
-    assert answer["demand"] == {**demand, "cur_learner_iter": 2}
-    assert bench.version() == 2
-
-    last = bench.learn([0] * BATCH, [1] * BATCH)
-    assert last["info"]["learner_done"]
-    assert bench.learner._learner.collector_envstep == 0  # the lease contained none
-    assert last["demand"] is None
-    over = bench.ask("l0", "learner_get_data_task")
-    assert over == {"pending": True, "learner_done": True, "held_up_by": ""} | ids
+    assert bench.learn(confirmed=reports[-1]["number"])["info"]["reports"] == []
     assert bench.version() == 5
     learner = weakref.ref(bench.learner._learner)
-    assert bench.ask("l0", "learner_close_task") == ids
+    closed = bench.ask("l0", "learner_close_task")
+    assert closed.items() >= ids.items()
+    assert closed["info"]["learner_step"] == 5
     gc.collect()
     assert learner() is None  # its memory was freed
-    assert bench.ask("l0", "learner_close_task") == ids
-    with pytest.raises(TaskFailedError, match="no task"):
-        bench.learn([0] * BATCH)
+    for name, data in (("learner_learn_task", {"data": {}}), ("learner_close_task", {})):
+        with pytest.raises(TaskFailedError, match="this learner has no task"):
+            bench.ask("l0", name, **data)
 
-    # A learner resumed from a checkpoint ends at the same iteration as without a break.
-    longer = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 7}}
-    for resume, begins_at, is_done in ((True, 5, False), (True, 6, True), (False, 0, False)):
-        bench.ask("l0", "learner_start_task", task_info={**longer, "resume": resume})
-        demand = bench.ask("l0", "learner_get_data_task")
-        assert demand["cur_learner_iter"] == begins_at
-        info = bench.learn([0] * BATCH, payloads={payload["data_id"]: 7})["info"]
-        assert (info["learner_step"], info["learner_done"]) == (begins_at + 1, is_done)
+
+def test_resumed_learner_ends_at_the_same_iteration_as_without_a_break(bench: Bench) -> None:
+    announced = bench.start_learner()
+    assert bench.train(announced)["learner_step"] == 5
+    bench.ask("l0", "learner_close_task")
+    # A learner that was lost at its limit does not train again.
+    for limit, resume, wanted in ((7, True, 7), (1, True, 7), (2, False, 2)):
+        task = bench.learner_task(train_iterations=limit)
+        bench.ask("l0", "learner_start_task", task_info={**task, "resume": resume})
+        info = bench.train(announced)
+        assert (info["learner_step"], info["learner_done"]) == (wanted, True)
         bench.ask("l0", "learner_close_task")
 
-    # A learner that was lost at its limit does not train again.
-    at_limit = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 1}}
-    bench.ask("l0", "learner_start_task", task_info={**at_limit, "resume": True})
-    assert bench.ask("l0", "learner_get_data_task")["learner_done"]
-    assert bench.learner._learner.train_iter == 1
-    assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 1
 
-
-def test_resume_without_a_checkpoint_is_logged(
+def test_learner_without_a_checkpoint_logs_it_and_reports_iteration_0(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info={**task, "resume": True})
+    bench.ask("l0", "learner_start_task", task_info={**bench.learner_task(), "resume": True})
     text = f"l0 begins with new weights: there is no checkpoint in {tmp_path / 'ckpt'}"
     assert text in caplog.messages
-    assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 0
-    bench.ask("l0", "learner_close_task")
+    # The coordinator may know only the iteration of an earlier learner, which was lost.
+    assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 0
 
 
 def test_learner_and_its_tasks_wake_each_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ANSWER_WITHIN_S", "POLL_S"):  # no wait ends by its timeout
-        monkeypatch.setattr(f"dingsdk.worker.comm.worker.{name}", 600.0)
-    monkeypatch.setattr("dingsdk.worker.comm.learner.ANSWER_WITHIN_S", 600.0)
+    for name in ("worker.ANSWER_WITHIN_S", "worker.POLL_S", "learner.EXCHANGE_S"):
+        monkeypatch.setattr(f"dingsdk.worker.comm.{name}", 600.0)  # no wait ends by its timeout
     monkeypatch.setattr(bench.learner._end, "lease_s", 3000.0)
     may_end = threading.Event()
 
@@ -522,106 +495,104 @@ def test_learner_and_its_tasks_wake_each_other(
         def __call__(self, engine: Any) -> None:
             may_end.wait(PATIENCE_S)
 
-    _, payload = bench.start_learner()
+    announced = bench.start_learner()
     bench.learner._learner.register_hook(Slow("slow", 200, position="after_run"))
-    batch = list(range(BATCH))
-    assert bench.ask("l0", "learner_get_data_task")["batches"] == 3
-    answer = bench.learn(batch, batch, batch, payloads={payload["data_id"]: 7})
-    assert answer["info"]["batches_left"] == 1
-    assert bench.ask("l0", "learner_go_on_task", task_id="t2")["info"]["batches_left"] == 0
+    assert bench.learn()["info"]["is_idle"]
     # The last info is sent before the hooks at the end of the training have run.
-    assert bench.learn(batch, batch)["info"]["learner_done"]
+    assert bench.learn(announced)["info"]["learner_done"]
     assert not bench.learner.job_ended
     may_end.set()
     bench.ask("l0", "learner_close_task")
 
 
-@pytest.mark.parametrize("name", ["learner_get_data_task", "learner_go_on_task"])
-def test_error_of_a_learner_fails_its_next_task(bench: Bench, name: str) -> None:
+def test_error_of_a_learner_fails_its_next_task(bench: Bench) -> None:
     def fail() -> None:
         raise ValueError("on purpose")
 
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
+    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
     assert bench.learner.stop_job()
     bench.learner.start_job(fail, lambda: None, "learner")
-    bench.learner._demand = None
     with pytest.raises(TaskFailedError, match="on purpose"):
-        bench.ask("l0", name, task_id="t2")
+        bench.learn()
 
 
-def test_learner_reports_all_its_training_to_a_new_coordinator(bench: Bench) -> None:
-    _, payload = bench.start_learner()
-    bench.ask("l0", "learner_get_data_task")
-    names = {payload["data_id"]: 7, "nowhere": 8}
-    lost, read = {"payload": np.full(BATCH, 8)}, {"payload": np.full(BATCH, 7)}
-    leases = [{**each, "row": np.arange(BATCH)} for each in (lost, read, read)]
-    data = {"batches": leases, "payloads": names}
-    before = bench.ask("l0", "learner_learn_task", data=data)["info"]
-    counts = ("learner_step", "batches_left", "lost_payloads")
-    assert [before[name] for name in counts] == [1, 1, [[8, "missing"]]]
-
-    # The first coordinator may not have saved this info, and did not answer the demand.
-    kept = bench.ask("l0", "learner_go_on_task", task_id="t2")["info"]
-    assert [kept[name] for name in counts] == [2, 0, [[8, "missing"]]]
-    assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 2
-    # A coordinator that asks for the next demand has the last info.
-    assert bench.ask("l0", "learner_go_on_task", task_id="t2")["info"] is None
-    answer = bench.learn(list(range(BATCH)), list(range(BATCH)))
-    assert [answer["info"][name] for name in counts] == [3, 1, []]
-    with bench.learner.condition:  # it trains on the last batch
-        assert bench.learner.condition.wait_for(lambda: bench.learner._is_idle, PATIENCE_S)
-    closed = bench.ask("l0", "learner_close_task")
-    assert [closed["info"][name] for name in counts] == [4, 0, []]
-
-
-def test_closed_learner_reports_its_last_iteration_even_if_it_sends_no_infos(bench: Bench) -> None:
-    setattr(bench.learner, "send_learn_info", lambda info: None)  # noqa: B010 - as a subclass does
-    _, payload = bench.start_learner()
-    bench.ask("l0", "learner_get_data_task")
-    bench.learn([0] * BATCH, [1] * BATCH, payloads={payload["data_id"]: 7})
-    with bench.learner.condition:  # it trains on the last batch
-        assert bench.learner.condition.wait_for(lambda: bench.learner._is_idle, PATIENCE_S)
-    assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 2
-
-
-def test_learner_that_did_not_train_reports_its_iteration_at_its_end(bench: Bench) -> None:
-    # The coordinator may know only the iteration of an earlier learner, which was lost.
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
-    assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 0
-    assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 0
+def test_learner_repeats_to_a_new_coordinator_what_the_old_one_did_not_confirm(
+    bench: Bench,
+) -> None:
+    announced = bench.start_learner()
+    bench.train()
+    with pytest.raises(TaskFailedError, match="l0 has no t3"):
+        bench.ask("l0", "learner_go_on_task", task_id="t3")
+    before = bench.train(announced)
+    for confirmed, reports in ((0, before["reports"]), (before["reports"][-1]["number"], [])):
+        kept = bench.ask("l0", "learner_go_on_task", task_id="t2", confirmed=confirmed)
+        assert (kept["task_id"], kept["known"]) == ("t2", [announced["data_id"]])
+        assert kept["info"]["reports"] == reports
+        assert kept["info"]["learner_step"] == 5
 
 
 def test_last_policy_of_a_learner_replaces_newer_ones_of_a_lost_learner(bench: Bench) -> None:
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
     policies = bench.transport.policy_store()
     policies.publish("p2", {"w": np.zeros(1)}, 50)
-    bench.ask("l0", "learner_start_task", task_info=task)
-    bench.ask("l0", "learner_get_data_task")
+    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
+    bench.train()
     assert bench.version() == 50  # collectors get no older one
     bench.ask("l0", "learner_close_task")
     assert bench.version() == 0
 
 
-def test_learner_without_a_demand_can_be_continued_and_the_next_task_has_new_rows(
-    bench: Bench,
-) -> None:
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
-    with pytest.raises(TaskFailedError, match="l0 has no t3"):
-        bench.ask("l0", "learner_go_on_task", task_id="t3")
-    found = bench.ask("l0", "learner_go_on_task", task_id="t2")
-    assert (found["info"], found["known"].tolist()) == (None, [])
+def test_next_task_of_a_learner_closes_the_buffer_of_the_one_before(bench: Bench) -> None:
+    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
     assert bench.learner._learner.hook_close_s == HOOK_CLOSE_S < CLOSE_TIMEOUT_S
-
-    closed: list[RowStore] = []
-    rows = bench.learner._rows
-    assert rows is not None
-    rows.close = lambda: closed.append(rows)  # type: ignore[method-assign]
+    home = bench.learner._home
+    assert isinstance(home, TableHome)
     assert bench.learner.stop_job()  # as if the master had given it up
-    bench.ask("l0", "learner_start_task", task_info=task)
-    assert closed == [rows]
+    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
+    with pytest.raises(BufferClosedError):
+        home.sample(1, 0)
+
+
+class OwnRows(BaseCommLearner):
+    """Trains on rows with another reward."""
+
+    @staticmethod
+    def load_data_fn(path: Any, meta: Any, decompressor: Any = None) -> dict[str, Any]:
+        row = BaseCommLearner.load_data_fn(path, meta, decompressor)
+        return {**row, "reward": np.float32(-1.0)}
+
+
+class OwnData(BaseCommLearner):
+    """The same, in a method of its own."""
+
+    def get_data(self, batch_size: int) -> Any:
+        loaders = super().get_data(batch_size)
+        return loaders and [{**load(), "reward": np.float32(-1.0)} for load in loaders]
+
+
+@pytest.mark.parametrize("kind", [OwnRows, OwnData, BaseCommLearner])
+def test_learner_trains_on_the_rows_of_a_subclass(
+    tmp_path: Path, kind: type[BaseCommLearner]
+) -> None:
+    bench = Bench(tmp_path, kind)
+    try:
+        task = bench.learner_task(train_iterations=1)
+        announced = bench.start_learner(**task)
+        assert bench.train(announced)["learner_done"]
+        buffer = create_buffer(task["replay_buffer_cfg"])
+        buffer.push(bench.transport.data_store().get(announced["data_id"], 0.0), 0)
+        batch = buffer.sample(BATCH, cur_learner_iter=0)
+        assert isinstance(batch, SampleBatch)
+        if kind is not BaseCommLearner:
+            batch.columns["reward"][:] = -1.0
+        mode = create_policy(task["policy"], enable_field=["learn"], seed=task["seed"]).learn_mode
+        mode.forward(batch)
+        wanted, found = mode.state_dict()["model"], bench.transport.policy_store().newest("p2")
+        assert found is not None
+        assert found[0] == 1
+        for name, tensor in wanted.items():
+            assert np.allclose(tensor, found[1][name], atol=1e-6), name
+    finally:
+        bench.close()
 
 
 @pytest.mark.parametrize(("lease_s", "rank_s"), [(None, RANK_S), (7.0, 7.0)])
@@ -641,37 +612,13 @@ def test_learner_with_two_ranks_trains_through_an_aggregator(
     monkeypatch.setattr("dingsdk.worker.comm.learner.LearnerAggregator", Ranks)
     monkeypatch.setattr(bench.learner._end, "lease_s", lease_s)
     bench.learner.learner_num = 2
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    task = bench.learner_task()
     bench.ask("l0", "learner_start_task", task_info=task)
     ((mode, policy_cfg, *others),) = made
     assert isinstance(bench.learner._learner.policy.forward, Ranks)
     assert callable(mode.forward)
     assert policy_cfg == task["policy"]
     assert others == [2, rank_s, None, task["seed"]]
-
-
-def test_learner_keeps_and_drops_rows_as_it_is_told(bench: Bench) -> None:
-    _, payload = bench.start_learner()
-    bench.ask("l0", "learner_get_data_task")
-    bench.learn([0] * BATCH, payloads={payload["data_id"]: 7})
-    assert bench.learner._rows is not None
-    assert bench.learner._rows.rows == payload["rows"]
-    bench.learn([9] * BATCH, kept=[[7, np.array([3, 9])]])
-    assert bench.learner._rows.rows == 2
-    with pytest.raises(TaskFailedError, match="payload 7 was never announced"):
-        bench.learn([9] * BATCH, dropped=[7])
-    with pytest.raises(TaskFailedError, match="never announced"):
-        bench.ask("l0", "learner_close_task")
-
-
-def test_learner_names_the_payloads_that_it_could_not_read(bench: Bench) -> None:
-    task = learner_task(bench.cfg, "t2", "b2", "p", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
-    bench.ask("l0", "learner_get_data_task")
-    info = bench.learn([0] * BATCH, payloads={"nowhere": 7})["info"]
-    assert info["lost_payloads"] == [[7, "missing"]]
-    assert (info["learner_step"], info["learner_done"]) == (0, False)
-    bench.ask("l0", "learner_close_task")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from dingsdk.data import RowLoaders, SampleBatch
+from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -388,19 +388,6 @@ class TestStart:
         learner.start()
 
         assert seen == [[{"obs": 1}, {"obs": 2}]]
-
-    def test_row_loaders_of_one_gather_are_trained_as_columns(self, make_learner, scripted):
-        seen = []
-        policy = scripted(lambda data: (seen.append(data), {"loss": 1.0})[1])
-        learner = make_learner(policy, {**QUIET, "train_iterations": 1})
-        gathered = SampleBatch({"obs": np.arange(2)})
-        learner.get_data = lambda size: RowLoaders(
-            lambda: gathered, 2, lambda batch, meta: dict(batch()[meta["index"]])
-        )
-
-        learner.start()
-
-        assert seen == [gathered]
 
     def test_close_from_another_thread_ends_training_and_runs_the_after_run_hooks(
         self, make_learner, scripted, tmp_path

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import DataCorruptError, DataMissingError
 from dingsdk.worker import create_buffer
-from dingsdk.worker.replay_buffer.home import Home
+from dingsdk.worker.replay_buffer.home import TableHome, TrainingHome
+from dingsdk.worker.replay_buffer.pace import EpisodePace
 
 BUFFERS: dict[str, dict[str, Any]] = {
     "naive": {"type": "naive", "replay_buffer_size": 40},
@@ -54,7 +56,7 @@ def payloads_in(buffer: Any) -> Counter[int]:
 @pytest.mark.parametrize("cfg", BUFFERS.values(), ids=BUFFERS)
 def test_rows_of_each_payload_are_in_the_buffer_or_reported_as_left(cfg: dict[str, Any]) -> None:
     rng, store = np.random.default_rng(0), Store()
-    home = Home(create_buffer({**cfg, "seed": 0}), store.load)
+    home = TableHome(create_buffer({**cfg, "seed": 0}), store.load)
     wanted: Counter[tuple[str, str]] = Counter()
 
     def note(rows: Any, reason: str) -> None:
@@ -63,21 +65,21 @@ def test_rows_of_each_payload_are_in_the_buffer_or_reported_as_left(cfg: dict[st
             wanted[str(int(np.asarray(numbers).item())), reason] += 1
 
     home.buffer.add_remove_listener(note)
-    rows_of: dict[str, int] = {}
+    is_episode, rows_of = cfg["type"] == "episode", dict[str, int]()
     found: Counter[tuple[str, str]] = Counter()
     confirmed = 0
     for number in range(60):
         rows = int(rng.integers(1, 12))
-        rows_of[str(number)] = 1 if cfg["type"] == "episode" else rows
+        rows_of[str(number)] = 1 if is_episode else rows
         home.announce([store.add(str(number), rows, train_iter=number // 4)])
-        home.insert_waiting()
-        home.buffer.sample(4, number // 4)
+        home._insert_waiting()
+        home.sample(4, number // 4)
         home.report()
         for report in home.reports(confirmed):
             confirmed = report["number"]
             assert report["lost"] == []
             for name, reason, count in report["left"]:
-                found[name, reason] += count
+                found[name, reason] += 1 if is_episode else count
         assert found == wanted
         left: Counter[str] = Counter()
         for (name, _), count in wanted.items():
@@ -90,13 +92,13 @@ def test_payloads_wait_in_order_until_the_limiter_admits_them() -> None:
     limiter = {"type": "samples_per_insert", "samples_per_insert": 1.0, "min_size": 4}
     limiter |= {"error_buffer": 8.0, "samples_ahead": 0}
     store = Store()
-    home = Home(create_buffer({"type": "naive", "limiter": limiter, "seed": 0}), store.load)
+    home = TableHome(create_buffer({"type": "naive", "limiter": limiter, "seed": 0}), store.load)
     home.announce([store.add(str(number), 4) for number in range(6)])
-    home.insert_waiting()
+    home._insert_waiting()
     assert payloads_in(home.buffer) == {0: 4, 1: 4, 2: 4}
-    assert home.has_waiting
+    assert home.known == {str(number) for number in range(6)}
     assert home.buffer.sample(4, 0) is not None
-    home.insert_waiting()
+    home._insert_waiting()
     assert payloads_in(home.buffer) == {0: 4, 1: 4, 2: 4, 3: 4}
 
 
@@ -108,10 +110,10 @@ def test_payloads_that_cannot_be_read_are_reported_and_others_are_inserted() -> 
             raise DataCorruptError("damaged", where="payload", data_id=name)
         return store.load(name, digest)
 
-    home = Home(create_buffer({"type": "naive", "seed": 0}), load)
+    home = TableHome(create_buffer({"type": "naive", "seed": 0}), load)
     home.announce([store.add(str(number), 2) for number in range(4)])
     del store["2"]
-    home.insert_waiting()
+    home._insert_waiting()
     home.report()
     (report,) = home.reports(0)
     assert report["inserted"] == ["0", "3"]
@@ -121,13 +123,13 @@ def test_payloads_that_cannot_be_read_are_reported_and_others_are_inserted() -> 
 
 def test_payload_that_is_announced_again_is_inserted_once() -> None:
     store = Store()
-    home = Home(create_buffer({"type": "naive", "seed": 0}), store.load)
+    home = TableHome(create_buffer({"type": "naive", "seed": 0}), store.load)
     announced = [store.add("0", 3), store.add("1", 3)]
     home.announce(announced)
     home.announce(announced)
-    home.insert_waiting()
+    home._insert_waiting()
     home.announce(announced)
-    home.insert_waiting()
+    home._insert_waiting()
     assert payloads_in(home.buffer) == {0: 3, 1: 3}
 
 
@@ -135,18 +137,18 @@ def test_new_home_goes_on_from_the_counts_of_the_earlier_limiter() -> None:
     limiter = {"type": "samples_per_insert", "samples_per_insert": 1.0, "min_size": 4}
     limiter |= {"error_buffer": 8.0, "samples_ahead": 0}
     cfg, store = {"type": "naive", "limiter": limiter, "seed": 0}, Store()
-    first = Home(create_buffer(cfg), store.load)
+    first = TableHome(create_buffer(cfg), store.load)
     announced = [store.add(str(number), 4) for number in range(4)]
     first.announce(announced)
-    first.insert_waiting()
+    first._insert_waiting()
     while first.buffer.sample(4, 0) is not None:
-        first.insert_waiting()
+        first._insert_waiting()
     counts = first.counts()
     assert counts["limiter"]["inserts"] == 16
 
-    second = Home(create_buffer(cfg), store.load, counts=counts)
+    second = TableHome(create_buffer(cfg), store.load, counts=counts)
     second.announce({**each, "was_inserted": True} for each in announced)
-    second.insert_waiting()
+    second._insert_waiting()
     assert payloads_in(second.buffer) == {0: 4, 1: 4, 2: 4, 3: 4}
     assert second.counts() == counts
     assert second.buffer.sample(4, 0) is None
@@ -154,11 +156,84 @@ def test_new_home_goes_on_from_the_counts_of_the_earlier_limiter() -> None:
 
 def test_reports_are_repeated_until_they_are_confirmed() -> None:
     store = Store()
-    home = Home(create_buffer({"type": "naive", "seed": 0}), store.load)
+    home = TableHome(create_buffer({"type": "naive", "seed": 0}), store.load)
     for number in range(3):
         home.announce([store.add(str(number), 1)])
-        home.insert_waiting()
+        home._insert_waiting()
         home.report()
     home.report()  # nothing changed
     assert [each["inserted"] for each in home.reports(0)] == [["0"], ["1"], ["2"]]
     assert [each["number"] for each in home.reports(2)] == [3]
+
+
+def announced_of(store: Store, trainings: dict[str, int]) -> list[dict[str, Any]]:
+    """Store a payload of two rows by name; return the announcements for their trainings."""
+    return [{**store.add(name, 2), "training": number} for name, number in trainings.items()]
+
+
+def test_training_has_its_payloads_in_order_in_each_batch_and_then_they_leave() -> None:
+    store = Store()
+    home = TrainingHome(store.load, trainings=2)
+    assert home.sample(1, 0) is None
+    home.announce(announced_of(store, {"7": 1, "3": 1, "5": 2}))
+    first = home.sample(1, 0)
+    assert isinstance(first, SampleBatch)
+    assert first.columns["payload"].tolist() == [7, 7, 3, 3]
+    assert home.count() == 4
+    home.end_batch()
+    assert home.sample(1, 1) is first
+    home.report()
+    second = home.sample(1, 2)
+    assert isinstance(second, SampleBatch)
+    assert second.columns["payload"].tolist() == [5, 5]
+    home.end_batch(is_last=True)  # the learner has reached its limit
+    home.end_batch(is_last=True)
+    home.report()
+    assert home.sample(1, 3) is None
+    assert [(each["inserted"], each["left"]) for each in home.reports(0)] == [
+        (["7", "3"], []),
+        (["5"], [("7", "trained", 2), ("3", "trained", 2), ("5", "trained", 2)]),
+    ]
+    assert (home.known, home.count()) == (set(), 0)
+
+
+def test_training_goes_on_without_payloads_that_cannot_be_read() -> None:
+    store = Store()
+    home = TrainingHome(store.load)
+    home.announce(announced_of(store, {"0": 1, "1": 2, "2": 2}))
+    del store["0"], store["1"]
+    batch = home.sample(1, 0)
+    assert isinstance(batch, SampleBatch)
+    assert batch.columns["payload"].tolist() == [2, 2]
+    home.report()
+    (report,) = home.reports(0)
+    assert report["lost"] == [("0", "missing"), ("1", "missing")]
+    assert report["inserted"] == ["2"]
+    assert home.known == {"2"}
+
+
+def test_training_on_samples_that_are_lists_gets_a_list() -> None:
+    packed = {"a": pack_samples([[{"n": 1}], [{"n": 2}]]), "b": pack_samples([[{"n": 3}]])}
+    home = TrainingHome(lambda name, digest: packed[name])
+    home.announce(
+        {"data_id": name, "rows": len(each), "training": 1} for name, each in packed.items()
+    )
+    assert home.sample(1, 0) == [[{"n": 1}], [{"n": 2}], [{"n": 3}]]
+    assert home.count() == 3
+
+
+def test_batches_are_limited_by_the_number_of_episodes() -> None:
+    store = Store()
+    pace = EpisodePace(n_episode=2, updates=3, ahead=6, batch_size=4)
+    home = TableHome(create_buffer({"type": "naive", "seed": 0}), store.load, pace)
+
+    def batches() -> int:
+        return sum(home.sample(4, 0) is not None for _ in range(20))
+
+    home.announce([{**store.add("0", 2), "episodes": 5}])
+    assert batches() == 0  # episodes before there is a batch do not count
+    home.announce([{**store.add("1", 2), "episodes": 3}])
+    assert batches() == 3
+    home.announce([{**store.add(str(number), 1), "episodes": 1} for number in range(2, 9)])
+    assert batches() == 12  # of 10 episodes, 3 batches for 2 of them
+    assert home.counts()["pace"] == [10, 15]
