@@ -34,6 +34,7 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 from dingsdk import SampleBatch
 from dingsdk.data import encode_json
 from dingsdk.errors import (
+    ClosedError,
     ConfigError,
     ConflictError,
     DataCorruptError,
@@ -483,6 +484,22 @@ def test_payload_of_exactly_the_limit_is_stored_and_a_larger_one_is_not(
 def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
     with pytest.raises(ProtocolError):
         transport.data_store().put("../a", a_batch())
+
+
+def test_close_wakes_a_reader_that_waits_for_a_payload(
+    transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = transport.data_store()
+    real = store._closed.wait
+
+    def wait(pause_s: float) -> bool:
+        store.close()  # simulates another thread
+        return real(pause_s)
+
+    monkeypatch.setattr(store._closed, "wait", wait)
+    with pytest.raises(ClosedError, match="data store was closed") as caught:
+        store.get("a", 20.0)
+    assert caught.value.facts["what"] == "data store"
 
 
 def test_waiting_reader_gets_the_error_of_a_damaged_payload_at_once(
