@@ -408,11 +408,11 @@ class Simulation:
             home.buffer.add_listener(_Watched(self, number))
         report = home.report
 
-        def made() -> None:
-            before = home._reported
-            report()
+        def made() -> dict[str, Any]:
+            before, counts = home._reported, report()
             if home._reported > before:
                 self.judge(self.oracle.reported, number, home._reports[-1], home.count())
+            return counts
 
         home.report = made  # type: ignore[method-assign]
 

@@ -486,7 +486,7 @@ def test_learner_without_a_checkpoint_logs_it_and_reports_iteration_0(
 def test_learner_and_its_tasks_wake_each_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("worker.ANSWER_WITHIN_S", "worker.POLL_S", "learner.EXCHANGE_S"):
+    for name in ("worker.ANSWER_WITHIN_S", "worker.POLL_S", "learner.BaseCommLearner.exchange_s"):
         monkeypatch.setattr(f"dingsdk.worker.comm.{name}", 600.0)  # no wait ends by its timeout
     monkeypatch.setattr(bench.learner._end, "lease_s", 3000.0)
     may_end = threading.Event()

@@ -433,7 +433,7 @@ def test_rows_on_a_replay_server_are_counted_by_the_server(tmp_path: Path) -> No
         assert isinstance(site.coordinator.payloads_of(learner), ServedPayloads)
         meta = {"data_id": "a", "rows": 4, "policy_iter": 0}
         assert site.coordinator.deal_with_collector_send_data(learner, meta), "it is not in a store"
-        site.hear(learner, count=6, figures={"pushed": 10, "overwritten": 4})
+        site.hear(learner, count=6, figures={"pushed": 10, "overwritten": 4, "count": 6})
         samples = site.coordinator.status().samples
         assert (samples.acknowledged, samples.live, samples.evicted) == (10, 6, {"overwritten": 4})
         site.coordinator.validate_state()

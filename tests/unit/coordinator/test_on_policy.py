@@ -272,7 +272,8 @@ def test_lag_of_a_payload_with_several_versions_is_counted_by_row() -> None:
     meta = {"data_id": "b", "rows": 4, "policy_iter": 0, "versions": [(0, 1), (1, 3)]}
     run.payloads.push(meta, 0)
     assert run.exchange() == "b"
-    run.train(), run.report()
+    run.train()
+    run.report()
     # 4 + 3 rows of the newest version, 1 row of the one before it.
     assert run.payloads.admission.lag == PolicyLag(1 / 8, 1, 1)
 
@@ -292,7 +293,8 @@ def test_collect_is_open_from_its_first_grant_until_it_has_all_rows() -> None:
     run.payloads.admission.report("c", 4, 0)
     assert run.exchange() == "ab"
     look()
-    run.train(), run.report()
+    run.train()
+    run.report()
     look()
     assert found == [(0, False), (0, True), (0, True), (1, False), (1, False), (1, False)]
 

@@ -561,7 +561,8 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     life.coordinator.note_evaluation({"mean": 9.0})
     state = life.coordinator.state_dict()
     (buffer_id,) = state["buffers"]
-    for wrong in ({"scheduler": {}}, {"buffers": {buffer_id: {"live": []}}}):
+    cases: list[dict[str, Any]] = [{"scheduler": {}}, {"buffers": {buffer_id: {"live": []}}}]
+    for wrong in cases:
         with pytest.raises(CheckpointCorruptError):
             Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict({**state, **wrong})
     other = Life(tmp_path / "c", transport, "naive").coordinator

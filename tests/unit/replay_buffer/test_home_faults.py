@@ -27,10 +27,10 @@ def announced(name: str, rows: int, **facts: Any) -> dict[str, Any]:
 
 def test_new_home_that_draws_before_its_announcements_counts_each_row_once() -> None:
     """The learner asks for its first batch before the first message arrives."""
-    counts = {"limiter": {"inserts": 8, "samples": 4}, "pace": [6, 1]}
+    earlier = {"limiter": {"inserts": 8, "samples": 4}, "pace": [6, 1]}
     pace = EpisodePace(n_episode=1, updates=1, ahead=100, batch_size=4)
     buffer: Any = create_buffer({"type": "naive", "limiter": LIMITER, "seed": 0})
-    home = TableHome(buffer, lambda name, digest: rows_of(4), pace, counts)
+    home = TableHome(buffer, lambda name, digest: rows_of(4), pace, earlier)
     assert home.sample(4, 0) is None
     home.announce([announced("a", 4, was_inserted=True), announced("b", 4, was_inserted=True)])
     assert home.sample(4, 0) is not None
