@@ -217,8 +217,6 @@ def test_dicts_of_lists_work_with_priorities(tmp_path: Path, transport: str | No
     [
         (None, "advanced", "keeps only dicts"),
         ("in_memory", "advanced", "keeps only dicts"),
-        ("in_memory", "sequence", "needs the column 'done'"),
-        ("in_memory", "episode", "keeps rows"),
     ],
 )
 def test_buffer_that_cannot_store_lists_is_refused(

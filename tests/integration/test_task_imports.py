@@ -83,7 +83,8 @@ def _collector_task(cfg: Any, number: int) -> dict[str, Any]:
 
 
 def _learner_task(cfg: Any, number: int) -> dict[str, Any]:
-    return learner_task(cfg, f"task{number}", "buffer", "policy", number=number)
+    task = learner_task(cfg, f"task{number}", "buffer", "policy", number=number)
+    return {**task, "home": {"pace": None, "counts": None}}
 
 
 COLLECTOR_EDITS: list[Edit] = [

@@ -182,8 +182,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "rows trained on before a restart count twice",
             f"{_PAYLOADS}._load",
-            'map(int, state["trained_rows"])',
-            '2 * [int(state["trained_rows"][1])]',
+            'state["earlier_trained_rows"]',
+            'state["trained_rows"]',
         ),
         Mutant(
             "the leases of an earlier coordinator never end",
@@ -499,7 +499,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "not self._keeper.is_behind",
+            "not self._is_behind",
             "True",
         ),
     ],

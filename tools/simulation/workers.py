@@ -228,6 +228,7 @@ class _Learning:
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation
         worker._send_newest()
+        worker.note_begin()
         while not self._is_closed:
             batch = worker.get_batch(self._batch_size)
             if not isinstance(batch, SampleBatch):

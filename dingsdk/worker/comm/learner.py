@@ -260,6 +260,12 @@ class BaseCommLearner(CommWorker):
         """
         self.task_wait(lambda: self._has_begun, math.inf)
 
+    def note_begin(self) -> None:
+        """Record that the learner has loaded its checkpoint, if it continues from one."""
+        with self.condition:
+            self._has_begun = True
+            self.condition.notify_all()
+
     def _the_home(self) -> Home:
         if self._home is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
@@ -374,9 +380,7 @@ class BaseCommLearner(CommWorker):
 
         def draw(batch_size: int) -> Any:
             if not self._has_begun:
-                with self.condition:
-                    self._has_begun = True
-                    self.condition.notify_all()
+                self.note_begin()
             return source(batch_size)
 
         learner.get_data = draw

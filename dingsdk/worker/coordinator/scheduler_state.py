@@ -468,7 +468,8 @@ class SchedulerState:
             max(0, each.step_limit - each.env_steps) for each in collecting if each is not state
         )
         left = max(0.0, last_env_step - self.env_steps - sum(others))
-        share = max(LEAST_GRANT, math.ceil(left / max(1, len(collecting))))
+        count = max(len(collecting), self._roles["collector"].worker_num)
+        share = max(LEAST_GRANT, math.ceil(left / max(1, count)))
         more = int(min(left, share, LARGEST_GRANT))
         state.step_limit = max(state.step_limit, state.env_steps + more)
         return int(state.step_limit)
