@@ -11,7 +11,7 @@ import pytest
 from dingsdk.errors import StorageFullError
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
-from dingsdk.worker.comm import collector, learner
+from dingsdk.worker.comm import collector
 from tools.os_calls import failing_calls
 
 from .job_cluster import JobCluster
@@ -32,8 +32,7 @@ class FullCoordinator(Coordinator):
 
 @pytest.fixture(autouse=True)
 def _impatient_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (collector, learner):
-        monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.1)
+    monkeypatch.setattr(collector, "ANSWER_WITHIN_S", 0.1)
 
 
 def start(tmp_path: Path, *sets: str) -> tuple[JobCluster, FullCoordinator]:

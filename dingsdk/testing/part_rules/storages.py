@@ -103,7 +103,9 @@ def rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
 
 def rule_15_buffer_with_it_follows_the_rules(bench: PartBench) -> None:
     """A buffer that uses the storage follows the rules of buffers."""
-    also = {name for name in ("columns", "objects", "durable") if bench.has(name)}
+    also = {name for name in ("columns", "objects") if bench.has(name)}
+    if bench.build().is_durable:
+        also.add("durable")
     capabilities = {"fifo", "parts", "saves", "distinct", "ages", *also}
     bench.expect_rules_of_buffers("storage", "naive", capabilities)
 

@@ -85,7 +85,7 @@ class BaseCommCollector(CommWorker):
         self._held_up_by = ""
         self._is_run_held_up = False
         self._admission = (0, 0)
-        self._step_limit: float | None = 0
+        self._step_limit: float | None = None
         """Env steps that the task may take in total; None for no limit."""
         self._is_to_end = False
         self._policy_versions: dict[str, int] = {}
@@ -118,6 +118,7 @@ class BaseCommCollector(CommWorker):
         """Build the task's collector and run it; raises as ``building``."""
         with self.building(task_info):
             self._begin()
+            self._step_limit = task_info.get("step_limit")
             self._collector = made = self._create_collector(task_info)
         self.start_job(made.start, made.close, f"{self.collector_uid}-collector")
         return {"message": "collector task has started"}

@@ -132,6 +132,8 @@ class BaseCommLearner(CommWorker):
         """Whether its checkpoint is loaded and it has asked for data."""
         self._is_idle = False
         """Whether it has nothing to train on."""
+        self._is_done = False
+        """Whether the training is over, and the hooks after it have saved its result."""
         self._confirmed = 0
         """Number of the newest report of the home that the coordinator has processed."""
         self._trained_rows = 0
@@ -277,6 +279,7 @@ class BaseCommLearner(CommWorker):
         counts = home.report()
         return {
             **self._learner.learn_info,
+            "learner_done": self._is_done,
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
@@ -516,7 +519,7 @@ class BaseCommLearner(CommWorker):
         if info["learner_done"]:
             home.end_batch(is_last=True)
             with self.condition:
-                self._is_idle = True
+                self._is_idle = self._is_done = True
                 self.condition.notify_all()
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
