@@ -317,8 +317,8 @@ def _watch(
             write_paces(tb_logger, status)
             if context.cfg.system.validate_state:
                 coordinator.validate_state()
-        train_iter = status.train_iter if status.is_train_iter_known else 0
-        if (reason := context.why_end(status.env_steps, train_iter)) is not None:
+        # At its last iteration a learner ends its task by itself, after its last checkpoint.
+        if (reason := context.why_end(status.env_steps, 0)) is not None:
             return reason
         workers.poll()
     if coordinator.failure is not None:

@@ -258,9 +258,10 @@ class BaseCommLearner(CommWorker):
     def _wait_for_begin(self) -> None:
         """Wait, with the condition held, until the learner's iteration is that of its checkpoint.
 
-        The coordinator takes the first iteration that it is told for that of the checkpoint.
+        The coordinator takes the first iteration that it is told for that of the checkpoint. A
+        learner that waits for room for its first policy has loaded it.
         """
-        self.task_wait(lambda: self._has_begun, math.inf)
+        self.task_wait(lambda: self._has_begun or bool(self._policies.held_up_by), math.inf)
 
     def note_begin(self) -> None:
         """Record that the learner has loaded its checkpoint, if it continues from one."""

@@ -247,7 +247,8 @@ class CollectorRole(Role):
         with coordinator.condition:
             if coordinator.payloads_of(state) is not None and not state.is_evaluation:
                 task = {**task, "payload_rows": PAYLOAD_ROWS}
-            task = {**task, "step_limit": coordinator.step_limit(state)}
+            if (limit := coordinator.step_limit(state)) is not None:
+                task = {**task, "step_limit": limit}
         start = {"name": "collector_start_task", "task_info": task}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)
