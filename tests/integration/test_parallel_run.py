@@ -223,7 +223,9 @@ def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> 
     assert "NonFiniteError" in caught.value.facts["traceback"]
 
 
-def test_run_works_with_a_prioritized_buffer_with_limits(tmp_path: Path) -> None:
+def test_run_works_with_a_prioritized_buffer_with_limits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bounds = "{push_sample_rate_limit: {max: 2.0, min: 0.001}}"
     result = run(
         tmp_path,
@@ -235,6 +237,7 @@ def test_run_works_with_a_prioritized_buffer_with_limits(tmp_path: Path) -> None
     )
     assert result.reason == "limit"
     assert result.train_iter == 200
+    assert "nothing has happened" not in caplog.text  # rows end the wait of a limiter of rates
 
 
 def test_run_works_with_object_storage(tmp_path: Path) -> None:

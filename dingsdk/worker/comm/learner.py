@@ -296,6 +296,10 @@ class BaseCommLearner(CommWorker):
             self._save()
         while not self.is_stopping:
             announced = home.announced
+
+            def has_news(before: int = announced) -> bool:
+                return home.announced > before
+
             batch = home.sample(batch_size, self._learner.train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
@@ -304,10 +308,10 @@ class BaseCommLearner(CommWorker):
                 self._send_newest()  # before the report of the training, as collectors need it
             if home.retry_s is not None:
                 self._catch_up()
-                self.pause(home.retry_s)
+                self.pause(home.retry_s, has_news)
                 continue
             with self.condition:
-                if home.announced > announced:
+                if has_news():
                     continue  # some arrived since it looked
                 self._is_idle = True
                 self.condition.notify_all()

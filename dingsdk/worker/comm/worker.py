@@ -267,12 +267,15 @@ class CommWorker(Configurable, Slave, ABC):
             self._note_round()
         return not self.is_stopping
 
-    def pause(self, seconds: float) -> None:
-        """Wait within the job for a time, or until it must stop; call without the condition."""
+    def pause(self, seconds: float, until: Callable[[], bool] = bool) -> None:
+        """Wait within the job for a time, or until ``until()`` is true or the job must stop.
+
+        Call it without the condition.
+        """
         with self.condition:
             self._waiting += 1
             try:
-                self.condition.wait_for(lambda: self.is_stopping, seconds)
+                self.condition.wait_for(lambda: self.is_stopping or until(), seconds)
             finally:
                 self._waiting -= 1
         self.advance()
