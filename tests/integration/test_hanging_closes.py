@@ -192,7 +192,7 @@ def test_worker_abandons_a_hook_that_hangs_in_close_with_a_warning(
     capfd: pytest.CaptureFixture[str],
     transport: str,
 ) -> None:
-    monkeypatch.setattr(comm_learner, "HOOK_CLOSE_S", 0.5)  # has no effect in separate processes
+    monkeypatch.setattr(comm_learner, "PART_CLOSE_S", 0.5)  # has no effect in separate processes
     hooks = default_manager().registry("learner_hooks")
     hooks.register("hanging", HangingHook, force_overwrite=True)
     hook = "policy.learn.learner.hook.mine={type: hanging, position: after_iter}"

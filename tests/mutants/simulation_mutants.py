@@ -451,7 +451,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads that arrive while the learner publishes are not noticed",
             f"{_COMM}.learner:BaseCommLearner._next_batch",
-            "home.announced > announced",
+            "home.announced > before",
             "False",
         ),
         Mutant(

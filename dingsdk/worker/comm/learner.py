@@ -18,6 +18,7 @@ from dingsdk.errors import (
     WorkerLostError,
 )
 from dingsdk.policy import create_policy
+from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.runtime.files import Patience
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
@@ -39,8 +40,9 @@ _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
 """How long to wait for the announced payloads of one message; missing ones are then given up."""
-HOOK_CLOSE_S = 4.0
-"""How long hooks may take to close: less than a job may take to stop (``CLOSE_TIMEOUT_S``)."""
+PART_CLOSE_S = 4.0
+"""How long hooks, and the buffer, may take to close: less than a job may take to stop
+(``CLOSE_TIMEOUT_S``)."""
 
 
 class SendPolicyHook(LearnerHook):
@@ -340,9 +342,9 @@ class BaseCommLearner(CommWorker):
         return answer
 
     def _close_home(self) -> None:
-        if self._home is not None:
-            self._home.close()
-            self._home = None
+        home, self._home = self._home, None
+        if home is not None and not returns_within(PART_CLOSE_S, home.close):
+            warn_of_left("policy.other.replay_buffer")
 
     def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop the learner, then the processes that train with it."""
@@ -381,7 +383,7 @@ class BaseCommLearner(CommWorker):
 
     def _connect(self, learner: Any, task_info: Mapping[str, Any], left: int) -> None:
         """Give a new learner its policy, and connect it with this worker and the other ranks."""
-        learner.hook_close_s = HOOK_CLOSE_S
+        learner.hook_close_s = PART_CLOSE_S
         if left < 1:
             learner.train_iterations = 0  # not allowed in a config
         source = self.data_source

@@ -23,7 +23,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
-from dingsdk.worker.comm.learner import HOOK_CLOSE_S, SendPolicyHook
+from dingsdk.worker.comm.learner import PART_CLOSE_S, SendPolicyHook
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.learner.aggregator import RANK_S
@@ -543,7 +543,7 @@ def test_last_policy_of_a_learner_replaces_newer_ones_of_a_lost_learner(bench: B
 
 def test_next_task_of_a_learner_closes_the_buffer_of_the_one_before(bench: Bench) -> None:
     bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
-    assert bench.learner._learner.hook_close_s == HOOK_CLOSE_S < CLOSE_TIMEOUT_S
+    assert bench.learner._learner.hook_close_s == PART_CLOSE_S < CLOSE_TIMEOUT_S
     home = bench.learner._home
     assert isinstance(home, TableHome)
     assert bench.learner.stop_job()  # as if the master had given it up
