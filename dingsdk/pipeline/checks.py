@@ -486,6 +486,29 @@ def _check_trainings(run: _Run) -> str:
     )
 
 
+def _check_unrolls(run: _Run) -> str:
+    """The run can collect and store unrolls, if its policy trains on them."""
+    if run.fact("policy", "piece", "steps") != "unroll":
+        return ""
+    key = why = ""
+    if run.policy["on_policy"]:
+        key, why = "on_policy", "continue while newer policies are loaded; set it to false"
+    elif run.policy["traj_len_inf"]:
+        key, why = "traj_len_inf", "continue across episodes; set it to false"
+    elif not run.collect["n_sample"]:
+        key, why = "collect.n_sample", "are counted as samples; set it, and no n_episode"
+    elif "episode_return" in run.collect["added_columns"]:
+        key = "collect.added_columns"
+        why = "are cut before the returns of their episodes are known; leave episode_return out"
+    elif run.fact(_BUFFER, "draws", "rows") != "rows":
+        key, why = "other.replay_buffer.type", "are one row each; choose naive or advanced"
+    elif run.collector != "sample":
+        key, why = "collect.collector.type", "are cut by the collector 'sample'; choose it"
+    elif run.parallel_collector not in ("zergling", "serial"):
+        key, why = "collect.parallel_collector.type", "are cut by 'zergling'; choose it"
+    return why and f"policy.{key}: the unrolls of a policy of type {run.policy['type']!r} {why}"
+
+
 _ALWAYS = (
     _check_trainings,
     _check_serial_workers,
@@ -502,5 +525,6 @@ _ALWAYS = (
     _check_replay,
     _check_unused_buffer,
     _check_sequences,
+    _check_unrolls,
 )
 _IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference)

@@ -90,7 +90,9 @@ def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> Sample
     if not issubclass(classes["policy.collect.collector"], own):
         return None
     section = to_easydict({**cfg["policy"], "cuda": False})
-    steps = section.collect.unroll_len + section.nstep
+    unroll_len = section.collect.unroll_len
+    is_unroll = getattr(classes["policy"], "piece", "") == "unroll"
+    steps = unroll_len if is_unroll else unroll_len + section.nstep
     try:
         policy = create_policy(section, enable_field=["collect", "command"], seed=0)
         setting = policy.command_mode.get_setting_collect({"envstep": 0, "learner_step": 0})
@@ -196,7 +198,8 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     if mode != "eval":
         _check_memory(compiled, classes, found["observation_space"], mode)
     unroll_len = compiled["policy"]["collect"]["unroll_len"]
-    if max_steps is not None and unroll_len > max_steps:
+    is_unroll = getattr(classes["policy"], "piece", "") == "unroll"
+    if max_steps is not None and unroll_len > max_steps and not is_unroll:
         raise refusal(
             f"policy.collect.unroll_len is {unroll_len}, but an episode of {env['env_id']} has at "
             f"most {max_steps} steps: no train sample could ever be made; lower it"

@@ -47,7 +47,7 @@ from dingsdk.policy.threads import torch_threads
 from dingsdk.runtime.deadline import closing_in_time
 from dingsdk.runtime.files import Folder, ensure_dir, locked_folder
 from dingsdk.worker import Coordinator
-from dingsdk.worker.collector.factory import traj_len_of
+from dingsdk.worker.collector.factory import declared_piece, traj_len_of
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport, WorkerHandle
 from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, PlayerProgress
@@ -277,7 +277,10 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     if is_paced and not is_limited(buffer_cfg):
         per_insert = learn.update_per_collect * batch_rows / count
         env_num = cfg.env.collector_env_num
-        traj_len = traj_len_of(cfg.policy, collect.n_sample, collect.unroll_len, env_num)
+        piece = declared_piece(cfg)
+        traj_len = traj_len_of(piece, collect.n_sample, collect.unroll_len, env_num)
+        if piece == "unroll":
+            traj_len = 1  # each is one sample
         # The largest payload: it is almost full, and then the trajectory of every env is cut. Whole
         # episodes can have any length.
         payload_rows = count + env_num * traj_len if traj_len else 2 * (env_num + 1) * count

@@ -320,10 +320,10 @@ def _warn_of_short_pieces(cfg: Any) -> None:
     policy, collect = cfg.policy, cfg.policy.collect
     if policy.on_policy or policy.traj_len_inf or not collect.n_sample or collect.n_episode:
         return
-    from dingsdk.worker.collector.factory import traj_len_of
+    from dingsdk.worker.collector.factory import declared_piece, traj_len_of
 
     env_num = cfg.env.collector_env_num
-    traj_len = traj_len_of(policy, collect.n_sample, collect.unroll_len, env_num)
+    traj_len = traj_len_of(declared_piece(cfg), collect.n_sample, collect.unroll_len, env_num)
     nstep = policy.nstep or 1  # None in a plugin's policy: another library decides
     if traj_len is not None and traj_len < nstep:
         _log.warning(

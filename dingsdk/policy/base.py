@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
 from dingsdk.data.capture import capture, revive
+from dingsdk.data.collected import COLLECTED, with_collected
 from dingsdk.data.columns import mismatch, rows_to_columns
 from dingsdk.data.pytree import flatten, map_leaves, named_leaves, part_of
 from dingsdk.data.seeding import derive_seed
@@ -42,6 +43,9 @@ from dingsdk.policy.threads import isolated, own_settings
 from dingsdk.policy.weights import load_state
 
 FIELDS = ("learn", "collect", "eval", "command")
+
+Piece = Literal["steps", "unroll", "episode"]
+"""A piece of a trajectory that train samples are made of; see ``BasePolicy.piece``."""
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UINT8 = np.dtype(np.uint8)
@@ -167,6 +171,11 @@ class BasePolicy(Configurable, ABC):
     """Whether several learners can train it together, each on a part of every batch, with averaged
     gradients. Needs losses that are means over the batch, and ``Adam`` objects of this package in
     ``state``."""
+    piece: ClassVar[Piece] = "steps"
+    """What one call of ``samples`` is given of each env: ``steps`` are steps of one episode, as
+    many as ``collect`` asks for; ``unroll`` are exactly ``collect.unroll_len`` steps, across the
+    ends of episodes and the loads of newer policies, and one sample; ``episode`` is a whole
+    episode. ``policy.traj_len_inf`` makes episodes of steps."""
     trains_on: ClassVar[frozenset[str]] = frozenset({"rows", "sequences"})
     """What the samples of its replay buffer may consist of: ``rows``, ``sequences``, ``episodes``;
     see ``IBuffer.draws``."""
@@ -207,6 +216,7 @@ class BasePolicy(Configurable, ABC):
             "n_sample": self.section.collect.n_sample,
             "n_episode": self.section.collect.n_episode,
             "unroll_len": self.section.collect.unroll_len,
+            "piece": piece_with(self.piece, self.section.traj_len_inf),
         }
         if self.learns:
             # Until a block of this size was freed once, glibc returns memory to the system and
@@ -290,9 +300,18 @@ class BasePolicy(Configurable, ABC):
                 ``done`` was cut while its episode went on.
 
         Returns:
-            The transitions as they are, unless a subclass does otherwise.
+            The transitions as they are, unless a subclass does otherwise. Unrolls become columns
+            ``[k, unroll_len, ...]``; the batch of ``learn`` then is ``[n, unroll_len, ...]``. A
+            recurrent state is that of the first step, ``[k, state_size]``.
         """
-        return SampleBatch(columns)
+        if self.piece != "unroll":
+            return SampleBatch(columns)
+        unrolls = len(ends)
+        state = columns.pop("state", None) if self.state_size else None
+        made = map_leaves(lambda c: c.reshape(unrolls, -1, *c.shape[1:]), columns)
+        if state is not None:
+            made["state"] = state.reshape(unrolls, -1, self.state_size)[:, 0]
+        return SampleBatch(made)
 
     def transitions(self, obs: Any, output: Mapping[str, Any], step: Any) -> dict[str, Any]:
         """Return the columns to record of one step of several envs.
@@ -546,10 +565,13 @@ class BasePolicy(Configurable, ABC):
             raise self._misfit("batch does", batch, error) from error
 
     def _samples(self, columns: Mapping[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
+        own = {name: columns[name] for name in COLLECTED if name in columns}
+        rest = {name: column for name, column in columns.items() if name not in own}
         try:
-            return self.samples(dict(columns), ends)
+            made = self.samples(rest, ends)
         except KeyError as error:
-            raise self._missing(error, columns) from error
+            raise self._missing(error, rest) from error
+        return with_collected(made, own, ends) if isinstance(made, SampleBatch) else made
 
     def _missing(self, error: KeyError, columns: Mapping[str, Any]) -> SchemaMismatchError:
         return SchemaMismatchError(
@@ -841,6 +863,20 @@ def create_policy(
         "policies", to_easydict(cfg), enable_field=enable_field, seed=seed, config_path="policy"
     )
     return policy
+
+
+def piece_with(declared: Piece, traj_len_inf: bool) -> Piece:
+    """Return the piece of a policy by what its class declares and ``policy.traj_len_inf``."""
+    return "episode" if declared == "steps" and traj_len_inf else declared
+
+
+def piece_of(mode: Any) -> Piece:
+    """Return the ``piece`` of a collect mode; policies that do not declare one have steps."""
+    try:
+        found: Piece = mode.get_attribute("piece")
+    except (NotImplementedError, KeyError, AttributeError):
+        return piece_with("steps", mode.get_attribute("cfg").get("traj_len_inf", False))
+    return found
 
 
 def acting_state(mode: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import pairwise
-from operator import getitem, itemgetter
+from operator import add, getitem, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
+from dingsdk.data.collected import with_collected
 from dingsdk.data.pytree import Path, map_leaves, nest, part_of
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
@@ -132,7 +133,7 @@ class BatchedRollout(Rollout):
             writer.cut(env_ids)
         self._end_episodes(env_ids, episodes)
 
-    def _skip(self, env_ids: list[int]) -> None:
+    def _skip(self, env_ids: list[int], *, have_failed: bool = False) -> None:
         """Undo the effects of a round for envs that made no transition in it.
 
         They failed, or were reset in it. The policy acted on their last observation, so its
@@ -143,7 +144,12 @@ class BatchedRollout(Rollout):
         self.env_steps -= len(env_ids)
         for env_id in env_ids:
             self._begun[env_id] = self._time
-        self._abandon(env_ids)
+        if have_failed:
+            self._abandon(env_ids)
+        else:
+            if self._writer is not None:
+                self._writer.skip(env_ids)
+            self._policy.reset(env_ids)
 
     def _spread(self, rows: Any) -> Any:
         """Expand rows of the stepped envs to rows of all envs, with zeros for the others."""
@@ -164,12 +170,13 @@ class BatchedRollout(Rollout):
             self._writer.drop((~self._is_live).nonzero()[0].tolist())
         live = self._is_live[env_ids]
         counts = live if step.valid is None else live & step.valid
+        self.env_steps += int(np.count_nonzero(live))
         if step.abnormal is not None:
-            counts = counts & ~step.abnormal
             failed = env_ids[step.abnormal & live].tolist()
             self._returns[failed] = 0
+            self._skip(failed, have_failed=True)
+            live, counts = live & ~step.abnormal, counts & ~step.abnormal
         self._returns[env_ids[counts]] += step.reward[counts]
-        self.env_steps += int(np.count_nonzero(live))
         self._skip(env_ids[live & ~counts].tolist())
         ended_envs = np.zeros(self._env_num, np.bool_)
         ended_envs[env_ids[ended & counts]] = True
@@ -314,12 +321,8 @@ class ColumnsWriter(Writer):
         self, pieces: list[tuple[int, int, int]], returns: list[float]
     ) -> SampleBatch | Episodes:
         env_num = self._env_num
-        envs, starts, stops = map(np.array, zip(*pieces, strict=True))
-        lengths = stops - starts
+        rows, lengths = self._rows_of(pieces)
         ends = lengths.cumsum()
-        # Consecutive rows of a piece are env_num apart: one arange, shifted for each piece.
-        shifts = envs + (stops - ends) * env_num
-        rows = np.arange(0, int(ends[-1]) * env_num, env_num) + shifts.repeat(lengths)
         columns = self._store.gather(rows)
         extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(rows // env_num)}
         if self.level_seeds is not None:
@@ -332,8 +335,20 @@ class ColumnsWriter(Writer):
         columns.update(extra)
         samples = self._make_samples(columns, ends)
         if isinstance(samples, SampleBatch):
-            return _with_missing(samples, extra)
+            return with_collected(samples, extra, ends)
         return check_samples(samples, "make_samples")
+
+    def _rows_of(
+        self, pieces: list[tuple[int, int, int]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the row numbers in the store, pieces laid end to end, and their lengths."""
+        env_num = self._env_num
+        envs, starts, stops = map(np.array, zip(*pieces, strict=True))
+        lengths = stops - starts
+        ends = lengths.cumsum()
+        # Consecutive rows of a piece are env_num apart: one arange, shifted for each piece.
+        shifts = envs + (stops - ends) * env_num
+        return np.arange(0, int(ends[-1]) * env_num, env_num) + shifts.repeat(lengths), lengths
 
     def _end_flush(self) -> None:
         self._pieces.clear()
@@ -367,6 +382,81 @@ class ColumnsWriter(Writer):
         self._pieces = self._pieces_from(first)
         self._time = kept
         self._next_full -= first
+
+
+class UnrollWriter(ColumnsWriter):
+    """Cuts pieces of exactly ``traj_len`` transitions of one env, across the ends of episodes.
+
+    Rounds in which an env made no transition, because it was reset, are left out of its pieces.
+    ``pending_rows`` counts pieces, each of which becomes one sample.
+    """
+
+    _traj_len: int
+
+    def clear(self) -> None:
+        super().clear()
+        self._gaps: list[list[int]] = [[] for _ in range(self._env_num)]
+        """For each env: times without a transition since the oldest round that is needed."""
+        self._idle = [0] * self._env_num
+        """How many of them are in its unfinished piece."""
+
+    def state_dict(self) -> dict[str, Any]:
+        first = self._first_needed()
+        gaps = [[time - first for time in times if time >= first] for times in self._gaps]
+        return {**super().state_dict(), "gaps": gaps, "idle": list(self._idle)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._gaps, self._idle = [list(times) for times in state["gaps"]], list(state["idle"])
+
+    @property
+    def unfinished_rows(self) -> int:
+        return super().unfinished_rows - sum(self._idle)
+
+    def drop(self, env_ids: Sequence[int]) -> None:
+        super().drop(env_ids)
+        for env_id in env_ids:
+            self._idle[env_id] = 0
+
+    def skip(self, env_ids: Sequence[int]) -> None:
+        for env_id in env_ids:
+            self._gaps[env_id].append(self._time - 1)
+            self._idle[env_id] += 1
+
+    def cut(self, ended: Sequence[int]) -> None:
+        time, starts, idle = self._time, self._starts, self._idle
+        if time < self._next_full:
+            return
+        for env_id, start in enumerate(starts):
+            if time - start - idle[env_id] == self._traj_len:
+                self._pieces.append((env_id, start, time))
+                self.pending_rows += 1
+                starts[env_id], idle[env_id] = time, 0
+        self._next_full = min(map(add, starts, idle)) + self._traj_len
+
+    def cut_unfinished(self) -> None:
+        pass
+
+    def _rows_of(
+        self, pieces: list[tuple[int, int, int]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows, lengths = super()._rows_of(pieces)
+        if any(self._gaps):
+            env_num = self._env_num
+            gaps = [time * env_num + i for i, times in enumerate(self._gaps) for time in times]
+            rows = rows[~np.isin(rows, gaps)]
+        return rows, np.full_like(lengths, self._traj_len)
+
+    def _end_flush(self) -> None:
+        super()._end_flush()
+        first = self._first_needed() if self._time else _NEVER
+        self._gaps = [[time for time in times if time >= first] for times in self._gaps]
+
+    def _make_room(self) -> None:
+        first, before = self._first_needed(), self._time
+        super()._make_room()
+        if self._time < before:  # rounds were forgotten
+            self._gaps = [[time - first for time in times] for times in self._gaps]
 
 
 class ColumnStore:
@@ -471,21 +561,6 @@ def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episo
     rows = SampleBatch(columns)
     stops = ends.tolist()
     return [rows[start:stop] for start, stop in pairwise([0, *stops])]
-
-
-def _with_missing(samples: SampleBatch, extra: Mapping[str, NDArray[Any]]) -> SampleBatch:
-    """Add the columns that ``make_samples`` left out, if their number of rows still matches."""
-    missing = {key: value for key, value in extra.items() if key not in samples.columns}
-    if not missing:
-        return samples
-    rows = len(samples)
-    fitting = {
-        # Unrolled samples hold several rows each; all samples get the value of the newest row.
-        key: value if len(value) == rows else np.full(rows, value[-1])
-        for key, value in missing.items()
-        if len(value) == rows or key == "collect_iter"
-    }
-    return samples.with_columns(**fitting)
 
 
 def _leaves(node: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:

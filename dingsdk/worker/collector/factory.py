@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager
-from dingsdk.policy.base import CollectMode, EvalMode
-from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter
+from dingsdk.policy.base import CollectMode, EvalMode, Piece, get_policy_cls, piece_of, piece_with
+from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, UnrollWriter
 from dingsdk.worker.collector.rollout import Rollout, Writer
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only
 
@@ -48,12 +48,14 @@ def create_collecting_rollout(
         has_tensor_obs: See ``DictRollout``; not used in columns.
         deepcopy_obs: See ``DictRollout``; not used in columns.
     """
+    is_unroll = piece_of(policy) == "unroll"
     if in_columns(env, policy, "make_transitions", "make_samples"):
-        columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)  # type: ignore[arg-type]
+        kind = UnrollWriter if is_unroll else ColumnsWriter
+        columns = kind(env.env_num, traj_len, policy.make_samples)  # type: ignore[arg-type]
         columns.added_columns = added_columns(policy)
         return BatchedRollout(env, policy, columns), columns
     make = piece_only(policy.get_train_sample)
-    rows = RowsWriter(env.env_num, traj_len, make, deepcopy_obs)
+    rows = RowsWriter(env.env_num, traj_len, make, deepcopy_obs, is_unroll)
     rows.added_columns = added_columns(policy)
     return DictRollout(env, policy, rows, None, has_tensor_obs, deepcopy_obs), rows
 
@@ -73,14 +75,21 @@ def create_measuring_rollout(
     return DictRollout(env, policy, None, quota, has_tensor_obs=True)
 
 
-def traj_len_of(
-    policy_cfg: Mapping[str, Any], n_sample: int | None, unroll_len: int, env_num: int
-) -> int | None:
+def declared_piece(cfg: Mapping[str, Any]) -> Piece:
+    """Return the ``piece`` of the policy of a run's config."""
+    policy = cfg["policy"]
+    declared: Piece = getattr(get_policy_cls(policy), "piece", "steps")
+    return piece_with(declared, policy.get("traj_len_inf", False))
+
+
+def traj_len_of(piece: Piece, n_sample: int | None, unroll_len: int, env_num: int) -> int | None:
     """Return the length at which trajectories are cut, None for whole episodes.
 
-    ``max(unroll_len, ceil(n_sample / env_num))``, so that one collect of ``n_sample`` cuts
-    every env about once; None without ``n_sample`` or with ``traj_len_inf``.
+    ``unroll_len`` for unrolls; for steps ``max(unroll_len, ceil(n_sample / env_num))``, so that one
+    collect of ``n_sample`` cuts every env about once; None without ``n_sample``.
     """
-    if not n_sample or policy_cfg.get("traj_len_inf", False):
+    if piece == "unroll":
+        return unroll_len
+    if not n_sample or piece == "episode":
         return None
     return max(unroll_len, math.ceil(n_sample / env_num))

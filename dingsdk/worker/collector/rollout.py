@@ -106,7 +106,7 @@ class Writer(Savable, ABC):
         level_seeds: Seeds by env id, recorded as the column ``seed``; None for no such column.
         added_columns: Columns to add to samples: any of ``env_id`` and ``episode_return``.
         episode_returns: Returns by env id of the episodes that ended in the round to be cut.
-        pending_rows: How many transitions or samples wait for ``flush``.
+        pending_rows: How many transitions, samples or unrolls wait for ``flush``.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("level_seeds",)
@@ -128,6 +128,10 @@ class Writer(Savable, ABC):
     @abstractmethod
     def drop(self, env_ids: Sequence[int]) -> None:
         """Drop the unfinished trajectories of these envs, including the newest round."""
+
+    def skip(self, env_ids: Sequence[int]) -> None:
+        """Forget the newest round of these envs, which were reset in it: their episodes ended."""
+        self.drop(env_ids)
 
     @abstractmethod
     def cut_unfinished(self) -> None:

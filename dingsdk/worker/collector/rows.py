@@ -193,6 +193,7 @@ class RowsWriter(Writer):
         make_samples: Called as ``make_samples(env_id, transitions)``; returns samples.
         deepcopy: Whether to store copies of the transitions, no two of which share an
             observation.
+        is_unroll: Whether trajectories are only cut when they hold ``traj_len`` transitions.
     """
 
     saved = (*Writer.saved, "_pieces", "pending_rows")
@@ -203,8 +204,10 @@ class RowsWriter(Writer):
         traj_len: int | None,
         make_samples: Callable[[int, list[dict[str, Any]]], list[Any]],
         deepcopy: bool = False,
+        is_unroll: bool = False,
     ) -> None:
         self._traj_len = traj_len
+        self._is_unroll = is_unroll
         self._make_samples = make_samples
         self._deepcopy = deepcopy
         self._env_num = env_num
@@ -239,11 +242,11 @@ class RowsWriter(Writer):
             transition["seed"] = self.level_seeds[env_id]
         trajectory = self._trajectories[env_id]
         trajectory.append(transition)
-        if is_done or len(trajectory) == self._traj_len:
+        if (is_done and not self._is_unroll) or len(trajectory) == self._traj_len:
             self._convert(env_id)
 
     def cut_unfinished(self) -> None:
-        if self._traj_len is not None:
+        if self._traj_len is not None and not self._is_unroll:
             for env_id in range(self._env_num):
                 self.cut(env_id)
 
@@ -271,7 +274,9 @@ class RowsWriter(Writer):
         added = {name: facts[name] for name in self.added_columns}
         for transition in trajectory if added else ():
             transition.update(added)
-        converted = to_tensor_transitions(trajectory, not self._deepcopy)
+        # In an unroll the next observation of an episode's last step is not that of the next step.
+        shares = not (self._deepcopy or self._is_unroll)
+        converted = to_tensor_transitions(trajectory, shares)
         samples = check_samples(self._make_samples(env_id, converted), "get_train_sample")
         for sample in samples if added else ():
             if isinstance(sample, dict):  # the policy may have left the columns out

@@ -12,6 +12,7 @@ from dingsdk.config import Seed
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import PolicyOutputError
+from dingsdk.policy.base import Piece, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.policy_output import RandomActions
@@ -28,7 +29,7 @@ class SampleCollector(ISerialCollector):
 
     _default_n_sample: int | None = None
     _last_train_iter: int | None = None
-    _policy_cfg: Mapping[str, Any]
+    _piece: Piece
     _unroll_len: int
     _on_policy: bool
     _rollout: Any = None
@@ -56,7 +57,7 @@ class SampleCollector(ISerialCollector):
         if self._rollout is None:
             env_num, _ = self.env.env_num, self.policy
             n_sample, unroll_len = self._default_n_sample, self._unroll_len
-            traj_len = traj_len_of(self._policy_cfg, n_sample, unroll_len, env_num)
+            traj_len = traj_len_of(self._piece, n_sample, unroll_len, env_num)
             self._are_whole = traj_len is None
             # Samples of several transitions each cannot be counted before they are made.
             self._truncates = self._on_policy and traj_len is not None and unroll_len == 1
@@ -194,7 +195,8 @@ class SampleSerialCollector(SampleCollector):
 
         A trajectory becomes samples when its episode ends or when it holds ``traj_len``
         transitions: ``max(unroll_len, ceil(n_sample / env_num))`` of the *policy's*
-        ``n_sample``, not of the argument. If the policy has none, only when its episode ends.
+        ``n_sample``, not of the argument. If the policy has none, only when its episode ends. An
+        unroll becomes one sample when it holds ``unroll_len`` transitions.
 
         Args:
             n_sample: Number of samples; None for the policy's ``n_sample``.
@@ -280,7 +282,7 @@ class SampleSerialCollector(SampleCollector):
         super()._take_policy(policy)
         if policy is not None:
             read = policy.get_attribute
-            self._policy_cfg = read("cfg")
+            self._piece = piece_of(policy)
             self._default_n_sample = read("n_sample")
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))

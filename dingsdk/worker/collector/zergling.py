@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
+from dingsdk.data.collected import counted, versions_of
 from dingsdk.data.list_samples import pack_samples
-from dingsdk.data.policy_versions import counted, versions_of
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
+from dingsdk.policy.base import piece_of
 from dingsdk.worker.collector.admitted import AdmittedCollecting
 from dingsdk.worker.collector.env_pool import EnvKind, Unfinished
 from dingsdk.worker.collector.factory import (
@@ -212,14 +213,16 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             raise NotSetError(
                 "please set n_sample or n_episode: policy.collect names neither", what="n_sample"
             )
-        self._unroll_len = int(read("unroll_len"))
+        self._unroll_len, piece = int(read("unroll_len")), piece_of(self.policy)
         traj_len = traj_len_of(
-            read("cfg"), None if n_episode else n_sample, self._unroll_len, self._env_num
+            piece, None if n_episode else n_sample, self._unroll_len, self._env_num
         )
         # Whole episodes when the policy counts in episodes; each is sent as it ends.
         rows = max(int(n_sample or 1), self._least_rows)
+        if piece == "unroll":  # so many steps
+            rows = max(1, self._least_rows // self._unroll_len)
         self._rows_per_payload: float = 1 if traj_len is None else rows
-        self._sends_episodes = bool(read("cfg").get("traj_len_inf"))
+        self._sends_episodes = piece == "episode"
         if self._is_on_policy:
             self._rows_per_payload = math.inf  # rows are sent after the last admitted step
         rollout, self._writers = self._collecting_rollout(traj_len, before)

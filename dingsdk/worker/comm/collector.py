@@ -12,8 +12,8 @@ import numpy as np
 
 from dingsdk.config import Count, to_easydict
 from dingsdk.data import SampleBatch
+from dingsdk.data.collected import versions_of
 from dingsdk.data.list_samples import LIST, has_lists
-from dingsdk.data.policy_versions import versions_of
 from dingsdk.errors import (
     BufferFullError,
     ProtocolError,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.policy_versions import counted, versions_of
+from dingsdk.data.collected import counted, versions_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""The columns that collectors add to samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dingsdk.data.sample_batch import SampleBatch
+
+COLLECTED = ("collect_iter", "seed", "env_id", "episode_return")
+"""Their names: version of the policy, seed of the level, id of the env, return of the episode."""
+
+
+def with_collected(
+    samples: SampleBatch, columns: Mapping[str, NDArray[Any]], ends: NDArray[np.int64]
+) -> SampleBatch:
+    """Add columns of steps to the samples that were made of these steps.
+
+    Args:
+        samples: One sample for each step, or one for each piece, which gets the values of its
+            first step, or other samples. These get the lowest ``collect_iter`` of all steps, and
+            no other column. Columns that the samples have are kept.
+        columns: Columns ``[n]`` of the steps, pieces laid end to end.
+        ends: int64[k], exclusive end offset of each piece.
+    """
+    rows, added = len(samples), dict[str, NDArray[Any]]()
+    for name, column in columns.items():
+        if name in samples.columns:
+            continue
+        if len(column) == rows:
+            added[name] = column
+        elif len(ends) == rows:
+            added[name] = column[np.concatenate(([0], ends[:-1]))]
+        elif name == "collect_iter":
+            added[name] = np.full(rows, column.min())
+    return samples.with_columns(**added)
+
+
+def versions_of(samples: SampleBatch) -> NDArray[np.int64] | None:
+    """Return int64[n], the version of the policy that collected each sample, None if unknown.
+
+    A sample of several steps has the version of its oldest step.
+    """
+    column = samples.columns.get("collect_iter")
+    if not isinstance(column, np.ndarray) or column.dtype.kind not in "iu" or not column.size:
+        return None
+    least: NDArray[np.int64] = column.reshape(len(samples), -1).min(axis=1).astype(np.int64)
+    return least
+
+
+def counted(versions: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return (version, number of samples) of int64[n], ascending."""
+    found, counts = np.unique(versions, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
