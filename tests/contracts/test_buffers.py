@@ -12,6 +12,7 @@ import pytest
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.testing import BufferContract
 from dingsdk.worker.replay_buffer import IBuffer
+from dingsdk.worker.replay_buffer.advanced import QueueReplayBuffer
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 from .random_remover import RandomRemover
@@ -153,6 +154,11 @@ class TestAdvancedOverArrays(Contract):
 class TestAdvancedOverObjects(Contract):
     parts: ClassVar = {"type": "advanced", "storage": {"type": "object"}}
     capabilities = PRIORITIZED | {"proportional"}
+
+
+class TestQueue(Contract):
+    parts: ClassVar = {"type": "queue", **QueueReplayBuffer.contract_config}
+    capabilities = QueueReplayBuffer.contract_capabilities
 
 
 @pytest.mark.slow

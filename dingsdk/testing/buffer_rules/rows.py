@@ -203,6 +203,7 @@ def rule_11_columns_come_back_as_columns(bench: BufferBench) -> None:
         expect_equal(found.columns[name].dtype, pushed.columns[name].dtype, f"dtype of {name}")
 
 
+@needs("columns", unless="own_law")
 def rule_12_every_row_can_be_drawn(bench: BufferBench) -> None:
     """Each row in the buffer is drawn sooner or later, also when the buffer is full."""
     for held in (1, 3, CAPACITY, CAPACITY + 2):

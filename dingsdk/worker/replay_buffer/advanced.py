@@ -296,11 +296,13 @@ class AdvancedReplayBuffer(Table):
         among = None
         if metadata.live < size * self._rows_per_sampled:
             return None
+        sampler = cast(PrioritySampler, self._sampler)
+        if sample_range is None and sampler.draws_oldest:
+            sample_range = slice(size)
         if sample_range is not None:
             among = self._by_age(sample_range)
             if len(among) == 0:
                 return None
-        sampler = cast(PrioritySampler, self._sampler)
         where = sampler.draw(size, among)
         # Read now, while the entries that the draw read are still in the CPU cache.
         priorities = sampler.priorities(where)
@@ -354,3 +356,37 @@ class AdvancedReplayBuffer(Table):
         if sampler.drawable != len(living) or not np.all(sampler.priorities(living) > 0):
             raise CheckpointCorruptError("the priorities and the rows of the state do not match")
         self._beta = beta
+
+
+class QueueReplayBuffer(AdvancedReplayBuffer):
+    """A queue: each row is sampled once, in order of arrival (type ``queue``).
+
+    The learner waits for a full batch. With the limiter ``samples_per_insert``, collectors wait
+    while about one and a half batches are ready; ``limiter.error_buffer`` sets another number of
+    rows. For policies that correct for the age of their samples, such as those with V-trace.
+
+    Example:
+        >>> buffer = QueueReplayBuffer({"replay_buffer_size": 100})
+        >>> buffer.push(SampleBatch({"obs": np.arange(5)}), 5)
+        >>> buffer.sample(3, 0).columns["obs"].tolist()
+        [0, 1, 2]
+        >>> buffer.sample(3, 0) is None
+        True
+    """
+
+    # The rules of the kit sample rows again and again, which is left to ``max_use`` here.
+    contract_config: ClassVar[Mapping[str, Any]] = {
+        "max_use": 1e9,
+        "limiter": {"type": "min_size"},
+    }
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"columns", "fifo", "own_law", "parts", "saves"}
+    )
+
+    class Config(AdvancedReplayBuffer.Config, frozen=True, kw_only=True):
+        """Section ``policy.other.replay_buffer`` of type ``queue``."""
+
+        type: str = "queue"
+        max_use: Annotated[float, Meta(ge=1)] = 1
+        sampler: Annotated[dict[str, Any], Part("samplers")] = preset("oldest")
+        limiter: Annotated[dict[str, Any], Part("limiters")] = preset("samples_per_insert")

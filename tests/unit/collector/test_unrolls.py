@@ -141,7 +141,7 @@ def test_unrolls_are_whole_and_continue_across_episodes(
     assert (starts == T * np.arange(len(starts))).all()
     assert (counts[:-1] == ENVS).all()
     assert (found["reward"] == totals + 1).all()
-    # The episode number changes exactly after the steps that are done, and next_obs is the last one.
+    # The episode changes exactly after steps that are done, and next_obs is of the old one.
     assert (np.diff(found["obs"][:, :, 1], axis=1) == found["done"][:, :-1]).all()
     assert (found["next_obs"][:, :, 0] == totals + 1).all()
     assert (found["next_obs"][:, :, 1] == found["obs"][:, :, 1]).all()

@@ -46,6 +46,9 @@ class PrioritySampler(Sampler):
 
         alpha: Share | None = None
 
+    draws_oldest: ClassVar[bool] = False
+    """Whether ``draw`` is always given the drawable positions as ``among``, oldest row first."""
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         super().__init__(cfg, capacity, seed)
         self._cfg = self.read(cfg, "sampler")
@@ -187,6 +190,26 @@ class PrioritySampler(Sampler):
         if not np.all(np.isfinite(values) & (values >= 0)):
             raise CheckpointCorruptError(f"the sampler's {key} are not all finite and >= 0")
         return values
+
+
+class OldestSampler(PrioritySampler):
+    """Draws the oldest rows, in order of arrival (type ``oldest``); priorities change nothing."""
+
+    class Config(PrioritySampler.Config, frozen=True, kw_only=True):
+        """Section ``sampler`` of type ``oldest``."""
+
+        type: str = "oldest"
+
+    draws_oldest: ClassVar[bool] = True
+
+    def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
+        self._priorities[where] = priorities
+        self._tree.fill(where, 1.0)
+
+    def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        if among is None:
+            raise NotImplementedError("the type oldest draws among rows that are given by age")
+        return among[:size]
 
 
 class ProportionalSampler(PrioritySampler):
