@@ -67,6 +67,9 @@ def test_run_trains_evaluates_and_saves_both_checkpoints(tmp_path: Path, concurr
     assert latest.iteration == 200
     assert best.state["model"].keys() == latest.state["model"].keys()
     assert result.evaluations[-1].train_iter == 200
+    lag = result.policy_lag
+    assert lag is not None
+    assert 0 < lag["mean"] <= lag["largest"] <= 20  # 200 iterations, a version each 10
     # The initial policy may be evaluated twice before the learner begins.
     trained = [each for each in result.evaluations if each.train_iter]
     best_evaluation = max(trained, key=lambda each: each.mean)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
+
 from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import SampleBatch
+from dingsdk.data.collected import counted, versions_of
 from dingsdk.errors import (
     ConfigError,
     StorageFullError,
@@ -30,6 +34,7 @@ from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint, save_
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
+from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
@@ -140,6 +145,10 @@ class BaseCommLearner(CommWorker):
         """Number of the newest report of the home that the coordinator has processed."""
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
+        self._lags = Counter[int]()
+        """Rows by their lag, of one batch for each exchange, as counting takes longer than
+        drawing."""
+        self._is_lag_due = False
         self._saved_iter = 0
         """Iteration of the last checkpoint of ``save_every_s``."""
         self._is_saving = False
@@ -245,6 +254,7 @@ class BaseCommLearner(CommWorker):
         home = self._the_home()
         self._learner.collector_envstep = int(data["env_steps"])
         self._confirmed = int(data["confirmed"])
+        self._is_lag_due = not self._is_on_policy  # its lag is known to the coordinator
         with self.condition:
             if data["announcements"]:
                 home.announce(data["announcements"])
@@ -290,6 +300,7 @@ class BaseCommLearner(CommWorker):
             "counts": counts,
             "figures": home.figures(),
             "is_idle": is_idle,
+            "lag": list(PolicyLag.of(self._lags) or ()),
         }
 
     def _next_batch(self, home: Home, batch_size: int) -> SampleBatch | list[Any] | None:
@@ -305,6 +316,8 @@ class BaseCommLearner(CommWorker):
             batch = home.sample(batch_size, self._learner.train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
+                if self._is_lag_due and isinstance(batch, SampleBatch):
+                    self._count_lags(batch)
                 return batch
             if self._is_on_policy and self._learner.train_iter != self._sent_iter:
                 self._send_newest()  # before the report of the training, as collectors need it
@@ -320,6 +333,15 @@ class BaseCommLearner(CommWorker):
                 if not self.job_wait(lambda: not self._is_idle, self._catch_up):
                     return None
         return None
+
+    def _count_lags(self, batch: SampleBatch) -> None:
+        """Count how many versions the samples of a batch are behind the newest one."""
+        self._is_lag_due = False
+        versions = versions_of(batch)
+        if versions is not None:
+            freq = self._cfg.send_policy_freq
+            newest = self._learner.train_iter // freq * freq
+            self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         has_ended = super().close(timeout_s)

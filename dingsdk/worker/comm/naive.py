@@ -138,4 +138,5 @@ class NaiveLearner(_NaiveWorker):
             "counts": {},
             "figures": None,
             "is_idle": not self.seen,
+            "lag": None,
         }

@@ -103,13 +103,14 @@ class BaseParallelCommander(Configurable, ABC):
             learner_task_space: Learner tasks that run at the same time.
             eval_interval: Another name for ``policy.eval.evaluator.eval_interval_s``.
             max_policy_lag: How many versions a sample may be behind the newest policy when it is
-                trained on (on-policy only). With 0, collectors stop while the learner trains.
+                trained on (on-policy only). With 0, collectors stop while the learner trains. None
+                for no limit: samples of any age are trained on.
         """
 
         collector_task_space: Count | None = None
         learner_task_space: Count = 1
         eval_interval: NotNegative | None = None
-        max_policy_lag: Whole = 0
+        max_policy_lag: Whole | None = 0
 
     policy_store: PolicyStore | None = None
     """The store of the run's policies; set by the coordinator before the first task."""

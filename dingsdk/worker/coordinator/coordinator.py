@@ -34,7 +34,6 @@ from dingsdk.worker.coordinator.journal import (
 )
 from dingsdk.worker.coordinator.live_payloads import (
     LivePayloads,
-    PolicyLag,
     ServedPayloads,
     episodes_of,
     versions_in,
@@ -47,12 +46,13 @@ from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_parallel_commander
+from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
-_OF_HOME = ("reports", "is_idle", "trained_rows", "counts", "count", "figures")
+_OF_HOME = ("reports", "is_idle", "trained_rows", "counts", "count", "figures", "lag")
 """Keys of a learner's info that tell about the home of its buffer."""
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""
@@ -499,7 +499,8 @@ class Coordinator(Configurable):
         def note(train_iter: int) -> None:
             self._note(TrainingBegan(state.task_id, train_iter))
 
-        return OnPolicyPayloads(int(n_sample), int(max_lag), trainings, least_steps, note)
+        lag = math.inf if max_lag is None else int(max_lag)
+        return OnPolicyPayloads(int(n_sample), lag, trainings, least_steps, note)
 
     def _take_back(self, state: TaskState) -> None:
         """Withdraw a task's grant, for any way it ended."""
@@ -691,7 +692,7 @@ class Coordinator(Configurable):
             payloads = self.payloads_of(state)
             if payloads is not None:
                 if payloads.settle(info):
-                    home = {name: info[name] for name in _OF_HOME}
+                    home = {name: info.get(name) for name in _OF_HOME}
                     self._note(Settled(state.task_id, train_iter, home))
                 # A restarted coordinator needs all payloads whose end is not in the journal yet.
                 if not self._is_behind:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError, SamplesLostError
+from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
@@ -25,20 +26,6 @@ RETIRED_KEPT = 65_536
 """Payloads that are recognised after their deletion: longer than any message takes to arrive."""
 RETIRED_SAVED = 4096
 """Deleted payloads in a saved state: workers may announce the newest ones again at once."""
-
-
-class PolicyLag(NamedTuple):
-    """How many policy versions old samples were when they were trained on.
-
-    Attributes:
-        mean: Mean lag of all rows trained on so far.
-        p99: The lag that 99 % of these rows did not exceed.
-        largest: Largest lag of any row.
-    """
-
-    mean: float
-    p99: int
-    largest: int
 
 
 def episodes_of(meta: Mapping[str, Any]) -> int:
@@ -97,6 +84,7 @@ class LivePayloads:
         is_idle: Whether the home had nothing to train on when it answered last.
         home_counts: The newest ``counts()`` of the home.
         admission: Limits how much collectors collect, if the age of rows is bounded (on-policy).
+        lag: How old trained rows were; None before the first training.
         collects: On-policy: number of trainings, past or waiting, that have all their rows;
             otherwise 0.
         is_in_collect: On-policy: whether the next training has some of its rows, or rows to come,
@@ -106,6 +94,7 @@ class LivePayloads:
     are_stored = True
     """Whether the payloads are in the step data store."""
     admission: Admission | None = None
+    lag: PolicyLag | None = None
     collects = 0
     is_in_collect = False
 
@@ -246,6 +235,8 @@ class LivePayloads:
         self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
         self.home_counts = dict(info["counts"])
         self._count = int(info["count"])
+        if info.get("lag"):
+            self.lag = PolicyLag(*info["lag"])
         return self.confirmed > before
 
     def take_garbage(self) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.worker.coordinator.live_payloads import LivePayloads, Payload, PolicyLag
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, Payload
+from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.home import TRAINED
 
 
@@ -60,7 +61,7 @@ class Admission:
             sample gives no sample.
     """
 
-    def __init__(self, n_sample: int, max_lag: int, least_steps: int = 1) -> None:
+    def __init__(self, n_sample: int, max_lag: float, least_steps: int = 1) -> None:
         self.n_sample = n_sample
         self.max_lag = max_lag
         self._least_steps = least_steps
@@ -187,16 +188,7 @@ class Admission:
     @property
     def lag(self) -> PolicyLag | None:
         """The lag of all rows trained on; None before the first training."""
-        total = self._lags.total()
-        if not total:
-            return None
-        mean = sum(lag * count for lag, count in self._lags.items()) / total
-        seen, p99 = 0, 0
-        for p99 in sorted(self._lags):
-            seen += self._lags[p99]
-            if seen >= 0.99 * total:
-                break
-        return PolicyLag(mean, p99, max(self._lags))
+        return PolicyLag.of(self._lags)
 
 
 class OnPolicyPayloads(LivePayloads):
@@ -215,7 +207,7 @@ class OnPolicyPayloads(LivePayloads):
     def __init__(
         self,
         n_sample: int,
-        max_lag: int,
+        max_lag: float,
         trainings: int = 1,
         least_steps: int = 1,
         note: Callable[[int], None] = lambda train_iter: None,
@@ -312,6 +304,7 @@ class OnPolicyPayloads(LivePayloads):
         if self._trained:
             self.admission.trained(self._trained, self._train_iter)
             self._trained = []
+            self.lag = self.admission.lag
         if is_first:
             self.admission.begin(self._train_iter)
         return has_changed or is_first
@@ -342,3 +335,4 @@ class OnPolicyPayloads(LivePayloads):
         self._returned = dict.fromkeys(map(str, state["returned"]))
         self._train_iter, self._began_at = state["train_iter"], int(state["began_at"])
         self.admission.load_state_dict(state["admission"])
+        self.lag = self.admission.lag

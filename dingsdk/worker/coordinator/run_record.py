@@ -30,10 +30,11 @@ from dingsdk.worker.coordinator.journal import (
     TaskEnded,
     TrainingBegan,
 )
-from dingsdk.worker.coordinator.live_payloads import LivePayloads, PolicyLag
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.policy_lag import PolicyLag
 
 _log = logging.getLogger(__name__)
 
@@ -221,8 +222,8 @@ class RunRecord:
 
     def note_policy_lag(self) -> None:
         """Store the lag of trained rows; with several learners, the largest mean lag."""
-        found = [each.admission for each in self._scheduler.buffers.values()]
-        lags = [lag for each in found if each is not None and (lag := each.lag) is not None]
+        found = [each.lag for each in self._scheduler.buffers.values()]
+        lags = [lag for lag in found if lag is not None]
         self.policy_lag = max(lags, key=lambda lag: lag.mean, default=self.policy_lag)
 
     def _set_elapsed(self, seconds: float) -> None:

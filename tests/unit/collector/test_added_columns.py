@@ -77,7 +77,8 @@ def test_return_of_an_unfinished_episode_is_nan(form, make_collector) -> None:
     mode = mode_of(form, ADDED)
     cfg = {**mode.get_attribute("cfg"), "traj_len_inf": False}
     read = mode.get_attribute
-    mode = mode._replace(get_attribute=lambda key: cfg if key == "cfg" else read(key))
+    own = {"cfg": cfg, "piece": "steps"}
+    mode = mode._replace(get_attribute=lambda key: own[key] if key in own else read(key))
     collector, _ = make_collector(mode, ((1, 9), (9, 9)))
     columns = pack_samples(collector.collect(8, policy_kwargs={"eps": 0.5})).columns
     returns = columns["episode_return"].tolist()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataMissingError
-from dingsdk.worker.coordinator.live_payloads import PolicyLag
 from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyPayloads
+from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.home import TrainingHome
 
 N_SAMPLE = 12

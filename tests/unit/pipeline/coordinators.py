@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dingsdk.worker.coordinator import CoordinatorStatus
-from dingsdk.worker.coordinator.live_payloads import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.sample_counts import SampleCounts
 
 
