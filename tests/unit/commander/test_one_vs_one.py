@@ -715,10 +715,8 @@ def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
     second.step(20)
     assert {first.step(10) for _ in range(20)} == {10, 20}
     assert {second.step(20) for _ in range(20)} == {10, 20}
-    assert first.commander.state_dict().keys() == {
-        *("job", "games", "uncounted", "league", "snapshots")
-    }
-    assert second.commander.state_dict().keys() == {"job", "games", "uncounted"}
+    assert first.commander.state_dict().keys() == {*("job", "games", "league", "snapshots")}
+    assert second.commander.state_dict().keys() == {"job", "games"}
     second.commander.load_state_dict(second.commander.state_dict())
     assert list(second.commander.league.players) == ["player_0", "player_1"]
 
@@ -875,4 +873,3 @@ def test_games_of_the_last_collect_before_a_save_are_counted_once(tmp_path: Any)
         # Each player has won one game at home.
         assert pair[0].commander.league.payoff.games("player_0", "player_1") == 2
         assert [each.commander.state_dict()["games"] for each in pair] == [1, 1]
-        assert [each.commander.state_dict()["uncounted"] for each in pair] == ["[]", "[]"]
