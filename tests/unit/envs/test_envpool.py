@@ -205,18 +205,6 @@ def test_two_runs_with_the_same_seed_are_equal(tmp_path: Path) -> None:
     assert [each.mean for each in first.evaluations] == [each.mean for each in second.evaluations]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("envpool")
-def test_parallel_run_works_with_envpool(tmp_path: Path) -> None:
-    from dingsdk import train
-
-    sets = ["env_manager.type=envpool", "policy.learn.learner.train_iterations=40"]
-    result = train(
-        "cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, output=tmp_path
-    )
-    assert result.train_iter >= 40
-
-
 def test_env_closes_its_pool_once(envpool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     env = PooledEnv("CartPole-v1")
     env.close()  # there is no pool yet
