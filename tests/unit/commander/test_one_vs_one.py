@@ -266,16 +266,6 @@ def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: 
     assert len({task["collector_cfg"]["seed"] for task in tasks}) == 2
 
 
-@pytest.mark.parametrize(("league", "num"), [(LEAGUE, 1), (TWO, 2)])
-def test_each_active_player_trains_one_policy(make_commander: Any, league: Any, num: int) -> None:
-    commander = make_commander(league=league)
-
-    assert OneVsOneCommander.policy_num(commander._cfg) == num
-    assert list(commander.players()) == (["player_0", "player_1"] if num == 2 else [])
-    learners = list(iter(commander.get_learner_task, None))
-    assert len(learners) == num
-
-
 def test_running_task_gets_the_epsilon_for_the_env_steps_of_its_player(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     start_two(commander)
