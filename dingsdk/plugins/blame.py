@@ -7,7 +7,7 @@ from types import CodeType, FrameType
 
 from dingsdk.errors import DingError
 from dingsdk.plugins.inventory import added_entries
-from dingsdk.plugins.manager import default_manager
+from dingsdk.plugins.manager import PluginManager, default_manager
 
 
 def error_text(error: BaseException) -> str:
@@ -34,20 +34,23 @@ def raised_in(error: BaseException) -> str:
 def part_of(error: BaseException) -> str:
     """Return the part in whose code an error was raised: ``"type 'x' of samplers, from <plugin>"``.
 
-    This is the part of the innermost frame that belongs to one. A transport is never named, because
-    it runs the jobs of all other parts. Returns ``""`` for errors of dingsdk itself, and for a
-    DingError that dingsdk raised: its text says what is wrong, and may be about a part that has
-    already returned.
+    This is the part of the innermost frame that belongs to one, or that creates one. A transport is
+    never named, because it runs the jobs of all other parts. Returns ``""`` for errors of dingsdk
+    itself, and for a DingError that dingsdk raised: its text says what is wrong, and may be about a
+    part that has already returned.
     """
     parts = [each for each in added_entries(default_manager()) if each[0] != "transports"]
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] != "dingsdk":
-            for kind, key, entry in parts:
-                if entry.target and _is_code_of(entry.target, frame):
-                    return f"type {key!r} of {kind}, from {entry.owner}"
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "dingsdk":
+            found = [each for each in parts if _is_code_of(each[2].target, frame)]
         elif isinstance(error, DingError):
             return ""
+        else:
+            is_creating = frame.f_code is PluginManager.create.__code__
+            made = frame.f_locals.get("component") if is_creating else None
+            found = [each for each in parts if made is not None and each[2].target is made]
+        for kind, key, entry in found:
+            return f"type {key!r} of {kind}, from {entry.owner}"
     return ""
 
 

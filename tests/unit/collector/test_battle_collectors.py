@@ -11,7 +11,7 @@ import torch
 
 from dingsdk.envs import Capabilities
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError
-from dingsdk.policy import CollectMode, PPOPolicy
+from dingsdk.policy import CollectMode
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
@@ -42,34 +42,6 @@ def make_battle(tmp_path) -> Iterator[Any]:
 def _rows(samples: Any) -> list[tuple[int, ...]]:
     """Return (env, player, episode, time) of each sample."""
     return [tuple(int(value) for value in each["obs"]) for each in samples]
-
-
-@pytest.mark.parametrize("partial_step", [False, True])
-def test_each_player_gets_its_part_of_whole_episodes(make_battle, partial_step) -> None:
-    envs = DuelEnvs(((2, 3), (6,)), partial_step=partial_step)
-    fighters = [Fighter(0), Fighter(1)]
-    collector = make_battle("episode_1v1", envs, fighters)
-
-    data, infos = collector.collect(3, train_iter=7, policy_kwargs={"bonus": 2})
-
-    for player in (0, 1):
-        assert [_rows(episode) for episode in data[player]] == [
-            [(0, player, 0, 0), (0, player, 0, 1)],
-            [(0, player, 1, time) for time in range(3)],
-            [(1, player, 0, time) for time in range(6)],
-        ]
-        rows = [row for episode in data[player] for row in episode]
-        assert [row["done"] for row in rows if row["done"]] == [True] * 3
-        assert {row["collect_iter"] for row in rows} == {7}
-        assert {float(row["reward"]) for row in rows} == {1.0 - player}
-        assert {int(row["action"]) for row in rows} == {player + 2}
-        returns = [float(info["eval_episode_return"]) for info in infos[player]]
-        assert returns == [length * (1.0 - player) for length in (2, 3, 6)]
-    assert [int(each) for each in envs.actions[0][1]] == [2, 3]
-    assert collector.envstep == 11
-    if partial_step:
-        assert envs.steps == 11
-        assert fighters[0].seen[-1] == [1]
 
 
 @pytest.mark.parametrize(("cfg", "dropped"), [({"on_policy": True}, 2), ({}, 0)])
@@ -118,58 +90,6 @@ def test_players_see_floats_and_the_original_dtype_is_recorded(
     assert {(type(obs), getattr(obs.dtype, "type", obs.dtype)) for obs in seen} == {given}
     assert [obs.tolist() for obs in seen[:2]] == [[0, 0, 0, 0], [0, 1, 0, 0]]
     assert {sample["obs"].dtype for sample in samples} == {torch.uint8}
-
-
-def test_on_policy_collect_cuts_trajectories_once_there_is_enough(make_battle) -> None:
-    envs = DuelEnvs(((3,), (9,)))
-    policies = [
-        PPOPolicy(
-            {
-                "on_policy": True,
-                "discount_factor": 0.9,
-                "gae_lambda": 0.8,
-                "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [8]},
-                "collect": {"n_sample": 8},
-            },
-            enable_field=["collect"],
-            seed=seed,
-        )
-        for seed in (1, 2)
-    ]
-    modes = [each.collect_mode for each in policies]
-    collector = make_battle("sample_1v1", envs, modes, transform_obs=True)
-
-    data, _ = collector.collect(train_iter=0)
-    dropped = collector.dropped_sample_count
-    collector.collect(train_iter=1)
-
-    assert collector.envstep == 16
-    assert dropped == collector.dropped_sample_count == 0
-    for player, (samples, policy) in enumerate(zip(data, policies, strict=True)):
-        reward = 1.0 - player
-
-        def value(env: int, episode: int, time: int, of: Any = policy, me: int = player) -> float:
-            seen = torch.tensor([[env, me, episode, time]], dtype=torch.float32)
-            return of._network(seen)[1].item()
-
-        # Env 0 ends at 3, and the piece of its second episode is cut short; env 1's piece is full.
-        pieces = [
-            ([(0, 0, 0), (0, 0, 1), (0, 0, 2)], 0.0),
-            ([(1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 0, 3)], value(1, 0, 4)),
-            ([(0, 1, 0)], value(0, 1, 1)),
-        ]
-        expected = {}
-        for states, after in pieces:
-            advantage, following = 0.0, after
-            for state in reversed(states):
-                here = value(*state)
-                advantage = reward + 0.9 * following - here + 0.9 * 0.8 * advantage
-                expected[state], following = advantage, here
-        found = {
-            (row[0], row[2], row[3]): float(sample["advantage"])
-            for row, sample in zip(_rows(samples), samples, strict=True)
-        }
-        assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_player_that_only_acts_gets_no_data(make_battle) -> None:

@@ -19,10 +19,8 @@ from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.collector import rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
-from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
-from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 from .late_envs import LateEnvs
 
@@ -754,17 +752,3 @@ def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) ->
 
     assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
     assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05
-
-
-def test_defaults_of_the_sections() -> None:
-    default = ZerglingParallelCollector.default_config()
-    expected = {"print_freq": 5, "compressor": "none"}
-    expected |= {"update_policy_second": 0.0, "policy_timeout_s": 180.0}
-    assert {key: default[key] for key in expected} == expected
-    default = SampleSerialCollector.default_config()
-    expected = {"deepcopy_obs": False, "transform_obs": False, "collect_print_freq": 100}
-    assert {key: default[key] for key in (*expected, "seed")} == {**expected, "seed": None}
-    default = InteractionSerialEvaluator.default_config()
-    expected = {"eval_freq": 1000, "n_episode": None, "stop_value": np.inf, "figure_path": None}
-    expected |= {"render": {"render_freq": -1, "mode": "train_iter"}}
-    assert {key: default[key] for key in expected} == expected

@@ -498,34 +498,6 @@ def test_both_players_get_evaluations_after_collecting_has_ended(make_commander:
     assert found == [None, "player_1"]
 
 
-def test_state_of_two_players_can_be_restored(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    first, second = start_two(commander)
-    for _ in range(7):
-        task = commander.get_collector_task()
-        info = {"game_result": [["wins", "losses", "draws"]], "step_count": 5}
-        commander.finish_collector_task(task["task_id"], info)
-    train(commander, first, 100)
-    out = commander.get_collector_task()
-    other = make_commander(league=TWO)
-    other.policy_store = commander.policy_store
-
-    other.load_state_dict(commander.state_dict())
-
-    for each in (commander, other):
-        info = {"game_result": [["wins"] * 3], "step_count": 5}
-        each.finish_collector_task(out["task_id"], info)
-        train(each, second, 130)
-    assert other.state_dict()["league"] == commander.state_dict()["league"]
-    assert other.players() == commander.players()
-    for _ in range(6):
-        mine, theirs = commander.get_collector_task(), other.get_collector_task()
-        assert mine == theirs
-        if mine is not None and not mine["collector_cfg"]["eval_flag"]:
-            for each in (commander, other):
-                each.finish_collector_task(mine["task_id"], {"step_count": 1})
-
-
 def test_resume_publishes_missing_policies_of_players_that_no_longer_train(
     make_commander: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.plugins import PluginManager, Switches, default_manager, use_manager
 from dingsdk.plugins.blame import error_text, raised_in, traceback_text
+from dingsdk.worker.replay_buffer import Sampler
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,22 @@ def test_dingsdk_error_raised_through_core_code_names_no_part(manager: PluginMan
 def test_registered_function_is_named(manager: PluginManager) -> None:
     manager.registry("env_wrappers").register("wrap", wrap)
     assert suffix(wrap) == f" (raised in type 'wrap' of env_wrappers, from {__name__})"
+
+
+def test_part_that_cannot_be_created_is_named_not_the_part_around_it(
+    manager: PluginManager,
+) -> None:
+    class Unfinished(Sampler, ABC):
+        @abstractmethod
+        def draw(self) -> None: ...
+
+    class Around(Part):
+        def __init__(self) -> None:
+            default_manager().create("samplers", {"type": "mine"}, 10, 0)
+
+    manager.registry("samplers").register("mine", Unfinished)
+    manager.registry("buffers").register("outer", Around)
+    assert suffix(Around) == IN_PART
 
 
 def test_innermost_of_two_parts_is_named(manager: PluginManager) -> None:
