@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dingsdk.envs import Capabilities
-from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError
+from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.policy import CollectMode
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
@@ -42,20 +42,6 @@ def make_battle(tmp_path) -> Iterator[Any]:
 def _rows(samples: Any) -> list[tuple[int, ...]]:
     """Return (env, player, episode, time) of each sample."""
     return [tuple(int(value) for value in each["obs"]) for each in samples]
-
-
-@pytest.mark.parametrize(("cfg", "dropped"), [({"on_policy": True}, 2), ({}, 0)])
-def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
-    make_battle, cfg, dropped
-) -> None:
-    # Episodes of env 0 have one step. In env 1 each player has one step of an unfinished episode.
-    fighters = [Fighter(0, n_sample=4, **cfg), Fighter(1)]
-    collector = make_battle("sample_1v1", DuelEnvs(((1,), (9,))), fighters)
-
-    for train_iter in (0, 1):
-        collector.collect(1, train_iter=train_iter)
-
-    assert collector.dropped_sample_count == dropped
 
 
 def forbidden(*_: Any) -> Any:
@@ -420,13 +406,6 @@ def test_no_policy_is_called_if_no_env_is_ready() -> None:
     assert [fighter.seen for fighter in fighters] == [[], []]
 
 
-def test_policy_that_leaves_out_an_env_is_refused() -> None:
-    rollout, _, fighters = make_rollout(DuelEnvs(((9,),)))
-    rollout._players = (fighters[0].mode(), fighters[1].mode()._replace(forward=lambda obs: {}))
-    with pytest.raises(PolicyOutputError):
-        rollout.round(0, {})
-
-
 def test_all_players_may_share_one_info(make_battle) -> None:
     class Shared(DuelEnvs):
         def _step(self, env_id: int) -> Any:
@@ -446,24 +425,3 @@ def test_all_players_may_share_one_info(make_battle) -> None:
 )
 def test_player_0_wins_if_its_return_is_the_highest(returns: Any, outcome: str) -> None:
     assert game_outcome([{"eval_episode_return": each} for each in returns]) == outcome
-
-
-@pytest.mark.parametrize("kind", ["episode_1v1", "sample_1v1"])
-def test_policies_can_be_set_later_and_replaced(make_battle, tmp_path, kind) -> None:
-    late = create_serial_collector(
-        {"type": kind}, env=DuelEnvs(((2,),)), exp_name=str(tmp_path / "late")
-    )
-    with pytest.raises(NotSetError) as caught:
-        late.reset_policy()
-    assert caught.value.what == "policy"
-    first, later = ([Fighter(number) for number in range(2)] for _ in range(2))
-    late.reset_policy([each.mode() for each in first])
-    data, _ = late.collect(2)
-    rows = data[0] if kind == "sample_1v1" else data[0][0]
-    assert {row["collect_iter"] for row in rows} == {0}
-    asked = len(first[1].seen)
-    late.reset_policy([each.mode() for each in later])
-    late.collect(2)
-    assert len(first[1].seen) == asked
-    assert later[1].seen
-    late.close()
