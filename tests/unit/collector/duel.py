@@ -28,6 +28,7 @@ class DuelEnvs:
         reward_shape: Shape of the reward of a player.
         players: Number of players.
         fails: (env, episode, time) at which a step is abnormal.
+        partial_step: Whether a step may leave out some envs.
     """
 
     episode_num = float("inf")
@@ -39,12 +40,13 @@ class DuelEnvs:
         lengths: Any,
         players: int = 2,
         fails: Any = (),
+        partial_step: bool = True,
         reward_shape: tuple[int, ...] = (),
     ) -> None:
         self.lengths, self.players, self.fails = lengths, players, set(fails)
         self.player_num, self._reward_shape = players, reward_shape
         self.env_num = len(lengths)
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(partial_step=partial_step)
         self.episode = [-1] * self.env_num
         self.time = [0] * self.env_num
         self.steps = 0
