@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,10 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of envs that are tried."""
 TURN_S = 0.15
 """Seconds of one measurement (turn) of a choice."""
-FIRST_TURNS, TURNS = 2, 10
-"""Measurements of a choice, at first and in the last comparison. The fastest one counts, as other
-programs have disturbed it least."""
-FINALISTS = 4
-"""Choices that are compared at the end."""
+TURNS = 3
+"""Measurements of a choice; the fastest one counts, as other programs have disturbed it least."""
 FASTEST_SHARE = 0.97
 """Of the choices with at least this share of the best speed, the one with the fewest envs wins."""
-_SEARCH_SHARE = 0.6
-"""Share of the time for the search; the rest is for the last comparison."""
 _DROP = 0.8
 """Fewer envs are not tried if the speed has fallen below this share of the manager's best."""
 _MAKING_S = 2.0
@@ -83,9 +77,8 @@ def bench_env(
 
     The managers ``vector``, ``in_process`` and ``subprocess`` step 64 envs at first, then fewer as
     long as that is not much slower. If the env waits (for a simulator or a device, say), up to 16
-    processes with one env each are tried too. The fastest choices are compared once more, in turns.
-    ``async_subprocess`` is not measured: it is like ``subprocess`` except for policies that have
-    only the dict form.
+    processes with one env each are tried too. ``async_subprocess`` is not measured: it is like
+    ``subprocess`` except for policies that have only the dict form.
 
     Args:
         env: As for ``check_env``.
@@ -102,16 +95,17 @@ def bench_env(
         ConfigError: the env cannot be made as described.
         EnvError: no manager can step the env.
     """
-    started = time.perf_counter()
+    ends = time.perf_counter() + seconds
     env_fn = env_maker(env, kwargs, wrappers)
-    most = _most_envs(env_fn)
-    counts = [count for count in COUNTS if count <= most]
+    making_s, waits = _probe(env_fn)
+    counts = [count for count in COUNTS if count == 1 or count * making_s <= _MAKING_S]
     tried: list[tuple[str, int | None, Sequence[int]]] = [(kind, None, counts) for kind in KINDS]
-    if _waits(env_fn):
+    if waits:
         tried.append(("subprocess", 1, [count for count in counts if 1 < count <= _MOST_PROCESSES]))
     found: list[EnvSpeed] = []
-    for kind, per_process, some_counts in tried:
-        found += _measure(kind, per_process, env_fn, some_counts, started + _SEARCH_SHARE * seconds)
+    for left, (kind, per_process, some_counts) in zip(range(len(tried), 0, -1), tried, strict=True):
+        now = time.perf_counter()
+        found += _measure(kind, per_process, env_fn, some_counts, now + (ends - now) / left)
     if not any(each.steps_per_s for each in found):
         raise EnvError(
             "no env manager can step this env: "
@@ -120,41 +114,23 @@ def bench_env(
             failures=len(found),
         )
     ranked = sorted(found, key=lambda each: -each.steps_per_s)
-    finalists = [each for each in ranked if each.steps_per_s][:FINALISTS]
-    last = _compare(finalists, env_fn, started + seconds)
-    rest = [each for each in found if each not in finalists]
-    ranked = sorted([*last, *rest], key=lambda each: -each.steps_per_s)
-    enough = FASTEST_SHARE * max(each.steps_per_s for each in last)
-    fast = [each for each in last if each.steps_per_s >= enough]
+    enough = FASTEST_SHARE * ranked[0].steps_per_s
+    fast = [each for each in ranked if each.steps_per_s >= enough]
     return min(fast, key=lambda each: each.env_num), ranked
 
 
-def _most_envs(env_fn: Callable[[], Any]) -> int:
-    """Return how many envs can be made within ``_MAKING_S`` and half of the free memory."""
-    before, started = _memory_bytes(), time.perf_counter()
-    with closing(env_fn()):
-        taken_s = time.perf_counter() - started
-        taken_bytes = _memory_bytes() - before
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    by_memory = free_bytes / 2 / max(taken_bytes, 1)
-    return max(1, int(min(by_memory, _MAKING_S / max(taken_s, 1e-6))))
-
-
-def _waits(env_fn: Callable[[], Any]) -> bool:
-    """Whether an env spends most of the time of its steps waiting."""
+def _probe(env_fn: Callable[[], Any]) -> tuple[float, bool]:
+    """Return the seconds to make an env, and whether its steps mostly wait."""
+    began = time.perf_counter()
     with closing(env_fn()) as env:
+        making_s = time.perf_counter() - began
         obs, _ = env.reset(seed=0)
         started, started_cpu = time.perf_counter(), time.process_time()
         while (taken := time.perf_counter() - started) < _PROBE_S:
             obs, _, terminated, truncated, _ = env.step(sample_action(env.action_space, obs))
             if terminated or truncated:
                 obs, _ = env.reset()
-        return time.process_time() - started_cpu < _WAITING * taken
-
-
-def _memory_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as pages:  # noqa: PTH123 - one read
-        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return making_s, time.process_time() - started_cpu < _WAITING * taken
 
 
 def _measure(
@@ -171,33 +147,13 @@ def _measure(
             break
         try:
             with closing(launched(kind, env_fn, count, per_process)) as manager:
-                speed = max(step_for(manager, TURN_S) for _ in range(FIRST_TURNS))
+                speed = max(step_for(manager, TURN_S) for _ in range(TURNS))
         except DingError as error:
             return found or [EnvSpeed(kind, count, 0.0, str(error), per_process)]
         found.append(EnvSpeed(kind, count, speed, "", per_process))
         if speed < _DROP * max(each.steps_per_s for each in found):
             break
     return found
-
-
-def _compare(
-    choices: Sequence[EnvSpeed], env_fn: Callable[[], Any], deadline: float
-) -> list[EnvSpeed]:
-    """Measure the best choices again in turns, as often as there is time."""
-    managers: list[EnvManager] = []
-    speeds: list[list[float]] = [[] for _ in choices]
-    try:
-        for each in choices:
-            managers.append(launched(each.manager, env_fn, each.env_num, each.envs_per_process))
-        for turn in range(TURNS):
-            if turn and time.perf_counter() > deadline:
-                break
-            for manager, own in zip(managers, speeds, strict=True):
-                own.append(step_for(manager, TURN_S))
-    finally:
-        for manager in managers:
-            manager.close()
-    return [replace(each, steps_per_s=max(own)) for each, own in zip(choices, speeds, strict=True)]
 
 
 def launched(

@@ -8,7 +8,6 @@ from types import CodeType, FrameType
 from dingsdk.errors import DingError
 from dingsdk.plugins.inventory import added_entries
 from dingsdk.plugins.manager import PluginManager, default_manager
-from dingsdk.plugins.registry import Entry
 
 
 def error_text(error: BaseException) -> str:
@@ -35,46 +34,24 @@ def raised_in(error: BaseException) -> str:
 def part_of(error: BaseException) -> str:
     """Return the part in whose code an error was raised: ``"type 'x' of samplers, from <plugin>"``.
 
-    This is the part of the innermost frame that belongs to one; the code of dingsdk that creates a
-    part, such as the constructor of its base class, belongs to that part. A transport runs the jobs
-    of all other parts, so it is named only if no frame of dingsdk is inside its frames. Returns
-    ``""`` for errors of dingsdk itself, and for a DingError that dingsdk raised: its text says what
-    is wrong, and may be about a part that has already returned.
+    This is the part of the innermost frame that belongs to one, or that creates one. A transport is
+    never named, because it runs the jobs of all other parts. Returns ``""`` for errors of dingsdk
+    itself, and for a DingError that dingsdk raised: its text says what is wrong, and may be about a
+    part that has already returned.
     """
-    parts = [each for each in added_entries(default_manager()) if each[2].target]
-    has_left_core = False
+    parts = [each for each in added_entries(default_manager()) if each[0] != "transports"]
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] == "dingsdk":
-            if isinstance(error, DingError):
-                return ""
-            has_left_core = True
-            if frame.f_code is PluginManager.create.__code__:
-                made = frame.f_locals.get("component")
-                for kind, key, entry in parts:
-                    if entry.target is made:
-                        return _described(kind, key, entry)
-            continue
-        for kind, key, entry in parts:
-            is_of_job = has_left_core and kind == "transports"
-            if _is_code_of(entry.target, frame) and not is_of_job:
-                return _described(kind, key, entry)
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "dingsdk":
+            found = [each for each in parts if _is_code_of(each[2].target, frame)]
+        elif isinstance(error, DingError):
+            return ""
+        else:
+            is_creating = frame.f_code is PluginManager.create.__code__
+            made = frame.f_locals.get("component") if is_creating else None
+            found = [each for each in parts if made is not None and each[2].target is made]
+        for kind, key, entry in found:
+            return f"type {key!r} of {kind}, from {entry.owner}"
     return ""
-
-
-def registered_as(cls: type) -> str:
-    """Return ``"type 'x' of learner_hooks, from <plugin>"`` for the class of a part.
-
-    Returns ``""`` for a class of dingsdk itself, and for a class that is not registered.
-    """
-    for kind, key, entry in added_entries(default_manager()):
-        if entry.target is cls:
-            return _described(kind, key, entry)
-    return ""
-
-
-def _described(kind: str, key: str, entry: Entry) -> str:
-    return f"type {key!r} of {kind}, from {entry.owner}"
 
 
 def _is_code_of(target: object, frame: FrameType) -> bool:

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 from dingsdk import train
-from dingsdk.envs import create_env_manager
 from dingsdk.envs.bench import launched, step_for
 from dingsdk.envs.check import check_env
 from dingsdk.errors import SchemaMismatchError, TaskFailedError
 from dingsdk.pipeline.predict import load_policy
-from dingsdk.policy import DQNPolicy
-from dingsdk.worker.collector.sample import SampleSerialCollector
 
 
 class Doors(gym.Env[Any, Any]):
@@ -116,19 +113,3 @@ def test_env_is_checked_and_timed_with_legal_actions() -> None:
         for _ in range(20):
             manager.step(manager.random_action())
         assert manager.failure_count == 0
-
-
-@pytest.mark.parametrize("is_batched", [True, False])
-def test_random_collection_takes_only_legal_actions(is_batched: bool, tmp_path: Any) -> None:
-    shapes = DQNPolicy.model_from_spaces(Doors().observation_space, Doors().action_space)
-    mode = DQNPolicy({"model": shapes}, ["collect"], seed=0).collect_mode
-    if not is_batched:
-        mode = mode._replace(forward_batch=None, make_transitions=None, make_samples=None)
-    with create_env_manager({"type": "in_process", "max_retry": 0}, [Doors] * 3) as env:
-        env.seed(0)
-        collector = SampleSerialCollector({}, env, mode, exp_name=str(tmp_path))
-        samples = collector.collect(n_sample=100, random_collect=True)
-
-    for each in samples:
-        assert each["obs"]["action_mask"][int(each["action"])]
-    assert len(samples) == 100

@@ -204,20 +204,6 @@ def test_type_of_two_distributions_needs_the_distribution_name(
     assert "acme_absent" in failed("acme-other")[0][1]
 
 
-def test_type_with_the_key_of_a_builtin_type_is_the_one_of_the_distribution(
-    provide: Provide, tmp_path: Path
-) -> None:
-    provide("limiters", "class Mine(Limiter): pass")
-    entry_points = tmp_path / "site" / "acme_mine-1.0.dist-info" / "entry_points.txt"
-    entry_points.write_text("[dingsdk.limiters]\nmin_size = acme_mine\n")
-    module = tmp_path / "site" / "acme_mine.py"
-    module.write_text(module.read_text().replace('"mine"', '"min_size"'))
-
-    ((step, detail),) = failed("acme-mine")
-
-    assert (step, detail) == ("interface", "acme_mine.Mine lacks can_sample")
-
-
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [

@@ -199,7 +199,7 @@ def test_worker_abandons_a_hook_that_hangs_in_close_with_a_warning(
     result = train("cartpole-dqn", "parallel", transport, (*SETS, hook), output=tmp_path)
 
     assert (result.reason, result.train_iter) == ("limit", 4)
-    named = f"learner, in type 'hanging' of learner_hooks, from {__name__} did not return in time"
+    named = "learner, in the hook 'mine' did not return in time"
     said = caplog.text + capfd.readouterr().err
     assert said.count(named) == 1
     assert "does not end" not in said

@@ -220,12 +220,6 @@ def test_env_that_keeps_raising_ends_the_run_with_its_traceback(
     assert any("the simulator fell over" in note for note in caught.value.__notes__)
 
 
-def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(TaskFailedError) as caught:
-        run(tmp_path, "policy.learn.learning_rate=1e15")
-    assert "NonFiniteError" in caught.value.facts["traceback"]
-
-
 def test_run_works_with_a_prioritized_buffer_with_limits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,18 +235,3 @@ def test_run_works_with_a_prioritized_buffer_with_limits(
     assert result.reason == "limit"
     assert result.train_iter == 200
     assert "nothing has happened" not in caplog.text  # rows end the wait of a limiter of rates
-
-
-def test_run_works_with_object_storage(tmp_path: Path) -> None:
-    result = run(tmp_path, "policy.other.replay_buffer.storage.type=object")
-    assert (result.reason, result.train_iter) == ("limit", 200)
-
-
-def test_run_works_with_an_elastic_buffer_and_array_storage(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        "policy.other.replay_buffer.type=elastic",
-        "policy.other.replay_buffer.set_buffer_size={start: 100, end: 400, steps: 1000}",
-        "policy.other.replay_buffer.storage={type: array, next_of: obs}",
-    )
-    assert result.reason == "limit"

@@ -27,14 +27,6 @@ pytestmark = pytest.mark.slow
 SETS = (*short_runs.QUICK, "system.learner_num=2")
 
 
-def test_serial_run_with_two_learners_trains_to_its_limit(tmp_path: Path) -> None:
-    result = train("cartpole-dqn", sets=[*SETS, "system.max_env_steps=400"], output=tmp_path)
-
-    assert result.reason == "limit"
-    assert result.train_iter > 20
-    assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
-
-
 def test_serial_run_with_two_learners_that_draw_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
     sets = [
         "system.learner_num=2",

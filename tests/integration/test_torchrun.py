@@ -145,15 +145,6 @@ def test_rank_that_is_killed_and_started_again_joins_the_run(
     assert [each.wait(PATIENCE_S) for each in (first, again)] == [0, 0], cluster.logs()
 
 
-def test_rank_with_another_config_ends_the_run(start: Callable[[int], Cluster]) -> None:
-    cluster = start(300)
-    cluster.rank(0)
-    other = cluster.rank(1, "policy.learn.learning_rate=0.5")
-    assert other.wait(PATIENCE_S) == 2, cluster.logs()
-    assert cluster.coordinator.wait(PATIENCE_S) == 1, cluster.logs()
-    assert "policy.learn of rank 1 is" in cluster.logs()
-
-
 def test_world_size_must_match_learner_num(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -82,19 +82,6 @@ CATCH = {
     "system": {"max_env_steps": 20_000, "torch_threads": 1},
 }
 BRIEF = ("policy.learn.learner.train_iterations=30", "env.stop_value=2")
-PRIORITIZED = (
-    "policy.priority=true",
-    "policy.model.dueling=true",
-    "policy.other.replay_buffer.type=advanced",
-)
-
-
-@pytest.mark.parametrize(("mode", "is_dict"), [("serial", False), ("parallel", True)])
-def test_dqn_trains_on_images_and_dicts(mode: Any, is_dict: bool, tmp_path: Any) -> None:
-    sets = (*BRIEF, f"env.kwargs.is_dict={str(is_dict).lower()}", *PRIORITIZED)
-    result = train(CATCH, mode, sets=sets, env=Catch, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("limit", 30)
 
 
 @pytest.mark.slow

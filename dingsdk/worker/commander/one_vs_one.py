@@ -448,6 +448,8 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self.player_id, *self.other_players = self.league.active_players_ids
         self._policies = {self.player_id: self._collector.policy[0]}
         """Policies of the active players by id; all commanders of the league share the dict."""
+        self._members = [self]
+        """The commanders of all active players, which share this list."""
         self._snapshots: dict[str, Any] = {}
         self._is_first = True
         self._job: dict[str, Any] | None = None
@@ -455,8 +457,6 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self._log_pace = LogPace()
         self._counted: Sequence[EpisodeRecord] = ()
         """Episodes of the newest collect whose games are counted."""
-        self._restored: list[list[str]] = []
-        """Games of a saved run that it had not counted, as in ``_uncounted``."""
         self._folder = Path(self._learner.exp_name) / LEAGUE_FOLDER
         self._past = policy_cfg["other"]["league"].get("load_path")
 
@@ -464,6 +464,8 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         assert isinstance(first, OneVsOneSerialCommander)  # of the same config
         self.league, self._policies = first.league, first._policies
         self._snapshots, self._folder = first._snapshots, first._folder
+        self._members = first._members
+        self._members.append(self)
         self._is_first, self._past = False, None
         self.player_id, self.other_players = player_id, []
         self._policies[player_id] = self._collector.policy[0]
@@ -495,11 +497,9 @@ class OneVsOneSerialCommander(BaseSerialCommander):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the opponent; the first player's state also has the league and past players."""
-        found = {
-            "job": json.dumps(self._job),
-            "games": self._games,
-            "uncounted": json.dumps(self._uncounted()),
-        }
+        for each in self._members:
+            each._count_games()
+        found = {"job": json.dumps(self._job), "games": self._games}
         if not self._is_first:
             return found
         league = json.dumps(self.league.state_dict())
@@ -508,7 +508,6 @@ class OneVsOneSerialCommander(BaseSerialCommander):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of ``state_dict``; all envs begin new games."""
         self._job, self._games = json.loads(state["job"]), int(state["games"])
-        self._restored = json.loads(state["uncounted"])
         self._past = None
         if self._is_first:
             self.league.load_state_dict(json.loads(state["league"]))
@@ -516,21 +515,16 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             self._snapshots.update(state["snapshots"])
 
     def _count_games(self) -> None:
-        games = self._uncounted()
+        """Count the games that ended in the newest collect, once."""
+        episodes = self._collector.last_episodes
         # A player that has reached its limit takes further turns without a collect.
-        self._counted, self._restored = self._collector.last_episodes, []
-        if self._job is None:
+        if episodes is self._counted or self._job is None:
             return
-        for away, outcome in games:
+        self._counted = episodes
+        for info in (each.info for each in episodes):
+            away, outcome = info["names"][1], game_outcome(info["players"])
             self._games += away == self._job["player_id"][1]
             self.league.finish_job({"player_id": [self.player_id, away], "result": [outcome]})
-
-    def _uncounted(self) -> list[list[str]]:
-        """Return ``[opponent, outcome]`` of each game that is over and not counted."""
-        episodes = self._collector.last_episodes
-        infos = [] if episodes is self._counted else [each.info for each in episodes]
-        games = [[each["names"][1], game_outcome(each["players"])] for each in infos]
-        return [*self._restored, *games]
 
     def _copy(self, source: str, target: str) -> None:
         ids = {player.checkpoint: player.player_id for player in self.league.players.values()}

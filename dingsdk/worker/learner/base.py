@@ -26,7 +26,6 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.plugins import observe
-from dingsdk.plugins.blame import registered_as
 from dingsdk.policy.base import LearnMode
 from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
@@ -517,8 +516,7 @@ class BaseLearner(Configurable):
             if until is None:
                 hook.close()
             elif not returns_within(max(LEAST_CLOSE_S, until - monotonic()), hook.close):
-                who = registered_as(type(hook)) or f"the hook {hook.name!r}"
-                warn_of_left("policy.learn.learner", who)
+                warn_of_left("policy.learn.learner", f"the hook {hook.name!r}")
         except Exception as error:
             _log.warning("the learner hook %r could not be closed: %s", hook.name, error)
 

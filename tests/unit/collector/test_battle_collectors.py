@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dingsdk.envs import Capabilities
-from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError
-from dingsdk.policy import CollectMode, PPOPolicy
+from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.policy import CollectMode
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
@@ -42,48 +42,6 @@ def make_battle(tmp_path) -> Iterator[Any]:
 def _rows(samples: Any) -> list[tuple[int, ...]]:
     """Return (env, player, episode, time) of each sample."""
     return [tuple(int(value) for value in each["obs"]) for each in samples]
-
-
-@pytest.mark.parametrize("partial_step", [False, True])
-def test_each_player_gets_its_part_of_whole_episodes(make_battle, partial_step) -> None:
-    envs = DuelEnvs(((2, 3), (6,)), partial_step=partial_step)
-    fighters = [Fighter(0), Fighter(1)]
-    collector = make_battle("episode_1v1", envs, fighters)
-
-    data, infos = collector.collect(3, train_iter=7, policy_kwargs={"bonus": 2})
-
-    for player in (0, 1):
-        assert [_rows(episode) for episode in data[player]] == [
-            [(0, player, 0, 0), (0, player, 0, 1)],
-            [(0, player, 1, time) for time in range(3)],
-            [(1, player, 0, time) for time in range(6)],
-        ]
-        rows = [row for episode in data[player] for row in episode]
-        assert [row["done"] for row in rows if row["done"]] == [True] * 3
-        assert {row["collect_iter"] for row in rows} == {7}
-        assert {float(row["reward"]) for row in rows} == {1.0 - player}
-        assert {int(row["action"]) for row in rows} == {player + 2}
-        returns = [float(info["eval_episode_return"]) for info in infos[player]]
-        assert returns == [length * (1.0 - player) for length in (2, 3, 6)]
-    assert [int(each) for each in envs.actions[0][1]] == [2, 3]
-    assert collector.envstep == 11
-    if partial_step:
-        assert envs.steps == 11
-        assert fighters[0].seen[-1] == [1]
-
-
-@pytest.mark.parametrize(("cfg", "dropped"), [({"on_policy": True}, 2), ({}, 0)])
-def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
-    make_battle, cfg, dropped
-) -> None:
-    # Episodes of env 0 have one step. In env 1 each player has one step of an unfinished episode.
-    fighters = [Fighter(0, n_sample=4, **cfg), Fighter(1)]
-    collector = make_battle("sample_1v1", DuelEnvs(((1,), (9,))), fighters)
-
-    for train_iter in (0, 1):
-        collector.collect(1, train_iter=train_iter)
-
-    assert collector.dropped_sample_count == dropped
 
 
 def forbidden(*_: Any) -> Any:
@@ -118,58 +76,6 @@ def test_players_see_floats_and_the_original_dtype_is_recorded(
     assert {(type(obs), getattr(obs.dtype, "type", obs.dtype)) for obs in seen} == {given}
     assert [obs.tolist() for obs in seen[:2]] == [[0, 0, 0, 0], [0, 1, 0, 0]]
     assert {sample["obs"].dtype for sample in samples} == {torch.uint8}
-
-
-def test_on_policy_collect_cuts_trajectories_once_there_is_enough(make_battle) -> None:
-    envs = DuelEnvs(((3,), (9,)))
-    policies = [
-        PPOPolicy(
-            {
-                "on_policy": True,
-                "discount_factor": 0.9,
-                "gae_lambda": 0.8,
-                "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [8]},
-                "collect": {"n_sample": 8},
-            },
-            enable_field=["collect"],
-            seed=seed,
-        )
-        for seed in (1, 2)
-    ]
-    modes = [each.collect_mode for each in policies]
-    collector = make_battle("sample_1v1", envs, modes, transform_obs=True)
-
-    data, _ = collector.collect(train_iter=0)
-    dropped = collector.dropped_sample_count
-    collector.collect(train_iter=1)
-
-    assert collector.envstep == 16
-    assert dropped == collector.dropped_sample_count == 0
-    for player, (samples, policy) in enumerate(zip(data, policies, strict=True)):
-        reward = 1.0 - player
-
-        def value(env: int, episode: int, time: int, of: Any = policy, me: int = player) -> float:
-            seen = torch.tensor([[env, me, episode, time]], dtype=torch.float32)
-            return of._network(seen)[1].item()
-
-        # Env 0 ends at 3, and the piece of its second episode is cut short; env 1's piece is full.
-        pieces = [
-            ([(0, 0, 0), (0, 0, 1), (0, 0, 2)], 0.0),
-            ([(1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 0, 3)], value(1, 0, 4)),
-            ([(0, 1, 0)], value(0, 1, 1)),
-        ]
-        expected = {}
-        for states, after in pieces:
-            advantage, following = 0.0, after
-            for state in reversed(states):
-                here = value(*state)
-                advantage = reward + 0.9 * following - here + 0.9 * 0.8 * advantage
-                expected[state], following = advantage, here
-        found = {
-            (row[0], row[2], row[3]): float(sample["advantage"])
-            for row, sample in zip(_rows(samples), samples, strict=True)
-        }
-        assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_player_that_only_acts_gets_no_data(make_battle) -> None:
@@ -500,13 +406,6 @@ def test_no_policy_is_called_if_no_env_is_ready() -> None:
     assert [fighter.seen for fighter in fighters] == [[], []]
 
 
-def test_policy_that_leaves_out_an_env_is_refused() -> None:
-    rollout, _, fighters = make_rollout(DuelEnvs(((9,),)))
-    rollout._players = (fighters[0].mode(), fighters[1].mode()._replace(forward=lambda obs: {}))
-    with pytest.raises(PolicyOutputError):
-        rollout.round(0, {})
-
-
 def test_all_players_may_share_one_info(make_battle) -> None:
     class Shared(DuelEnvs):
         def _step(self, env_id: int) -> Any:
@@ -526,24 +425,3 @@ def test_all_players_may_share_one_info(make_battle) -> None:
 )
 def test_player_0_wins_if_its_return_is_the_highest(returns: Any, outcome: str) -> None:
     assert game_outcome([{"eval_episode_return": each} for each in returns]) == outcome
-
-
-@pytest.mark.parametrize("kind", ["episode_1v1", "sample_1v1"])
-def test_policies_can_be_set_later_and_replaced(make_battle, tmp_path, kind) -> None:
-    late = create_serial_collector(
-        {"type": kind}, env=DuelEnvs(((2,),)), exp_name=str(tmp_path / "late")
-    )
-    with pytest.raises(NotSetError) as caught:
-        late.reset_policy()
-    assert caught.value.what == "policy"
-    first, later = ([Fighter(number) for number in range(2)] for _ in range(2))
-    late.reset_policy([each.mode() for each in first])
-    data, _ = late.collect(2)
-    rows = data[0] if kind == "sample_1v1" else data[0][0]
-    assert {row["collect_iter"] for row in rows} == {0}
-    asked = len(first[1].seen)
-    late.reset_policy([each.mode() for each in later])
-    late.collect(2)
-    assert len(first[1].seen) == asked
-    assert later[1].seen
-    late.close()

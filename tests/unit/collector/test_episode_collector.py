@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, NotSetError
@@ -31,22 +30,6 @@ def _rows(episode: Any) -> list[tuple[int, ...]]:
 
 def _whole(env_id: int, number: int, length: int) -> list[tuple[int, ...]]:
     return [(env_id, number, time) for time in range(length)]
-
-
-def test_episodes_are_whole_and_as_many_as_requested(
-    make_policy, make_episodes, form, manager_type
-) -> None:
-    collector, _ = make_episodes(make_policy(form=form), ((3, 2), (5,)), manager_type=manager_type)
-
-    episodes = collector.collect(3, policy_kwargs=GREEDY)
-
-    # Env 0 begins the third episode, so env 1 begins no further one.
-    assert [_rows(each) for each in episodes] == [_whole(0, 0, 3), _whole(0, 1, 2), _whole(1, 0, 5)]
-    assert collector.envstep == 10
-    kind = SampleBatch if form == "columns" else list
-    assert all(type(each) is kind for each in episodes)
-    if form == "rows":
-        assert isinstance(episodes[0][0]["obs"], torch.Tensor)
 
 
 def test_aborted_call_does_not_affect_the_next_call(make_policy, make_episodes, form) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.episode import EpisodeSerialCollector
-from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
-from dingsdk.worker.learner.base import BaseLearner
 
 FIELDS = "forward reset get_attribute set_attribute state_dict load_state_dict"
 CollectFunction = namedtuple("CollectFunction", f"{FIELDS} process_transition get_train_sample")
@@ -33,12 +30,6 @@ def _only(kind: Any, mode: Any, **changed: Any) -> Any:
     return kind(**{**{name: getattr(mode, name) for name in kind._fields}, **changed})
 
 
-def test_samples_are_collected_with_the_documented_fields(policy, make_collector) -> None:
-    collector, _ = make_collector(_only(CollectFunction, policy.collect_mode))
-    samples = collector.collect(policy_kwargs={"eps": 0.5})
-    assert [sample["done"] for sample in samples] == [False] * 4
-
-
 def test_samples_may_be_lists_of_rows(policy, make_collector) -> None:
     mode = _only(CollectFunction, policy.collect_mode, get_train_sample=_in_pairs)
     collector, _ = make_collector(mode, ((4,), (4,)))
@@ -58,32 +49,3 @@ def test_episodes_are_collected_with_the_documented_fields(policy, make_collecto
     )
     found = collector.collect(2, policy_kwargs={"eps": 0.5})
     assert len(found) == (8 if samples else 2)
-
-
-def test_evaluation_needs_only_the_documented_fields(policy, make_collector, tmp_path) -> None:
-    collector, _ = make_collector(policy.collect_mode, ((4,), (2,)))
-    evaluator = InteractionSerialEvaluator(
-        {"n_episode": 2},
-        collector.env,
-        _only(EvalFunction, policy.eval_mode),
-        exp_name=str(tmp_path),
-    )
-    _, result = evaluator.eval()
-    evaluator.close()
-    assert result["eval_episode_return"] == [4.0, 2.0]
-
-
-def test_learner_accepts_samples_that_are_lists(policy, tmp_path) -> None:
-    def forward(data: Any) -> dict[str, Any]:
-        assert type(data) is list
-        assert type(data[0]) is list
-        return {"loss": 1.0, "priority": [0.5] * len(data)}
-
-    learner = BaseLearner({}, policy.learn_mode._replace(forward=forward), exp_name=str(tmp_path))
-    learner.train([[{"obs": np.zeros(3)}, {"obs": np.ones(3)}]] * 3)
-    learner.close()
-    assert learner.priority_info == {
-        "priority": [0.5] * 3,
-        "replay_buffer_idx": [None] * 3,
-        "replay_unique_id": [None] * 3,
-    }

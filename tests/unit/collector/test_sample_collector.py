@@ -7,7 +7,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager, make_env_fns
-from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError
+from dingsdk.errors import ConfigError, PolicyOutputError
 from dingsdk.worker.collector.sample import SampleSerialCollector
 
 from .late_envs import LateEnvs
@@ -77,49 +77,6 @@ def test_policy_that_makes_no_samples_is_refused_after_many_steps(
         assert 20 < counters.steps <= 40
     else:
         assert len(collector.collect()) == 8
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        ({"action": np.zeros(3, np.int64)}, PolicyOutputError),
-        ({"action": np.full(2, np.nan)}, NonFiniteError),
-        ({"action": np.zeros(2, np.int64), "value": np.array([1.0, np.inf])}, NonFiniteError),
-        ({"logit": np.zeros((2, 2))}, PolicyOutputError),
-        ({"action": np.full(2, 7)}, PolicyOutputError),
-        ({"action": np.zeros((2, 2), np.int64)}, PolicyOutputError),
-        ({"action": [0, 1]}, PolicyOutputError),
-    ],
-)
-def test_unusable_columns_are_refused_before_an_env_is_stepped(
-    make_policy, make_collector, answer, error
-) -> None:
-    policy = make_policy()._replace(forward_batch=lambda obs, env_ids, **_: answer)
-    collector, counters = make_collector(policy)
-
-    with pytest.raises(error):
-        collector.collect()
-    assert counters.steps == 0
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        ({}, PolicyOutputError),
-        ({0: {"action": 0}, 1: {}}, PolicyOutputError),
-        ({0: {"action": 0}, 1: {"action": np.float32("nan")}}, NonFiniteError),
-        ({0: {"action": 0}, 1: {"action": 5}}, PolicyOutputError),
-    ],
-)
-def test_unusable_dicts_are_refused_before_an_env_is_stepped(
-    make_policy, make_collector, answer, error
-) -> None:
-    policy = make_policy(form="rows")._replace(forward=lambda obs, **_: answer)
-    collector, counters = make_collector(policy)
-
-    with pytest.raises(error):
-        collector.collect()
-    assert counters.steps == 0
 
 
 def test_last_episodes_holds_the_episodes_of_the_last_call(

@@ -1,33 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
 from dingsdk.worker.commander.naive import NaiveCommander
-
-
-def test_tasks_are_issued_while_places_are_free(main_config):
-    commander = NaiveCommander(main_config(type="naive", collector_task_space=2))
-
-    first, second = commander.get_collector_task(), commander.get_collector_task()
-    learner = commander.get_learner_task()
-
-    assert commander.get_collector_task() is None
-    assert commander.get_learner_task() is None
-    assert [first["task_id"], second["task_id"]] == ["collector_task_id0", "collector_task_id1"]
-    assert learner["task_id"] == "learner_task_id0"
-    assert first["buffer_id"] == learner["buffer_id"]
-    assert first["collector_cfg"]["policy_update_path"] == learner["policy_id"]
-    assert first["collector_cfg"]["collect_setting"] == {"eps": 0.9}
-    assert first["collector_cfg"]["eval_flag"] is False
-
-
-@pytest.mark.parametrize(("system", "places"), [({}, 1), ({"system": {"collector_num": 3}}, 3)])
-def test_each_collector_of_the_run_has_a_task_by_default(main_config, system, places):
-    commander = NaiveCommander({**main_config(type="naive"), **system})
-
-    tasks = [commander.get_collector_task() for _ in range(places + 1)]
-
-    assert [task is None for task in tasks] == [False] * places + [True]
 
 
 def test_newest_info_of_each_learner_is_kept_while_its_task_runs(main_config):

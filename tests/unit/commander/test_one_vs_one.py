@@ -266,16 +266,6 @@ def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: 
     assert len({task["collector_cfg"]["seed"] for task in tasks}) == 2
 
 
-@pytest.mark.parametrize(("league", "num"), [(LEAGUE, 1), (TWO, 2)])
-def test_each_active_player_trains_one_policy(make_commander: Any, league: Any, num: int) -> None:
-    commander = make_commander(league=league)
-
-    assert OneVsOneCommander.policy_num(commander._cfg) == num
-    assert list(commander.players()) == (["player_0", "player_1"] if num == 2 else [])
-    learners = list(iter(commander.get_learner_task, None))
-    assert len(learners) == num
-
-
 def test_running_task_gets_the_epsilon_for_the_env_steps_of_its_player(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     start_two(commander)
@@ -508,34 +498,6 @@ def test_both_players_get_evaluations_after_collecting_has_ended(make_commander:
     assert found == [None, "player_1"]
 
 
-def test_state_of_two_players_can_be_restored(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    first, second = start_two(commander)
-    for _ in range(7):
-        task = commander.get_collector_task()
-        info = {"game_result": [["wins", "losses", "draws"]], "step_count": 5}
-        commander.finish_collector_task(task["task_id"], info)
-    train(commander, first, 100)
-    out = commander.get_collector_task()
-    other = make_commander(league=TWO)
-    other.policy_store = commander.policy_store
-
-    other.load_state_dict(commander.state_dict())
-
-    for each in (commander, other):
-        info = {"game_result": [["wins"] * 3], "step_count": 5}
-        each.finish_collector_task(out["task_id"], info)
-        train(each, second, 130)
-    assert other.state_dict()["league"] == commander.state_dict()["league"]
-    assert other.players() == commander.players()
-    for _ in range(6):
-        mine, theirs = commander.get_collector_task(), other.get_collector_task()
-        assert mine == theirs
-        if mine is not None and not mine["collector_cfg"]["eval_flag"]:
-            for each in (commander, other):
-                each.finish_collector_task(mine["task_id"], {"step_count": 1})
-
-
 def test_resume_publishes_missing_policies_of_players_that_no_longer_train(
     make_commander: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -715,10 +677,8 @@ def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
     second.step(20)
     assert {first.step(10) for _ in range(20)} == {10, 20}
     assert {second.step(20) for _ in range(20)} == {10, 20}
-    assert first.commander.state_dict().keys() == {
-        *("job", "games", "uncounted", "league", "snapshots")
-    }
-    assert second.commander.state_dict().keys() == {"job", "games", "uncounted"}
+    assert first.commander.state_dict().keys() == {*("job", "games", "league", "snapshots")}
+    assert second.commander.state_dict().keys() == {"job", "games"}
     second.commander.load_state_dict(second.commander.state_dict())
     assert list(second.commander.league.players) == ["player_0", "player_1"]
 
@@ -875,4 +835,3 @@ def test_games_of_the_last_collect_before_a_save_are_counted_once(tmp_path: Any)
         # Each player has won one game at home.
         assert pair[0].commander.league.payoff.games("player_0", "player_1") == 2
         assert [each.commander.state_dict()["games"] for each in pair] == [1, 1]
-        assert [each.commander.state_dict()["uncounted"] for each in pair] == ["[]", "[]"]

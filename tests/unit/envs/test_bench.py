@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import mmap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,15 +12,7 @@ import yaml
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvSpeed, bench_env
-from dingsdk.envs.bench import (
-    FIRST_TURNS,
-    KINDS,
-    TURNS,
-    _measure,
-    _memory_bytes,
-    _most_envs,
-    step_for,
-)
+from dingsdk.envs.bench import KINDS, TURNS, step_for
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.errors import EnvError, UnknownEnvError
 
@@ -75,47 +65,16 @@ def test_env_that_no_manager_can_step_is_refused() -> None:
         bench_env("checked_envs:Absent", seconds=1)
 
 
-def test_slow_envs_are_made_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("dingsdk.envs.bench.time", clock)
-
-    def make_slow() -> Any:
-        now[0] += 0.125
-        return importlib.import_module("checked_envs").Good()
-
-    assert _most_envs(make_slow) == 16
-
-
-def test_memory_bytes_counts_memory_in_use() -> None:
-    before = _memory_bytes()
-    # Not from numpy, which may be given memory that an earlier test has freed.
-    with mmap.mmap(-1, 64 << 20) as block:
-        block.write(bytes(len(block)))
-        assert _memory_bytes() - before >= len(block) // 2
-
-
-def test_speed_of_a_manager_is_its_best_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([30.0, 40.0, 20.0, 10.0])
-    monkeypatch.setattr("dingsdk.envs.bench.step_for", lambda manager, seconds: next(found))
-    good = importlib.import_module("checked_envs").Good
-    kinds = _measure("in_process", None, good, [1, 2], float("inf"))
-    assert [(each.env_num, each.steps_per_s) for each in kinds] == [(2, 40.0), (1, 20.0)]
-
-
 class Bench:
     """Replaces the clock and the measured speeds of one manager with given values.
 
     Args:
-        first: Steps per second by number of envs, in the search.
-        last: The same in the final comparison, one per turn; the last value is repeated.
+        speeds: Steps per second by number of envs, one per turn.
         turn_s: Seconds that a turn takes on the clock.
     """
 
-    def __init__(
-        self, first: dict[int, float], last: dict[int, list[float]], turn_s: float = 0.0
-    ) -> None:
-        self.first, self.last, self.turn_s = first, last, turn_s
+    def __init__(self, speeds: dict[int, list[float]], turn_s: float = 0.0) -> None:
+        self.speeds, self.turn_s = {n: list(each) for n, each in speeds.items()}, turn_s
         self.now = 100.0
         self.turns: list[int] = []
         self.managers: dict[Any, None] = {}
@@ -126,59 +85,47 @@ class Bench:
     def step_for(self, manager: Any, seconds: float) -> float:
         self.now += self.turn_s
         self.managers[manager] = None
-        count = manager.env_num
-        self.turns.append(count)
-        if self.turns.count(count) <= FIRST_TURNS:
-            return self.first[count]
-        speeds = self.last[count]
-        return speeds.pop(0) if len(speeds) > 1 else speeds[0]
+        self.turns.append(manager.env_num)
+        return self.speeds[manager.env_num].pop(0)
 
-    def run(self, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[tuple[str, int, float]]]:
+    def run(
+        self, monkeypatch: pytest.MonkeyPatch, making_s: float
+    ) -> tuple[int, list[tuple[int, float]]]:
         """Run ``bench_env`` for 10 s. Return the chosen number of envs and all results."""
         for name, value in {
             "time": self,
             "step_for": self.step_for,
             "KINDS": ("in_process",),
-            "_most_envs": lambda env_fn: max(self.first),
-            "_waits": lambda env_fn: False,
+            "_probe": lambda env_fn: (making_s, False),
         }.items():
             monkeypatch.setattr(f"dingsdk.envs.bench.{name}", value)
         best, found = bench_env(importlib.import_module("checked_envs").Good, seconds=10)
         assert all(manager.closed for manager in self.managers)
-        return best.env_num, [(each.manager, each.env_num, each.steps_per_s) for each in found]
+        return best.env_num, [(each.env_num, each.steps_per_s) for each in found]
 
 
 def test_fewest_envs_with_nearly_the_best_speed_are_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    last = {4: [70.0, 100.0, 60.0], 2: [97.0, 1.0], 1: [96.9, 1.0]}
-    bench = Bench({4: 50, 2: 50, 1: 50}, last)
-    best, found = bench.run(monkeypatch)
-    assert best == 2
-    assert found == [
-        ("in_process", 4, 100.0),
-        ("in_process", 2, 97.0),
-        ("in_process", 1, 96.9),
-    ]
-    assert [bench.turns.count(count) for count in (4, 2, 1)] == [FIRST_TURNS + TURNS] * 3
+    """The speed of a choice is that of its best turn, and envs slow to make are made in fewer."""
+    bench = Bench({4: [70, 100, 60], 2: [97, 1, 1], 1: [96.9, 1, 1]})
+    assert bench.run(monkeypatch, making_s=0.5) == (2, [(4, 100), (2, 97), (1, 96.9)])
+    assert bench.turns == [4, 4, 4, 2, 2, 2, 1, 1, 1]
 
 
 def test_fewer_envs_are_not_tried_once_the_speed_has_fallen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = {16: 90.0, 8: 100.0, 4: 80.0, 2: 79.0, 1: 1000.0}
-    _, found = Bench(first, {count: [1.0] for count in first}).run(monkeypatch)
-    assert {count for _, count, _ in found} == {16, 8, 4, 2}
+    speeds = {n: [speed] * TURNS for n, speed in {16: 90, 8: 100, 4: 80, 2: 79, 1: 1000}.items()}
+    _, found = Bench(speeds).run(monkeypatch, making_s=0.125)
+    assert {count for count, _ in found} == {16, 8, 4, 2}
 
 
-def test_search_and_comparison_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search starts no choice after more than 6 of 10 s; the comparison ends after 10 s."""
-    speeds = dict.fromkeys((1, 2, 4, 8, 16), 1.0)
-    bench = Bench(speeds, {count: [1.0] for count in speeds}, turn_s=1.0)
-    _, found = bench.run(monkeypatch)
-    # A choice of the search takes 2 s, so the fourth begins after 6 s.
-    assert {count for _, count, _ in found} == {16, 8, 4, 2}
-    assert bench.turns == [16, 16, 8, 8, 4, 4, 2, 2, 16, 8, 4, 2]
+def test_measurements_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({n: [1.0] * TURNS for n in (1, 2, 4, 8, 16)}, turn_s=1.0)
+    _, found = bench.run(monkeypatch, making_s=0.125)
+    # A choice takes 3 of the 10 s, so the fourth is the last one to begin.
+    assert {count for count, _ in found} == {16, 8, 4, 2}
 
 
 def test_steps_without_a_transition_do_not_count() -> None:

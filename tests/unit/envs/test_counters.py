@@ -14,7 +14,6 @@ from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager, m
 from dingsdk.errors import EnvError
 
 RAISE = 1
-IN_PROCESS = {"type": "in_process"}
 NATIVE = {"type": "vector", "vectorization_mode": "native"}
 every_native_env = pytest.mark.parametrize("env", ["Native", "NativeSameStep", "NativeDisabled"])
 
@@ -83,20 +82,6 @@ def test_reseeding_keeps_the_count_of_failures_in_a_row(env: str) -> None:
         assert manager.failure_count == 2
         with pytest.raises(EnvError, match="failed 3 times"):
             manager.step_batch(np.array([RAISE]))
-
-
-@every_native_env
-def test_launch_resets_all_failure_counts(env: str) -> None:
-    with make(env, n=1) as manager:
-        assert manager.failure_count == 0
-        manager.launch()
-        for _ in range(2):
-            manager.step_batch(np.array([RAISE]))
-        relaunch(manager)
-        assert manager.failure_count == 0
-        for _ in range(2):
-            assert manager.step_batch(np.array([RAISE])).abnormal is not None
-        assert manager.failure_count == 2
 
 
 class Careless(gym.vector.VectorEnv[Any, Any, Any]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,33 +187,6 @@ def test_unsupported_operations_are_refused() -> None:
             manager.get_state()
         with pytest.raises(EnvError):
             manager.launch()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("envpool")
-def test_two_runs_with_the_same_seed_are_equal(tmp_path: Path) -> None:
-    from dingsdk import train
-
-    sets = ["env_manager.type=envpool", "policy.learn.learner.train_iterations=40"]
-    sets += ["policy.eval.evaluator.eval_freq=20", "env.stop_value=1000"]
-    first, second = (
-        train("cartpole-dqn", sets=[*sets, f"exp_name={name}"], output=tmp_path)
-        for name in ("first", "second")
-    )
-    assert first.evaluations
-    assert [each.mean for each in first.evaluations] == [each.mean for each in second.evaluations]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("envpool")
-def test_parallel_run_works_with_envpool(tmp_path: Path) -> None:
-    from dingsdk import train
-
-    sets = ["env_manager.type=envpool", "policy.learn.learner.train_iterations=40"]
-    result = train(
-        "cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, output=tmp_path
-    )
-    assert result.train_iter >= 40
 
 
 def test_env_closes_its_pool_once(envpool: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,15 +53,6 @@ def test_fault_that_an_env_reports_ends_only_its_own_episode(counter_cls: Any) -
         assert columns.final_obs[:, 1].tolist() == [3, 1]
 
 
-def test_steps_between_failures_do_not_reset_the_count() -> None:
-    with launch(IN_PROCESS, n=1) as manager:
-        for _ in range(2):
-            step(manager, RAISE)
-            step(manager, 0)
-        with pytest.raises(EnvError, match="env 0 failed 3 times"):
-            step(manager, RAISE)
-
-
 def test_third_failure_in_a_row_is_fatal_and_keeps_its_cause() -> None:
     with launch(IN_PROCESS) as manager:
         step(manager, 0, RAISE)

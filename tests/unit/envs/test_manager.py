@@ -12,7 +12,6 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import (
     EnvManager,
     InProcessEnvManager,
-    VectorEnvManager,
     create_env_manager,
     make_env_fns,
     seed_envs,
@@ -217,22 +216,3 @@ def test_env_that_is_registered_with_wrappers_is_not_native() -> None:
     )
     with pytest.raises(ConfigError, match="Tiny/Wrapped-v0 is registered with wrappers"):
         make(NATIVE, env_id="Tiny/Wrapped-v0")
-
-
-def test_defaults_of_the_sections() -> None:
-    own = {
-        "episode_num": np.inf,
-        "auto_reset": True,
-        "max_retry": 2,
-        "retry_type": "renew",
-        "retry_waiting_time": 0.0,
-    }
-    default = InProcessEnvManager.default_config()
-    assert {key: default[key] for key in own} == own
-    own |= {
-        "vectorization_mode": "auto",
-        "step_timeout": 60.0,
-        "reset_timeout": 60.0,
-    }
-    default = VectorEnvManager.default_config()
-    assert {key: default[key] for key in own} == own

@@ -314,15 +314,6 @@ def test_opponent_plays_its_turns_within_a_step() -> None:
     assert (reward, terminated) == (1, True)
 
 
-def test_player_loses_if_the_opponent_takes_the_last_stone() -> None:
-    env = OpponentEnv(PlayersEnv(Nim(stones=2)), f"{take_one.__module__}:take_one")
-    env.reset(seed=0)
-
-    _, reward, terminated, *_ = env.step(0)
-
-    assert (reward, terminated) == (-1, True)
-
-
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_episode_ends_when_the_player_leaves(is_cut: bool) -> None:
     game = Sums((1, 9), truncates=is_cut)
@@ -332,22 +323,6 @@ def test_episode_ends_when_the_player_leaves(is_cut: bool) -> None:
     *_, terminated, truncated, _ = env.step(0)
 
     assert (terminated, truncated, game._time) == (not is_cut, is_cut, 1)
-
-
-def test_random_opponent_makes_legal_moves_from_its_seed() -> None:
-    def play(seed: int) -> list[Any]:
-        env = OpponentEnv(PlayersEnv(Nim(stones=9)), "random")
-        seen = []
-        env.reset(seed=seed)
-        for _ in range(40):
-            obs, _, terminated, truncated, _ = env.step(0)
-            seen.append(obs["observation"].tolist())
-            if terminated or truncated:
-                assert obs["observation"][1] == 0  # nobody took two stones when one was left
-                env.reset()
-        return seen
-
-    assert play(5) == play(5) != play(6)
 
 
 @pytest.mark.parametrize("name", ["nobody", "no.such.module:f", f"{Sums.__module__}:nobody"])
@@ -369,38 +344,6 @@ def test_make_env_adapts_and_wraps_a_game_as_configured() -> None:
     own = make_env({**cfg, "eval_opponent": "random"}).reset(seed=0)[0]
     assert own["observation"].tolist() == [0, 5]
     assert make_env({"env_id": "CartPole-v1", "eval_opponent": "random"}).action_space.n == 2
-
-
-@pytest.mark.parametrize(
-    "kind", ["base", "async_subprocess", pytest.param("subprocess", marks=pytest.mark.slow)]
-)
-def test_managers_return_a_reward_and_an_info_for_each_player(kind: str) -> None:
-    manager = create_env_manager({"type": kind}, make_env_fns({"env_id": SUMS}, 2))
-    assert manager.player_num == 2
-    manager.seed(0)
-    manager.launch()
-    try:
-        found: dict[int, list[Any]] = {0: [], 1: []}
-        while min(map(len, found.values())) < 6:
-            for env_id, step in manager.step({i: [2, 0] for i in manager.ready_obs}).items():
-                found[env_id].append(step)
-        for env_id, steps in found.items():
-            seats = [[env_id, 1 - env_id], [1 - env_id, env_id]]
-            assert [each.done for each in steps[:4]] == [False, False, True, False]
-            for step, (own, other) in zip((steps[0], steps[3]), seats, strict=True):
-                assert step.obs.tolist() == [[own, 1, 2], [other, 1, 0]]
-            assert [each.reward.tolist() for each in steps[:4]] == [[1, -1]] * 4
-            assert [info["eval_episode_return"] for info in steps[2].info] == [3, -3]
-            assert [info["who"] for info in steps[3].info] == [f"seat_{i}" for i in seats[1]]
-            assert "eval_episode_return" not in steps[3].info[0]
-            assert [info["eval_episode_return"] for info in steps[5].info] == [3, -3]
-        manager.reset()
-        columns = manager.step_batch(np.array([[2, 0], [0, 1]]))
-        assert columns.reward.tolist() == [[1, -1], [-0.5, 0.5]]
-        assert columns.reward.dtype == np.float32
-        assert columns.obs.shape == (2, 2, 3)
-    finally:
-        manager.close()
 
 
 class Plain(gym.Env[Any, Any]):
@@ -585,12 +528,6 @@ def test_players_env_renders_its_game() -> None:
             return np.full((2, 2, 3), 7, np.uint8)
 
     assert PlayersEnv(Drawn()).render().shape == (2, 2, 3)
-
-
-def test_random_opponent_needs_no_seed() -> None:
-    env = OpponentEnv(PlayersEnv(Nim()), "random")
-    env.reset()
-    assert env.step(0)[0]["observation"][1] < 3
 
 
 def test_close_closes_the_env_of_the_players() -> None:

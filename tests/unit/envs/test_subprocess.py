@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
+from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs import subprocess as subprocess_envs
@@ -36,7 +36,6 @@ from dingsdk.runtime.deadline import set_patience
 from dingsdk.testing import open_files
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
-from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 STEP, RAISE, EXIT, HANG, TELL = range(5)
@@ -124,15 +123,6 @@ def open_later(gate: Path) -> threading.Timer:
     timer = threading.Timer(0.05, lambda: gate.open("w").close())
     timer.start()
     return timer
-
-
-def test_batched_step_waits_for_all_envs(launch: Launch, gate: Path) -> None:
-    with launch({**SYNC, "envs_per_process": 1}) as manager:
-        timer = open_later(gate)
-        columns = manager.step_batch(np.array([HANG, STEP]))
-        assert columns.reward.tolist() == [1.0, 1.0]
-        assert columns.obs[:, 1].tolist() == [1, 1]
-        timer.join()
 
 
 def test_batched_step_waits_for_running_steps(launch: Launch, gate: Path) -> None:
@@ -296,15 +286,6 @@ def test_finished_env_is_not_abnormal_when_its_process_is_lost(launch: Launch) -
         assert columns.abnormal.tolist() == [False, True]  # type: ignore[union-attr]
 
 
-def test_episode_info_is_keyed_by_the_row_of_its_env(launch: Launch) -> None:
-    with launch(SYNC) as manager:
-        for _ in range(3):
-            columns = manager.step_batch(np.array([STEP]), np.array([1]))
-        assert columns.episode_info == {0: {"length": 3}}
-        assert columns.final_obs[0, 1] == 3
-        assert columns.obs[0, 1] == 0
-
-
 def test_state_includes_the_count_of_lost_processes(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         manager.step({0: EXIT})
@@ -329,24 +310,6 @@ def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, f
                 manager.step_batch(np.zeros(4, int))
             else:
                 manager.step(dict.fromkeys(range(4), STEP))
-
-
-def test_env_stops_after_its_last_episode(launch: Launch) -> None:
-    with launch({**SYNC, "episode_num": 2, "envs_per_process": 2}) as manager:
-        returns = []
-        while not manager.done:
-            for timestep in manager.step(dict.fromkeys(manager.ready_obs, STEP)).values():
-                if timestep.done:
-                    returns.append(timestep.info["eval_episode_return"])
-                    assert timestep.info["episode_info"] == {"length": 3}
-                    assert timestep.obs[1] == 3
-        assert returns == [6.0] * 4
-        assert manager.current_obs()[:, 1].tolist() == [3, 3]  # no further episode starts
-        with pytest.raises(PolicyOutputError):
-            manager.step({0: STEP})
-        columns = manager.step_batch(np.zeros(2, int))
-        assert not columns.valid.any()  # type: ignore[union-attr]
-        assert not columns.reward.any()
 
 
 def test_killed_process_ends_the_episodes_of_its_envs(launch: Launch) -> None:
@@ -409,13 +372,6 @@ def test_completed_episode_resets_the_count_of_lost_processes(launch: Launch) ->
             for _ in range(3):
                 columns = manager.step_batch(np.array([STEP]))
             assert columns.terminated[0]
-
-
-def test_process_that_exceeds_the_step_timeout_is_lost(launch: Launch) -> None:
-    with launch({**SYNC, "step_timeout": 0.1, "max_retry": 0}, 1) as manager:
-        with pytest.raises(EnvError, match="process of env 0 gave no answer in time"):
-            manager.step({0: HANG})
-        assert manager.closed
 
 
 @pytest.mark.slow
@@ -593,29 +549,6 @@ def test_error_says_why_a_child_cannot_make_its_envs(
         assert manager.closed
     with pytest.raises(UnknownEnvError):
         make_env_fns({"env_id": "CartPol-v1"}, 1)
-
-
-def test_collector_and_evaluator_work_with_the_async_manager(
-    launch: Launch, tmp_path: Path
-) -> None:
-    policy = create_policy(
-        {"type": "dqn", "model": {"obs_shape": 2, "action_shape": 1}, "collect": {"n_sample": 12}}
-    )
-    with launch(ASYNC, 3) as manager:
-        collector = SampleSerialCollector({}, manager, policy.collect_mode, exp_name=str(tmp_path))
-        batches = [collector.collect(policy_kwargs={"eps": 0.0}) for _ in range(3)]
-        rows = SampleBatch.concat([SampleBatch.from_rows(batch) for batch in batches])
-        assert len(rows) == 36
-        # Each row is one step of one episode: the step count in the observation rises by one.
-        step = rows.columns["next_obs"][:, 1] - rows.columns["obs"][:, 1]
-        assert step.tolist() == [1.0] * 36
-        assert (rows.columns["next_obs"][:, 0] == rows.columns["obs"][:, 0]).all()
-        evaluator = InteractionSerialEvaluator(
-            {"n_episode": 7}, manager, policy.eval_mode, exp_name=str(tmp_path)
-        )
-        assert evaluator.eval()[1]["eval_episode_return"] == [6.0] * 7
-        collector.close()
-        evaluator.close()
 
 
 @pytest.mark.slow

@@ -46,27 +46,6 @@ def test_native_env_that_reuses_its_arrays_gives_correct_episodes(name: str) -> 
             assert all(s.obs[env_id, 0] != s.final_obs[env_id, 0] for s in ended)
 
 
-def test_native_cartpole_ends_like_single_envs_from_the_same_state() -> None:
-    with launch(NATIVE, {"env_id": "CartPole-v1"}, 4) as native:
-        assert native.capabilities.reset_takes_step
-        start = native.current_obs()
-        steps = [native.step_batch(np.ones(4, int)) for _ in range(9)]
-        for env_id, fn in enumerate(make_env_fns({"env_id": "CartPole-v1"}, 4)):
-            env: Any = fn()
-            env.reset(seed=0)
-            env.unwrapped.state = start[env_id].astype(np.float64)
-            for step in steps:
-                obs, reward, terminated, truncated, _ = env.step(1)
-                np.testing.assert_allclose(step.final_obs[env_id], obs, rtol=1e-4, atol=1e-5)
-                assert (reward, terminated, truncated) == (
-                    step.reward[env_id],
-                    step.terminated[env_id],
-                    step.truncated[env_id],
-                )
-                if terminated:
-                    break
-
-
 def test_dict_observations_become_nested_columns() -> None:
     env_cfg = {"env_id": "Tiny/Counter-v0", "kwargs": {"observes": "dict"}}
     with launch(IN_PROCESS, env_cfg, 2) as manager:

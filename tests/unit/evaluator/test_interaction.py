@@ -97,38 +97,12 @@ def test_evaluation_without_a_finished_episode_gives_one_warning(
     assert [text[: len(said)] for text in warnings] == [said]
 
 
-@pytest.mark.parametrize("kind", ["in_process", "vector"])
-def test_short_episodes_do_not_crowd_out_long_ones(make_evaluator, policy, kind) -> None:
-    evaluator = make_evaluator(policy, kind=kind)
-
-    is_reached, info = evaluator.eval()
-
-    assert not is_reached
-    assert info["eval_episode_return"] == [2.0, 2.0, 2.0, 30.0, 30.0]
-    assert info["eval_episode_return_mean"] == pytest.approx(13.2)
-    assert info["length"] == [2, 2, 2, 30, 30]
-    assert info["length_mean"] == pytest.approx(13.2)
-    # A second evaluation, with another number of episodes.
-    assert evaluator.eval(n_episode=2)[1]["eval_episode_return"] == [2.0, 30.0]
-
-
 def test_a_manager_with_an_episode_limit_can_be_evaluated_again(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, manager={"episode_num": 3})
     for _ in range(2):
         assert len(evaluator.eval()[1]["eval_episode_return"]) == 5
     with pytest.raises(ConfigError):
         evaluator.eval(n_episode=8)
-
-
-def test_only_a_new_best_saves_a_checkpoint(make_evaluator, policy) -> None:
-    saved: list[str] = []
-    evaluator = make_evaluator(policy, lengths=(3,))
-    evaluator.eval(saved.append, train_iter=1)
-    evaluator.eval(saved.append, train_iter=2)
-    assert saved == ["ckpt_best"]
-    evaluator.reset()
-    evaluator.eval(saved.append, train_iter=3)
-    assert saved == ["ckpt_best"] * 2
 
 
 def test_evaluator_continues_from_a_saved_state(make_evaluator, policy) -> None:

@@ -10,10 +10,9 @@ import struct
 import threading
 import time
 from collections.abc import Collection, Iterator
-from multiprocessing import Pipe, active_children
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,21 +137,6 @@ def test_seeded_ranks_draw_different_noise_which_can_be_repeated_and_restored() 
             assert torch.equal(other[name], tensor), name
 
 
-@pytest.mark.slow
-def test_ranks_get_loaded_weights_and_attributes() -> None:
-    other, together = policy(seed=1), policy()
-    with LearnerAggregator(together, CFG, 2) as ranks:
-        ranks.learn_mode.load_state_dict(other.state_dict())
-        ranks.learn_mode.set_attribute("learning_rate", 0.05)
-        other.set_attribute("learning_rate", 0.05)
-        for batch in batches(3):
-            other.forward(batch)
-            log = ranks.learn_mode.forward([dict(row) for row in batch])
-            assert log["cur_lr"] == pytest.approx(0.05)
-    for name, tensor in weights(other).items():
-        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
-
-
 THREADS_POLICY = """
 import torch
 from pathlib import Path
@@ -264,38 +248,6 @@ def test_hanging_rank_is_killed_at_the_close_deadline(
         os.kill(pid, 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_error_names_the_rank_that_is_killed_or_hangs(how: signal.Signals) -> None:
-    cfg = {**CFG, "learn": {"batch_size": 12}}
-    with LearnerAggregator(policy(), cfg, 3, rank_s=3.0) as ranks:
-        second = ranks._ranks[1]
-        assert second._process.pid is not None
-        os.kill(second._process.pid, how)
-        with pytest.raises(WorkerCrashedError, match="rank 2 of the learner") as caught:
-            ranks.learn_mode.forward(next(batches(1, size=12)))
-    assert not caught.value.facts["traceback"]
-
-
-@pytest.mark.slow
-@pytest.mark.slow
-def test_rank_that_is_lost_while_the_ranks_connect_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    connect = aggregator.process_group
-
-    def connect_late(*args: Any) -> Any:
-        (other,) = (p for p in active_children() if "learner-rank" in p.name)
-        other.kill()
-        other.join()
-        return connect(*args)
-
-    monkeypatch.setattr(aggregator, "process_group", connect_late)
-    with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
-        LearnerAggregator(policy(), CFG, 2, rank_s=3.0)
-    assert caught.value.exit_code == -signal.SIGKILL
-
-
 def test_all_ranks_refuse_an_update_that_is_not_finite_on_one_rank() -> None:
     together = policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
@@ -334,19 +286,6 @@ def test_logs_are_averaged_and_sequences_joined() -> None:
 @pytest.mark.parametrize("logs", [["a", "b"], [True, False], [None, 3.0]])
 def test_values_that_are_not_numbers_come_from_the_first_rank(logs: list[object]) -> None:
     assert merge_logs(logs) is logs[0]
-
-
-@pytest.mark.parametrize(("failure", "hung_up"), [(None, 0), (OSError(), 1)])
-def test_links_to_remote_ranks_are_closed_after_a_failure(failure: Any, hung_up: int) -> None:
-    calls: list[int] = []
-    ranks = LearnerAggregator.__new__(LearnerAggregator)
-    ranks._remote = SimpleNamespace(hang_up=lambda: calls.append(1))  # type: ignore[assignment]
-    ranks._ranks, ranks._failure = [], failure
-    ranks.close()
-    assert len(calls) == hung_up
-    if not hung_up:
-        ranks.close()
-        assert not calls
 
 
 @contextlib.contextmanager

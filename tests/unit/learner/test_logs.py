@@ -111,14 +111,6 @@ class TestBuildLogger:
             writer.add_text("config", "seed: 1", 0)
         assert len(list((tmp_path / "a_tb_logger").iterdir())) == 1
 
-    def test_private_names_of_the_writer_are_not_reachable(self, tmp_path):
-        logger, writer = build_logger(tmp_path, "a", need_text=False)
-        logger.close()
-
-        assert not hasattr(writer, "_get_file_writer")
-        assert list((tmp_path / "a_tb_logger").iterdir()) == []
-        writer.close()
-
     def test_unused_writer_starts_no_thread_and_creates_no_file(self, tmp_path):
         before = threading.active_count()
 
@@ -147,15 +139,6 @@ class TestBuildLogger:
         assert logging.getLogger().handlers == handlers
         assert "private" not in set(logging.Logger.manager.loggerDict) - known
         logger.close()
-
-    def test_records_reach_user_handlers_of_the_dingsdk_logger(self, tmp_path, caplog):
-        logger, _ = build_logger(tmp_path, "a", need_tb=False)
-
-        with caplog.at_level(logging.INFO, logger="dingsdk"):
-            logger.info("for the user too")
-        logger.close()
-
-        assert caplog.messages == ["for the user too"]
 
     def test_level_hides_debug_lines(self, tmp_path):
         logger, _ = build_logger(tmp_path, "a", need_tb=False)
