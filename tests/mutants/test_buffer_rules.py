@@ -80,13 +80,11 @@ def is_broken(rule: Rule, made: type[Mutant], folder: Path) -> bool:
         in {
             "CountsUsedRows",
             "CrossesEnds",
-            "DropsWhatLeavesItsWindow",
             "ForgetsTheOrderAtTheSeam",
             "IgnoresPushedPriorities",
             "KeepsStaleRows",
             "KnowsNoStaleness",
             "LeavesWeightsAsTheyAre",
-            "ServesBelowTheMinimum",
             "SharesItsRows",
         }
     ],

@@ -93,9 +93,6 @@ TestNaiveOverLinkedPackedMaps = machine("naive", DURABLE, "packed", columns=LINK
 TestNaiveWithRandomRemover = machine(
     "naive", (ROWS | {"columns"}) - {"fifo"}, "array", remover={"type": "random"}
 )
-TestElasticOverArrays = machine(
-    "elastic", BASE | {"distinct", "elastic", "columns"}, "array", slow=False
-)
 TestSequenceOverArrays = machine("sequence", SEQUENCES | {"columns"}, "array", slow=False)
 TestSequenceOverObjects = machine("sequence", SEQUENCES | {"objects"}, "object")
 TestSequenceOverLinkedMaps = machine(
