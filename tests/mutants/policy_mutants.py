@@ -28,7 +28,7 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(1, 15)
+@mutant(15)
 class HasNoInfo(Mutant):
     @property
     def learn_mode(self) -> LearnMode:
@@ -48,7 +48,7 @@ class ActsOutsideTheSpace(Mutant):
         return found if explore else {"action": found["action"] + 3}
 
 
-@mutant(4)
+@mutant(3)
 class FailsWithoutEnvs(Mutant):
     def _act_by_env(self, field: str, obs: Any, **setting: Any) -> Any:
         if not obs:
