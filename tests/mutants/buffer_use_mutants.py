@@ -35,7 +35,7 @@ class ForgetsTheOrderAtTheSeam(Naive):
             self._remover.by_age = by_age.__get__(self._remover)  # type: ignore[method-assign]
 
 
-@mutant(3, 20, 37)
+@mutant(2, 20, 37)
 class KeepsTheOldestOfMany(Naive):
     def push(self, data: Any, *args: Any, **options: Any) -> None:
         if isinstance(data, (list, SampleBatch)) and len(data) > self.replay_buffer_size:
@@ -61,7 +61,7 @@ class SharesItsRows(NaiveObjects):
             self._storage._items[tail - len(data) : tail] = data  # type: ignore[union-attr]
 
 
-@mutant(6)
+@mutant(5)
 class WritesIntoRows(NaiveObjects):
     def push(self, data: Any, *args: Any, **options: Any) -> None:
         super().push(data, *args, **options)
@@ -109,12 +109,12 @@ class TurnsTuplesIntoLists(NaiveObjects):
 # --- sampling -----------------------------------------------------------------------------------
 
 
-@mutant(10)
+@mutant(12)
 class ReturnsTooMany(Naive):
     def sample(self, size: int, *args: Any, **options: Any) -> Any:
         # Simulates a buffer that rounds the batch size up.
-        if size == 5 and self.push_count == 10:
-            size = 6
+        if size == 3 and self.push_count == 8:
+            size = 4
         return super().sample(size, *args, **options)
 
 
@@ -127,7 +127,7 @@ class WidensRewards(Naive):
         return found.with_columns(reward=found.columns["reward"].astype(np.float64))
 
 
-@mutant(11, 6, 13)
+@mutant(11, 13)
 class ReturnsLists(Naive):
     def sample(self, *args: Any, **options: Any) -> Any:
         found = super().sample(*args, **options)
