@@ -272,48 +272,40 @@ def expect_whole(places: Sequence[tuple[int, int, int]], what: str) -> None:
         seen[env_id, episode] = time + 1
 
 
-def rule_01_collects_as_much_as_asked_for(bench: CollectorBench) -> None:
-    """``collect(n)`` returns exactly ``n`` samples or episodes."""
-    collector = bench.ready(attributes={"n_sample": 4})
-    for count in (4, 6, 5, 2):
-        expect_equal(len(bench.collect(collector, count)), count, "what was collected")
-
-
 def rule_02_no_step_is_lost_or_repeated(bench: CollectorBench) -> None:
-    """Over several calls, the steps of each episode come once and in order."""
+    """``collect(n)`` returns exactly ``n`` samples or episodes.
+
+    Over several calls, the steps of each episode come once and in order.
+    """
     collector = bench.ready(attributes={"n_sample": 4})
-    places = [place for _ in range(5) for place in bench.places(bench.collect(collector))]
-    expect_whole(places, "in five calls")
+    places: list[tuple[int, int, int]] = []
+    for count in (4, 6, 5, 2):
+        found = bench.collect(collector, count)
+        expect_equal(len(found), count, "what was collected")
+        places += bench.places(found)
+    expect_whole(places, "in four calls")
 
 
 def rule_03_rows_are_what_the_policy_made_of_the_steps(bench: CollectorBench) -> None:
-    """Each row has an observation, and the action, reward and end of the step that followed."""
-    collector = bench.ready(attributes={"n_sample": 4})
-    for row in bench.rows(bench.collect(collector, 8)):
-        env_id, episode, time = (int(value) for value in row["obs"])
-        after = int(row["next_obs"][0]), int(row["next_obs"][2])
-        expect_equal(after, (env_id, time + 1), "env and time after a step")
-        expect_equal(float(row["reward"]), time + 1.0, "the reward of a step")
-        expect_equal(int(row["action"]), 1, "the action of a step")
-        is_over = time + 1 == _LENGTHS[env_id][episode % 2]
-        expect_equal(bool(row["done"]), is_over, "done of a step")
+    """Each row has an observation, and the action, reward and end of the step that followed.
 
-
-def rule_04_rows_name_the_policy_version(bench: CollectorBench) -> None:
-    """Each row has ``collect_iter``: the ``train_iter`` of the call that made the step."""
-    collector = bench.ready(attributes={"n_sample": 4})
+    It also has ``collect_iter``: the ``train_iter`` of the call that made the step. The call's
+    ``policy_kwargs`` are passed to each ``forward``.
+    """
     for train_iter in (3, 8):
-        rows = bench.rows(bench.collect(collector, train_iter=train_iter))
-        expect_equal({int(row["collect_iter"]) for row in rows}, {train_iter}, "collect_iter")
-
-
-def rule_05_policy_gets_its_kwargs(bench: CollectorBench) -> None:
-    """``policy_kwargs`` are passed to each ``forward`` of the call."""
-    collector = bench.ready(attributes={"n_sample": 4})
-    bench.collect(collector, policy_kwargs={"eps": 0.25})
-    expect(bool(bench.policy.asked), "the policy was not asked")
-    for _, kwargs in bench.policy.asked:
-        expect_equal(kwargs, {"eps": 0.25}, "keyword arguments of forward")
+        collector, kwargs = bench.ready(attributes={"n_sample": 4}), {"eps": train_iter / 10}
+        found = bench.collect(collector, 8, train_iter=train_iter, policy_kwargs=kwargs)
+        expect(bool(bench.policy.asked), "the policy was not asked")
+        expect(all(given == kwargs for _, given in bench.policy.asked), "kwargs of forward")
+        for row in bench.rows(found):
+            env_id, episode, time = (int(value) for value in row["obs"])
+            after = int(row["next_obs"][0]), int(row["next_obs"][2])
+            expect_equal(after, (env_id, time + 1), "env and time after a step")
+            expect_equal(float(row["reward"]), time + 1.0, "the reward of a step")
+            expect_equal(int(row["action"]), 1, "the action of a step")
+            is_over = time + 1 == _LENGTHS[env_id][episode % 2]
+            expect_equal(bool(row["done"]), is_over, "done of a step")
+            expect_equal(int(row["collect_iter"]), train_iter, "collect_iter")
 
 
 def rule_06_policy_is_reset_where_episodes_end(bench: CollectorBench) -> None:
@@ -326,25 +318,18 @@ def rule_06_policy_is_reset_where_episodes_end(bench: CollectorBench) -> None:
 
 
 def rule_07_only_the_episode_of_a_failed_env_is_lost(bench: CollectorBench) -> None:
-    """If an env fails, no row of the episode is returned, and the policy is reset for that env."""
+    """If an env fails, no row of the episode is returned, and the policy is reset for that env.
+
+    ``envstep`` grows by the number of steps, without failed ones; it may be set.
+    """
     collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 10})
     bench.policy.resets.clear()
+    collector.envstep = 1000
     places = bench.places(bench.collect(collector, 10 if bench.has("samples") else 2))
     expect(not any(place[:2] == (0, 0) for place in places), "a row of the failed episode")
     expect_whole(places, "after a failure")
     expect([0] in bench.policy.resets, "the policy was not reset for the failed env")
-
-
-def rule_08_envstep_counts_transitions(bench: CollectorBench) -> None:
-    """``envstep`` grows by the number of steps, without failed ones; it may be set."""
-    collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 4})
-    expect_equal(collector.envstep, 0, "envstep at first")
-    bench.collect(collector, 8 if bench.has("samples") else 2)
-    expect_equal(collector.envstep, bench.steps - 1, "envstep, with one failed step")
-    collector.envstep = 1000
-    before = bench.steps
-    bench.collect(collector, 8 if bench.has("samples") else 2)
-    expect_equal(collector.envstep, 1000 + bench.steps - before, "envstep after it was set")
+    expect_equal(collector.envstep, 999 + bench.steps, "envstep, with one failed step")
 
 
 def rule_09_unusable_answer_moves_no_env(bench: CollectorBench) -> None:
@@ -411,13 +396,13 @@ def rule_13_observers_are_told(bench: CollectorBench) -> None:
     expect_equal(bench.observer.collects, [(count, 8, 5)], "collects reported to the observer")
 
 
-def rule_14_close_closes_the_envs(bench: CollectorBench) -> None:
+def rule_14_close_closes_the_envs(bench: SerialBench) -> None:
     """``close()`` closes the env manager; a second ``close()`` does nothing."""
     env = bench.envs()
-    collector = bench.make(env, RulePolicy(n_sample=4).mode)
+    worker = bench.make(env, RulePolicy(n_sample=4).mode)
     expect(not env.closed, "the env manager was not launched")
-    collector.close()
-    collector.close()
+    worker.close()
+    worker.close()
     expect(bool(env.closed), "the env manager is open after close()")
 
 

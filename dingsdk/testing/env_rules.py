@@ -295,20 +295,6 @@ def rule_02_size_and_spaces_are_known_before_the_launch(bench: EnvBench) -> None
     expect_equal(manager.action_space, RuleEnv.action_space, "action_space")
 
 
-def rule_03_both_forms_show_the_same_observations(bench: EnvBench) -> None:
-    """After a launch ``current_obs`` and ``ready_obs`` give the first observation of every env.
-
-    ``step_batch`` returns the observations that ``current_obs`` gives after it.
-    """
-    manager = bench.manager(3)
-    ready = manager.ready_obs
-    expect_equal(sorted(ready), [0, 1, 2], "envs in ready_obs")
-    expect_equal([ready[i].tolist() for i in range(3)], _starts(manager), "ready_obs")
-    expect_equal([row[1] for row in _starts(manager)], [0, 0, 0], "steps after the launch")
-    obs = _all(manager, LEFT).obs.tolist()
-    expect_equal(_starts(manager), obs, "current_obs() after a step")
-
-
 def rule_04_columns_have_the_types_of_the_contract(bench: EnvBench) -> None:
     """Rewards are float32, ends bool, observations of the space's dtype, with one row per env."""
     step = _all(bench.manager(3), LEFT)

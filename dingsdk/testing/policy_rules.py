@@ -135,18 +135,21 @@ def rule_02_only_modes_that_were_asked_for_are_served(bench: PolicyBench) -> Non
 def rule_03_each_env_gets_an_action_from_the_space(bench: PolicyBench) -> None:
     """``forward`` returns an action of the action space for each env in its input.
 
-    Without any env it returns ``{}``. This is checked for the collect mode, with the settings of
-    the command mode, and for the eval mode.
+    Without any env it returns ``{}``. The collect mode accepts the settings that
+    ``get_setting_collect`` returns, at any progress.
     """
     policy = bench.policy()
-    for obs in (bench.by_env(), {}):
+    for envs, envstep in ((3, 0), (3, 1), (3, 10**7), (0, 1)):
+        obs, setting = bench.by_env(envs), bench.setting(policy, envstep)
         for what, answers in {
-            "collect_mode.forward": policy.collect_mode.forward(obs, **bench.setting(policy)),
+            "collect_mode.forward": policy.collect_mode.forward(obs, **setting),
             "eval_mode.forward": policy.eval_mode.forward(obs),
         }.items():
             expect_equal(sorted(answers), sorted(obs), f"envs in the answer of {what}")
             for env_id, answer in answers.items():
                 bench.expect_action(answer["action"], f"{what} for env {env_id}")
+    for ask in (policy.command_mode.get_setting_learn, policy.command_mode.get_setting_eval):
+        expect(isinstance(ask({"envstep": 3}), dict), "a setting is no dict")
 
 
 def rule_05_arguments_are_not_written_to(bench: PolicyBench) -> None:
@@ -180,36 +183,23 @@ def rule_06_evaluating_is_repeatable_and_changes_nothing(bench: PolicyBench) -> 
 
 
 @needs("seeded")
-def rule_07_evaluations_leave_the_exploration_alone(bench: PolicyBench) -> None:
-    """The actions of the collect mode do not depend on evaluations between its calls."""
-    obs = bench.by_env()
-    answers = []
-    for evaluates in (False, True):
-        policy = bench.policy()
-        setting, found = bench.setting(policy), []
-        for _ in range(6):
-            found.append(_actions(policy.collect_mode.forward(obs, **setting)))
-            if evaluates:
-                policy.eval_mode.forward(obs)
-        answers.append(found)
-    expect_equal(answers[1], answers[0], "actions with evaluations between them")
-
-
-@needs("seeded")
 def rule_08_seed_decides_weights_and_exploration(bench: PolicyBench) -> None:
-    """The same seed gives the same weights and actions; another seed gives other weights."""
+    """The same seed gives the same weights and actions; another seed gives other weights.
+
+    The actions of the collect mode do not depend on evaluations between its calls.
+    """
     obs = bench.by_env(8)
     same, again, other = (bench.policy(seed=seed) for seed in (7, 7, 8))
-    weights = [
-        copy.deepcopy(each.learn_mode.state_dict()["model"]) for each in (same, again, other)
-    ]
+    weights = [each.learn_mode.state_dict()["model"] for each in (same, again, other)]
     expect_same(weights[1], weights[0], "weights of the same seed")
     expect(not _is_same(weights[2], weights[0]), "another seed gives the same weights")
-    first, second = (
-        [_actions(each.collect_mode.forward(obs, **bench.setting(each))) for _ in range(4)]
-        for each in (same, again)
-    )
-    expect_equal(second, first, "actions of the same seed")
+    for _ in range(6):
+        first, second = (
+            _actions(each.collect_mode.forward(obs, **bench.setting(each)))
+            for each in (same, again)
+        )
+        expect_equal(second, first, "actions of the same seed, with evaluations between them")
+        again.eval_mode.forward(obs)
 
 
 @needs("seeded")
@@ -452,16 +442,6 @@ def rule_22_workers_find_the_attributes_that_they_read(bench: PolicyBench) -> No
         with raises("get_attribute('no_such_attribute')", NotImplementedError):
             mode.get_attribute("no_such_attribute")
     expect(isinstance(policy.learn_mode.info(), str), "learn_mode.info() is no text")
-
-
-def rule_23_settings_fit_the_collect_mode(bench: PolicyBench) -> None:
-    """``forward`` accepts the settings that ``get_setting_collect`` returns, at any progress."""
-    policy, obs = bench.policy(), bench.by_env()
-    for envstep in (0, 1, 10**7):
-        setting = policy.command_mode.get_setting_collect({"envstep": envstep, "learner_step": 3})
-        policy.collect_mode.forward(obs, **setting)
-    for ask in (policy.command_mode.get_setting_learn, policy.command_mode.get_setting_eval):
-        expect(isinstance(ask({"envstep": 3}), dict), "a setting is no dict")
 
 
 @needs("batched")

@@ -174,7 +174,7 @@ class ForgetsToWake(Naive):
         self._changed = Silent(self._lock)
 
 
-@mutant(32)
+@mutant(31)
 class GivesUpEarly(Naive):
     def sample(self, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
         early_s = None if timeout_s is None else timeout_s / 4

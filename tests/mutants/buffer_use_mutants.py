@@ -134,7 +134,7 @@ class ReturnsLists(Naive):
         return found if found is None else list(found)
 
 
-@mutant(12, 17, 18, 19)
+@mutant(12, 18, 19)
 class NeverTheNewest(Naive):
     def _ages(self, sample_range: slice | None) -> range | None:
         count = self._remover.count
@@ -176,14 +176,14 @@ class SharesWhatItReturns(NaiveObjects):
             del storage.take
 
 
-@mutant(14)
+@mutant(15)
 class HasNoEmptyBatch(Naive):
     def sample(self, size: int, *args: Any, **options: Any) -> Any:
         found = super().sample(size, *args, **options)
         return None if found == [] else found
 
 
-@mutant(15, 19, 32, 33)
+@mutant(15, 19, 33)
 class ReturnsWhatThereIs(Naive):
     def sample(self, size: int, *args: Any, **options: Any) -> Any:
         if isinstance(size, int) and size > self.count() > 0 and not options.get("replace"):
@@ -205,7 +205,7 @@ class RoundsSizes(Naive):
         return super().sample(int(size) if isinstance(size, float) else size, *args, **options)
 
 
-@mutant(17, 18)
+@mutant(18)
 class RepeatsRows(Naive):
     def sample(self, *args: Any, **options: Any) -> Any:
         draw = type(self._sampler).draw.__get__(self._sampler)  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(1, 4, 6, 11, 13, 16, 17)
+@mutant(2, 6, 11, 13, 16, 17)
 class ReturnsOneMore(Samples):
     def collect(self, n_sample: Any = None, *args: Any, **kwargs: Any) -> Any:
         return super().collect(n_sample and n_sample + 1, *args, **kwargs)
@@ -55,14 +55,14 @@ class HalvesRewards(Samples):
         return [{**row, "reward": 0.5 * row["reward"]} for row in rows]
 
 
-@mutant(4, 19)
+@mutant(3, 19)
 class ForgetsTheVersion(Samples):
     def collect(self, n_sample: Any = None, train_iter: int = 0, *args: Any, **kwargs: Any) -> Any:
         rows: list[Any] = super().collect(n_sample, train_iter, *args, **kwargs)  # type: ignore[assignment]
         return [{**row, "collect_iter": 0} for row in rows]
 
 
-@mutant(5)
+@mutant(3)
 class DropsKwargs(Samples):
     def collect(self, *args: Any, policy_kwargs: Any = None, **kwargs: Any) -> Any:
         return super().collect(*args, **kwargs)
@@ -85,7 +85,7 @@ class KeepsFailedEpisodes(Samples):
         return rollout, [writer]
 
 
-@mutant(8)
+@mutant(7)
 class CountsWhatItReturns(Samples):
     def _end_collect(self, episodes: Any, **kwargs: Any) -> None:
         super()._end_collect(episodes, **{**kwargs, "envsteps": kwargs["samples"]})

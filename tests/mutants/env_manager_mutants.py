@@ -39,7 +39,7 @@ class ForgetsItsLimit(Mutant):
         return super().episode_num + 1 if self.closed else super().episode_num
 
 
-@mutant(3, 5, 6, 12, 14)
+@mutant(6, 5, 12, 14)
 class HidesTheLastEnv(Mutant):
     @property
     def ready_obs(self) -> dict[int, Any]:

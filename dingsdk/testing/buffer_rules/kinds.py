@@ -183,37 +183,6 @@ def rule_46_samples_carry_their_facts(bench: BufferBench) -> None:
 
 
 @needs("priorities")
-def rule_47_ids_are_never_reused(bench: BufferBench) -> None:
-    """``replay_unique_id`` is a different number for every row that was ever pushed.
-
-    The numbers continue after ``clear`` and after a state is loaded. ``replay_buffer_idx`` is
-    different for all rows that are in the buffer.
-    """
-    buffer = bench.buffer(*range(CAPACITY))
-    seen: dict[int, int] = {}
-
-    def note() -> None:
-        places: dict[int, int] = {}
-        for row in _all_rows(buffer).values():
-            number, unique = number_of(row), int(row["replay_unique_id"])
-            expect_equal(seen.setdefault(unique, number), number, f"the row with id {unique}")
-            places.setdefault(int(row["replay_buffer_idx"]), unique)
-        expect_equal(len(places), buffer.count(), "positions of the rows")
-
-    note()
-    bench.push(buffer, 20, 21, 22)
-    note()
-    buffer.clear()
-    bench.push(buffer, *range(30, 30 + CAPACITY))
-    note()
-    state = buffer.state_dict()
-    buffer = bench.buffer(40)
-    buffer.load_state_dict(state)
-    bench.push(buffer, 50, 51)
-    note()
-
-
-@needs("priorities")
 def rule_48_new_rows_have_the_largest_priority(bench: BufferBench) -> None:
     """A row pushed without ``priority`` gets the largest priority so far, which is 1 at first.
 
@@ -348,7 +317,9 @@ def rule_53_extreme_priorities_cause_no_errors(bench: BufferBench) -> None:
 def rule_54_updates_of_rows_that_left_are_skipped(bench: BufferBench) -> None:
     """An update for a row that is no longer in the buffer, or never was, is skipped.
 
-    The row that is now at its position is not changed. The other rows of the same update are set.
+    The row that is now at its position is not changed: ``replay_unique_id`` is a different number
+    for every row that was ever pushed, also after ``clear``. The other rows of the same update are
+    set.
     """
     buffer = bench.buffer(*range(CAPACITY))
     before = _info(_all_rows(buffer), dict.fromkeys(range(CAPACITY), 7.0))

@@ -208,19 +208,18 @@ def rule_13_sampled_rows_are_copies(bench: BufferBench) -> None:
     bench.expect_contents(buffer, range(20, 20 + CAPACITY), "after batches were changed")
 
 
-def rule_14_sample_of_0_is_empty(bench: BufferBench) -> None:
-    """``sample(0)`` returns ``[]``, whether or not the buffer is empty."""
-    for held in (0, 3):
-        expect_equal(bench.sample(bench.buffer(*range(held)), 0), [], f"sample(0) of {held}")
-
-
 def rule_15_sample_is_none_without_enough_rows(bench: BufferBench) -> None:
-    """``sample`` of more rows than there are returns None at once; the buffer works afterwards."""
+    """``sample`` of more rows than there are returns None at once; the buffer works afterwards.
+
+    ``sample(0)`` returns ``[]``, whether or not the buffer is empty.
+    """
     buffer = bench.buffer()
+    expect_equal(bench.sample(buffer, 0), [], "sample(0) of an empty buffer")
     expect_equal(bench.sample(buffer, 1), None, "a sample of an empty buffer")
     bench.push(buffer, 1, 2)
     expect_equal(bench.sample(buffer, 3), None, "a sample of 3 of 2 rows")
     expect_equal(bench.sample(buffer, CAPACITY + 1), None, "a sample larger than the capacity")
+    expect_equal(bench.sample(buffer, 0), [], "sample(0) of 2 rows")
     bench.expect_contents(buffer, [1, 2], "after samples that could not be served")
 
 
@@ -235,29 +234,21 @@ def rule_16_wrong_sizes_are_refused(bench: BufferBench) -> None:
 
 
 @needs("distinct")
-def rule_17_rows_of_a_batch_are_distinct(bench: BufferBench) -> None:
-    """The rows of a batch are distinct, unless ``replace`` is true.
-
-    With ``replace`` a batch may be larger than the number of rows in the buffer.
-    """
-    buffer = bench.buffer(*range(CAPACITY))
-    for size in [2, 3, CAPACITY - 1, CAPACITY] * 12:
-        numbers = bench.draw(buffer, size)
-        expect_equal(len(set(numbers)), size, f"distinct rows of {numbers}")
-    repeated = bench.draw(buffer, 10 * CAPACITY, replace=True)
-    expect_equal(sorted(set(repeated)), list(range(CAPACITY)), "rows drawn with replacement")
-
-
-@needs("distinct")
 def rule_18_rows_are_equally_likely(bench: BufferBench) -> None:
-    """All rows are equally likely, with and without replacement, and so are all pairs of rows."""
+    """All rows are equally likely, with and without replacement, and so are all pairs of rows.
+
+    The rows of a batch are distinct, unless ``replace`` is true. Then a batch may be larger than
+    the number of rows in the buffer.
+    """
     buffer = bench.buffer(*range(CAPACITY + 3))
     times = 500
-    for size, options in ((1, {}), (2, {}), (CAPACITY - 1, {}), (3, {"replace": True})):
+    for size, replace in ((1, False), (2, False), (CAPACITY, False), (2 * CAPACITY, True)):
         counts: Counter[int] = Counter()
         for _ in range(times):
-            counts.update(bench.draw(buffer, size, **options))
-        expect_alike(counts, CAPACITY, f"rows in batches of {size}, {options}")
+            numbers = bench.draw(buffer, size, **({"replace": True} if replace else {}))
+            expect(replace or len(set(numbers)) == size, f"{numbers} are not distinct")
+            counts.update(numbers)
+        expect_alike(counts, CAPACITY, f"rows in batches of {size}, replace={replace}")
     pairs = Counter(tuple(sorted(bench.draw(buffer, 2))) for _ in range(times))
     expect_alike(pairs, CAPACITY * (CAPACITY - 1) // 2, "pairs")
 

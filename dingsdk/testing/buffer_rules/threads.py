@@ -33,26 +33,20 @@ _RATIO = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer":
 def rule_31_sample_waits_for_rows(bench: BufferBench) -> None:
     """``sample`` with ``timeout_s`` waits for rows, and returns as soon as there are enough.
 
-    Without ``timeout_s`` it does not wait.
+    If they do not come, it returns None at its deadline, not earlier or much later. Without
+    ``timeout_s`` it does not wait.
     """
     buffer = bench.buffer()
-    at_once = Call(lambda: bench.sample(buffer, 2), "sample() without a timeout")
-    expect_equal(at_once.value(bench.patience_s), None, "a sample of an empty buffer")
+    for timeout_s in (None, 0.0, _WAIT_S):
+        call = Call(partial(bench.sample, buffer, 2, timeout_s=timeout_s), "sample()")
+        expect_equal(call.value(_WAIT_S + bench.patience_s), None, "a sample of an empty buffer")
+        is_early = call.took_s < (timeout_s or 0.0) - _EARLY_S
+        expect(not is_early, f"sample() returned after {call.took_s:.3f} s")
     call = _waiting(bench, buffer, 2)
     bench.push(buffer, 1)
     expect(not call.has_ended(_WAIT_S), "a wait for 2 rows ended with the first")
     bench.push(buffer, 2)
     expect_equal(set(numbers_of(call.value(bench.patience_s))) - {1, 2}, set(), "unexpected rows")
-
-
-@needs("parts")
-def rule_32_wait_ends_at_its_deadline(bench: BufferBench) -> None:
-    """A wait for rows that do not come returns None at its deadline, not earlier or much later."""
-    buffer = bench.buffer(1)
-    for timeout_s in (0.0, _WAIT_S):
-        call = Call(lambda t=timeout_s: bench.sample(buffer, 2, timeout_s=t), "sample()")  # type: ignore[misc]
-        expect_equal(call.value(timeout_s + bench.patience_s), None, "a wait for nothing")
-        expect(call.took_s >= timeout_s - _EARLY_S, f"sample() returned after {call.took_s:.3f} s")
 
 
 @needs("parts")

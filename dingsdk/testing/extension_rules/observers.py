@@ -138,34 +138,26 @@ class ObserverBench(RuleBench[Any]):
         ]
 
 
-def rule_02_changes_nothing(bench: ObserverBench) -> None:
-    """Hooks do not change their arguments."""
-    for hook, facts in bench.run("run"):
-        given = {name: value for name, value in facts.items() if name not in _OBJECTS}
-        before = copy.deepcopy(given)
-        bench.call(hook, facts)
-        expect_same(given, before, f"what {hook} was given, after it,")
-
-
 def rule_03_serves_one_run_after_another(bench: ObserverBench) -> None:
-    """No hook raises in later runs of the process, or in a run without an evaluation."""
+    """No hook raises in later runs of the process, or in a run without an evaluation.
+
+    Hooks do not change their arguments.
+    """
     for name, mean_return in (("first", 5.0), ("second", None), ("third", 6.0)):
         for hook, facts in bench.run(name, mean_return):
+            given = {name: value for name, value in facts.items() if name not in _OBJECTS}
+            before = copy.deepcopy(given)
             bench.call(hook, facts)
-
-
-def rule_04_works_in_other_processes(bench: ObserverBench) -> None:
-    """No hook raises in the process of a worker, where ``dingsdk_run_started`` was not called."""
-    bench.call("dingsdk_configure", {"config": bench.config})
-    for hook, facts in bench.work(bench.folder):
-        bench.call(hook, facts)
+            expect_same(given, before, f"what {hook} was given, after it,")
 
 
 def rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
-    """Several threads may call the hooks at the same time, as workers that are threads do.
+    """No hook raises in the process of a worker, where ``dingsdk_run_started`` was not called.
 
-    Decide hooks are called by one thread.
+    Several threads may call the hooks at the same time, as workers that are threads do. Decide
+    hooks are called by one thread.
     """
+    bench.call("dingsdk_configure", {"config": bench.config})
     calls = []
     for hook, facts in bench.work(bench.folder):
         if hook in DECISIONS:
