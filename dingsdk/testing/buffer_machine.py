@@ -19,16 +19,12 @@ from dingsdk.testing.buffer_rules.bench import (
     BufferBench,
     expect,
     expect_equal,
-    flat,
     number_of,
     numbers_of,
     spoil,
 )
 from dingsdk.testing.runner import PATIENCE_S
 from dingsdk.worker.replay_buffer import IBuffer
-
-TRAJECTORY = 5
-"""Number of rows in each trajectory; the last row ends it."""
 
 
 class BufferModel:
@@ -58,8 +54,6 @@ class BufferModel:
         # The position of a row that left early stays empty until the ring overwrites it.
         self._ring: deque[int] = deque(maxlen=capacity)
         self._stale: set[int] = set()
-        self._began: dict[int, int] = {}  # number -> the first row of its trajectory
-        self._is_cut_off = False  # whether the next row does not continue the newest one
         self._largest = 1.0
         self._next = 0
 
@@ -104,9 +98,6 @@ class BufferModel:
             known = given.get(number)
             self.priority[number] = largest if known is None else known
             self._largest = max(self._largest, self.priority[number])
-            follows = number % TRAJECTORY and number - 1 in self._began and not self._is_cut_off
-            self._is_cut_off = False
-            self._began[number] = self._began[number - 1] if follows else number
         return [number for number in everything if number not in self._ring]
 
     def age(self, iteration: int) -> None:
@@ -114,10 +105,6 @@ class BufferModel:
         for number in self.rows:
             if iteration - self.collected.get(number, iteration) >= self.max_staleness:
                 self._stale.add(number)
-
-    def end_trajectory(self) -> None:
-        """Let the next row begin a trajectory."""
-        self._is_cut_off = True
 
     def load(self) -> None:
         """Change to the model of a new buffer that loaded a save of this one."""
@@ -127,9 +114,7 @@ class BufferModel:
         """Change to the model of a buffer that reopened the rows of this one from disk.
 
         Priorities start again from 1. Use counts start again from 0, unless there is a ``max_use``.
-        New rows do not continue the trajectory of the newest one.
         """
-        self.end_trajectory()
         self._largest = 1.0
         if self.max_use == math.inf:
             self.used.clear()
@@ -139,7 +124,6 @@ class BufferModel:
         """Drop all rows; return them, oldest first."""
         gone = self.rows
         self._ring.clear()
-        self._began.clear()
         self.pushed = 0
         self._largest = 1.0
         return gone
@@ -156,15 +140,6 @@ class BufferModel:
         mass = {number: self.priority[number] ** alpha for number in self.rows}
         least = min(mass.values())
         return {number: (value / least) ** -beta for number, value in mass.items()}
-
-    def sequences(self, length: int) -> list[list[int]]:
-        """Return the rows of every sequence that may be drawn."""
-        wholes = [range(start, start + length) for start in self._ring]
-        return [
-            list(whole)
-            for whole in wholes
-            if all(row in self._ring and self._began[row] == self._began[whole[0]] for row in whole)
-        ]
 
 
 _CLOSE = 1e-3
@@ -254,8 +229,6 @@ class BufferMachine(RuleBasedStateMachine):
         if self.bench.has("episodes"):
             return rows
         for row, number in zip(rows, numbers, strict=True):
-            if self.bench.has("sequences"):
-                row["done"] = number % TRAJECTORY == TRAJECTORY - 1
             if self.bench.has("priorities"):
                 row["collect_iter"] = max(0, self.iteration - number % 3)
         for row, after in pairwise(rows):
@@ -344,29 +317,6 @@ class BufferMachine(RuleBasedStateMachine):
                 expect(close, f"{key} of row {number} is {row[key]}, not {expected}")
         ids = [unique for unique, _ in self.facts.values()]
         expect_equal(len(set(ids)), len(ids), f"ids of the rows {self.facts}")
-
-    @_only("sequences")
-    @rule(size=st.integers(1, 4), length=st.integers(1, 4))
-    def sample_sequences(self, size: int, length: int) -> None:
-        found = self.buffer.sample(size, length, 0)
-        held, allowed = len(self.model.rows), self.model.sequences(length)
-        if held < size * length or not allowed:
-            expect_equal(found, None, f"{size} sequences of {length} of {self.model.rows}")
-            return
-        expect(found is not None, f"no {size} sequences of {length} of {self.model.rows} came")
-        if isinstance(found, SampleBatch):
-            expect_equal(found.columns["id"].shape, (size, length), "shape of the sequences")
-        numbers = numbers_of(flat(found))
-        expect_equal(len(numbers), size * length, "rows of the sequences")
-        for first in range(0, size * length, length):
-            sequence = numbers[first : first + length]
-            expect(sequence in allowed, f"{sequence} is none of the sequences {allowed}")
-
-    @_only("sequences")
-    @rule()
-    def end_trajectory(self) -> None:
-        self.buffer.end_trajectory()
-        self.model.end_trajectory()
 
     @_only("priorities")
     @rule(data=st.data())

@@ -308,13 +308,21 @@ def rule_03_rows_are_what_the_policy_made_of_the_steps(bench: CollectorBench) ->
             expect_equal(int(row["collect_iter"]), train_iter, "collect_iter")
 
 
-def rule_06_policy_is_reset_where_episodes_end(bench: CollectorBench) -> None:
-    """``policy.reset([env_id])`` is called once for each episode that ended."""
+def rule_06_ends_of_episodes_are_told(bench: CollectorBench) -> None:
+    """``policy.reset([env_id])`` is called once for each episode that ended.
+
+    Observer hooks are called for each episode (env, return, length) and each collect.
+    """
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     bench.policy.resets.clear()
-    bench.collect(collector, 8 if bench.has("samples") else 3)
+    count = 8 if bench.has("samples") else 3
+    bench.collect(collector, count, train_iter=5)
     found = sorted(env_id for ids in bench.policy.resets for env_id in ids or ())
     expect_equal(found, [0, 0, 1], "resets of envs, two of env 0 and one of env 1")
+    episodes = [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)]
+    expect_equal(sorted(bench.observer.episodes), episodes, "episodes reported to the observer")
+    count *= 2 if bench.has("players") else 1
+    expect_equal(bench.observer.collects, [(count, 8, 5)], "collects reported to the observer")
 
 
 def rule_07_only_the_episode_of_a_failed_env_is_lost(bench: CollectorBench) -> None:
@@ -383,19 +391,6 @@ def rule_12_reset_starts_over(bench: CollectorBench) -> None:
     expect_whole(places, "after reset()")
 
 
-def rule_13_observers_are_told(bench: CollectorBench) -> None:
-    """Observer hooks are called for each episode (env, return, length) and each collect."""
-    collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
-    count = 8 if bench.has("samples") else 3
-    bench.collect(collector, count, train_iter=5)
-    count *= 2 if bench.has("players") else 1
-    told = sorted(bench.observer.episodes)
-    expect_equal(
-        told, [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)], "episodes reported to the observer"
-    )
-    expect_equal(bench.observer.collects, [(count, 8, 5)], "collects reported to the observer")
-
-
 def rule_14_close_closes_the_envs(bench: SerialBench) -> None:
     """``close()`` closes the env manager; a second ``close()`` does nothing."""
     env = bench.envs()
@@ -414,23 +409,20 @@ def rule_15_config_is_checked(bench: CollectorBench) -> None:
 
 @needs("samples")
 def rule_16_surplus_comes_first_in_the_next_call(bench: CollectorBench) -> None:
-    """Samples beyond ``n_sample`` are returned first by the next call, before it steps envs."""
+    """Samples beyond ``n_sample`` are returned first by the next call, before it steps envs.
+
+    ``drop_extra=True`` discards the surplus samples, ``drop_extra=False`` returns them too.
+    """
     collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     first = bench.places(bench.collect(collector, 3))
     steps = bench.steps
     second = bench.places(bench.collect(collector, 1))
     expect_equal(bench.steps, steps, "steps of a call that the surplus can serve")
     expect_equal(sorted(first + second), [(i, 0, t) for i in (0, 1) for t in (0, 1)], "rows")
-
-
-@needs("samples")
-def rule_17_surplus_is_dropped_or_returned_as_asked(bench: CollectorBench) -> None:
-    """``drop_extra=True`` discards the surplus samples, ``drop_extra=False`` returns them too."""
-    collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     expect_equal(len(bench.collect(collector, 3, drop_extra=False)), 4, "rows, none dropped")
     expect_equal(len(bench.collect(collector, 3, drop_extra=True)), 3, "rows, the rest dropped")
     places = bench.places(bench.collect(collector, 4))
-    expect_equal({time for _, _, time in places}, {4, 5}, "times after a surplus was dropped")
+    expect_equal({time for _, _, time in places}, {6, 7}, "times after a surplus was dropped")
 
 
 @needs("random")

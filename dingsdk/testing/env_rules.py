@@ -286,15 +286,6 @@ def rule_01_manager_can_be_launched_again(bench: EnvBench) -> None:
                 use()
 
 
-def rule_02_size_and_spaces_are_known_before_the_launch(bench: EnvBench) -> None:
-    """``env_num``, ``episode_num`` and the spaces of one env can be read before ``launch``."""
-    manager = bench.manager(3, launch=False, episode_num=4)
-    expect_equal(manager.env_num, 3, "env_num")
-    expect_equal(manager.episode_num, 4, "episode_num")
-    expect_equal(manager.observation_space, RuleEnv.observation_space, "observation_space")
-    expect_equal(manager.action_space, RuleEnv.action_space, "action_space")
-
-
 def rule_04_columns_have_the_types_of_the_contract(bench: EnvBench) -> None:
     """Rewards are float32, ends bool, observations of the space's dtype, with one row per env."""
     step = _all(bench.manager(3), LEFT)
@@ -430,25 +421,12 @@ def rule_11_fixed_seeds_start_every_episode_the_same(bench: EnvBench) -> None:
 
 
 @needs("per_env_reset")
-def rule_12_one_env_is_reset_alone(bench: EnvBench) -> None:
-    """``reset({i: None})`` starts an episode of env i, and does not change the other envs.
-
-    The id of an env that does not exist raises PolicyOutputError.
-    """
-    manager = bench.manager(3)
-    _all(manager, LEFT)
-    before = _starts(manager)
-    manager.reset({1: None})
-    after = _starts(manager)
-    expect_equal([after[0], after[2]], [before[0], before[2]], "the other envs")
-    expect(after[1][1] == 0 and after[1][0] != before[1][0], "env 1 was not reset")
-    with raises("reset of an env that does not exist", PolicyOutputError):
-        manager.reset({3: None})
-
-
-@needs("per_env_reset")
 def rule_13_arguments_of_a_reset_are_remembered(bench: EnvBench) -> None:
-    """``{i: kwargs}`` of ``launch`` or ``reset`` is used for this and later resets of env i."""
+    """``{i: kwargs}`` of ``launch`` or ``reset`` is used for this and later resets of env i.
+
+    Such a reset starts an episode of env i, and does not change the other envs. The id of an env
+    that does not exist raises PolicyOutputError.
+    """
     manager = bench.manager(launch=False)
     manager.launch({1: {"options": {"drawn": 0.125}}})
     for drawn in (0.125, 0.25):
@@ -460,7 +438,11 @@ def rule_13_arguments_of_a_reset_are_remembered(bench: EnvBench) -> None:
             expect(float(obs[0, 0]) != drawn, "env 0 was given the arguments of env 1")
             _all(manager, LEFT)
         expect(begun > 1, "env 1 began one episode alone")
+        before = _starts(manager)[0]
         manager.reset({1: {"options": {"drawn": 0.25}}})
+        expect_equal(_starts(manager), [before, [0.25, 0.0]], "observations after a reset of env 1")
+    with raises("reset of an env that does not exist", PolicyOutputError):
+        manager.reset({3: None})
 
 
 def rule_14_env_stops_after_its_episodes(bench: EnvBench) -> None:
@@ -671,8 +653,16 @@ def rule_25_config_that_cannot_work_is_refused(bench: EnvBench) -> None:
 
 
 def rule_26_capabilities_are_those_declared(bench: EnvBench) -> None:
-    """``capabilities`` says for each optional capability whether the manager has it."""
-    found = bench.manager(launch=False).capabilities
+    """``capabilities`` says for each optional capability whether the manager has it.
+
+    It can be read before ``launch``, and so can ``env_num``, ``episode_num`` and the spaces of one
+    env.
+    """
+    manager = bench.manager(3, launch=False, episode_num=4)
+    expect_equal((manager.env_num, manager.episode_num), (3, 4), "env_num and episode_num")
+    expect_equal(manager.observation_space, RuleEnv.observation_space, "observation_space")
+    expect_equal(manager.action_space, RuleEnv.action_space, "action_space")
+    found = manager.capabilities
     for name in ("per_env_seed", "per_env_reset", "partial_step", "asynchronous"):
         expect_equal(getattr(found, name), bench.has(name), f"capabilities.{name}")
 

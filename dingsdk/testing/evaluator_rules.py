@@ -44,28 +44,24 @@ def rule_01_plays_as_many_episodes_as_asked_for(bench: EvaluatorBench) -> None:
         expect_equal(info[f"{RETURNS}_mean"], sum(expected) / len(expected), "their mean")
 
 
-def rule_02_each_env_plays_its_share(bench: EvaluatorBench) -> None:
-    """Episodes are divided evenly among the envs in advance, whatever their lengths are."""
-    evaluator = bench.ready(((1,), (9,)), n_episode=6)
-    _, info = evaluator.eval()
-    expect_equal(sorted(info[RETURNS]), [1.0] * 3 + [45.0] * 3, "returns of two envs")
-
-
 def rule_03_evaluations_begin_with_new_episodes(bench: EvaluatorBench) -> None:
     """Each evaluation starts with a reset of envs and policy; returns are of whole episodes.
 
-    ``policy.reset([env_id])`` is called for each episode that ended. ``policy_kwargs`` are passed
-    to each ``forward``.
+    Episodes are divided evenly among the envs in advance, whatever their lengths are.
+    ``policy.reset([env_id])`` is called for each episode that ended, ``policy_kwargs`` are passed
+    to each ``forward``, and observer hooks are called with the mean, iteration and env steps.
     """
-    evaluator = bench.ready(((2,), (9,)), n_episode=2)
-    for _ in range(3):
+    evaluator = bench.ready(((2,), (9,)), n_episode=6)
+    for train_iter in range(3):
         bench.policy.resets.clear()
-        _, info = evaluator.eval(policy_kwargs={"eps": 0.25})
-        expect_equal(sorted(info[RETURNS]), [3.0, 45.0], "returns of an evaluation")
+        _, info = evaluator.eval(train_iter=train_iter, envstep=40, policy_kwargs={"eps": 0.25})
+        expect_equal(sorted(info[RETURNS]), [3.0] * 3 + [45.0] * 3, "returns of an evaluation")
         first, *others = bench.policy.resets
         expect(first is None, "the policy was not reset before the evaluation")
         found = sorted(env_id for ids in others for env_id in ids or ())
-        expect_equal(found, [0, 1], "resets of envs")
+        expect_equal(found, [0, 0, 0, 1, 1, 1], "resets of envs")
+    told = [(24.0, train_iter, 40) for train_iter in range(3)]
+    expect_equal(bench.observer.evaluations, told, "evaluations reported to the observer")
     for _, kwargs in bench.policy.asked:
         expect_equal(kwargs, {"eps": 0.25}, "keyword arguments of forward")
 
@@ -141,12 +137,6 @@ def rule_12_env_and_policy_may_come_later(bench: EvaluatorBench) -> None:
         evaluator.eval()
     evaluator.reset_policy(RulePolicy().mode)
     expect_equal(len(evaluator.eval()[1][RETURNS]), 2, "episodes")
-
-
-def rule_13_observers_are_told(bench: EvaluatorBench) -> None:
-    """Observer hooks are called for each evaluation with its mean, iteration and env steps."""
-    bench.ready(((2,), (3,)), n_episode=2).eval(train_iter=4, envstep=40)
-    expect_equal(bench.observer.evaluations, [(4.5, 4, 40)], "evaluations reported to the observer")
 
 
 @needs("waits")

@@ -36,7 +36,7 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(2, 6, 11, 13, 16, 17)
+@mutant(2, 6, 11, 16)
 class ReturnsOneMore(Samples):
     def collect(self, n_sample: Any = None, *args: Any, **kwargs: Any) -> Any:
         return super().collect(n_sample and n_sample + 1, *args, **kwargs)
@@ -121,7 +121,7 @@ class CountsOnAfterAReset(Samples):
         self.envstep = before
 
 
-@mutant(13)
+@mutant(6)
 class TellsOfNoEpisode(Samples):
     def _end_collect(self, episodes: Any, **kwargs: Any) -> None:
         super()._end_collect((), **kwargs)
@@ -148,7 +148,7 @@ class DropsTheSurplus(Samples):
         return super().collect(*args, drop_extra=drop_extra is not False, **kwargs)
 
 
-@mutant(17)
+@mutant(16)
 class NeverReturnsASurplus(Samples):
     def collect(self, *args: Any, drop_extra: Any = None, **kwargs: Any) -> Any:
         return super().collect(*args, drop_extra=drop_extra or None, **kwargs)
@@ -172,7 +172,7 @@ class CutsTheFirstStep(Episodes):
         return [episode[1:] or episode for episode in super().collect(*args, **kwargs)]
 
 
-@mutant(21, 6, 13)
+@mutant(21, 6)
 class BeginsOneMore(Episodes):
     def collect(self, n_episode: Any = None, *args: Any, **kwargs: Any) -> Any:
         return super().collect(n_episode and n_episode + 1, *args, **kwargs)[:n_episode]

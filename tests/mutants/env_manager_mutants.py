@@ -32,14 +32,14 @@ class LaunchesTwice(Mutant):
         super().launch(reset_param)
 
 
-@mutant(2)
+@mutant(26)
 class ForgetsItsLimit(Mutant):
     @property
     def episode_num(self) -> float:
         return super().episode_num + 1 if self.closed else super().episode_num
 
 
-@mutant(6, 5, 12, 14)
+@mutant(6, 5, 14)
 class HidesTheLastEnv(Mutant):
     @property
     def ready_obs(self) -> dict[int, Any]:
@@ -110,7 +110,7 @@ class IgnoresThatSeedsAreFixed(Mutant):
         super().seed(seed)
 
 
-@mutant(12, 13, 15)
+@mutant(13, 15)
 class ResetsAllEnvs(Mutant):
     def reset(self, reset_param: Any = None) -> None:
         super().reset()

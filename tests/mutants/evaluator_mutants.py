@@ -28,7 +28,7 @@ class IgnoresTheNumberAskedFor(Mutant):
         return super().eval(*args, **kwargs)
 
 
-@mutant(2)
+@mutant(3)
 class CountsTheFirstToEnd(Mutant):
     def _make_rollout(self, monitor: Any) -> Any:
         count = int(monitor.quota.sum())
@@ -119,7 +119,7 @@ class NeedsAnEnvAtOnce(Mutant):
         _ = self.env
 
 
-@mutant(13)
+@mutant(3)
 class TellsNobody(Mutant):
     tells_observers = False
 

@@ -79,7 +79,6 @@ def is_broken(rule: Rule, made: type[Mutant], folder: Path) -> bool:
         if made.__name__
         in {
             "CountsUsedRows",
-            "CrossesEnds",
             "ForgetsTheOrderAtTheSeam",
             "IgnoresPushedPriorities",
             "KeepsStaleRows",

@@ -153,7 +153,7 @@ class DropsInSilence(MemoryMasterEnd):
                 self.mailboxes.pop(worker_id, None)
 
 
-@mutant(13, 15)
+@mutant(12, 15)
 class TakesLateAnswers(MemorySlaveEnd):
     def answer(self, answer: TaskAnswer) -> None:
         try:
