@@ -189,16 +189,10 @@ def rule_08_reports_about_unknown_tasks_change_nothing(bench: CommanderBench) ->
 
 
 def rule_09_finishing_a_learner_names_its_buffer(bench: CommanderBench) -> None:
-    """``finish_learner_task`` returns the id of the buffer to close; a new task may follow."""
-    commander, learner = bench.started()
-    finished = {"task_id": learner["task_id"], "buffer_id": learner["buffer_id"]}
-    found = commander.finish_learner_task(learner["task_id"], finished)
-    expect_equal(found, learner["buffer_id"], "the buffer to close")
-    expect(commander.get_learner_task() is not None, "no learner task after one has finished")
+    """``finish_learner_task`` returns the id of the buffer to close; a new task may follow.
 
-
-def rule_10_workers_say_when_they_are_done(bench: CommanderBench) -> None:
-    """A task counts as finished only when its worker reports that it is done."""
+    A task counts as finished only when its worker reports that it is done.
+    """
     commander, learner = bench.started()
     (task, *_) = bench.drain(commander)
     for done in (True, False):
@@ -206,6 +200,10 @@ def rule_10_workers_say_when_they_are_done(bench: CommanderBench) -> None:
         expect_equal(bool(found), done, f"judge_collector_finish with collector_done {done}")
         found = commander.judge_learner_finish(learner["task_id"], {"learner_done": done})
         expect_equal(bool(found), done, f"judge_learner_finish with learner_done {done}")
+    finished = {"task_id": learner["task_id"], "buffer_id": learner["buffer_id"]}
+    closed = commander.finish_learner_task(learner["task_id"], finished)
+    expect_equal(closed, learner["buffer_id"], "the buffer to close")
+    expect(commander.get_learner_task() is not None, "no learner task after one has finished")
 
 
 def rule_11_each_collector_gets_its_own_seed(bench: CommanderBench) -> None:

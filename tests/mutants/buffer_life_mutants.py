@@ -116,14 +116,14 @@ class LoadsRowsAlone(Naive):
 # --- closing ------------------------------------------------------------------------------------
 
 
-@mutant(28)
+@mutant(30)
 class MakesAFolder(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
         tempfile.mkdtemp(dir=".")
 
 
-@mutant(28)
+@mutant(30)
 class StartsAThread(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)

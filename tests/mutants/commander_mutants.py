@@ -92,7 +92,7 @@ class ClosesItsOwnName(Mutant):
         return task_id
 
 
-@mutant(10)
+@mutant(9)
 class NeverJudges(Mutant):
     def judge_learner_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         return False

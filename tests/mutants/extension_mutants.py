@@ -202,13 +202,13 @@ class DropsOptions(Wrapper):
         return super().reset(seed=seed)
 
 
-@mutant(8)
+@mutant(7)
 class StaysOpen(Wrapper):
     def close(self) -> None:
         """Close nothing."""
 
 
-@mutant(9)
+@mutant(7)
 class HidesTheEnv(Wrapper):
     @property
     def unwrapped(self) -> Any:
@@ -257,7 +257,7 @@ class HasNoHelpOption(Command):
     settings: ClassVar[Mapping[str, Any]] = {"add_help_option": False}
 
 
-@mutant(5)
+@mutant(4)
 class TakesAnyOption(Command):
     settings: ClassVar[Mapping[str, Any]] = {
         "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -321,14 +321,14 @@ class Observer:
         return cls()
 
 
-@mutant(3, 6)
+@mutant(3)
 class NeedsAFieldThatIsMissing(Observer):
     @hookimpl
     def dingsdk_run_finished(self, result: Any) -> None:
         self.lines.append(result["cost"])
 
 
-@mutant(3, 5, 6)
+@mutant(3, 5)
 class CannotWriteCheckpoints(Observer):
     @hookimpl
     def dingsdk_write_checkpoint(self) -> bool | None:
@@ -368,21 +368,21 @@ class WorksInOneThread(Observer):
             raise RuntimeError("the file belongs to another thread")
 
 
-@mutant(6)
+@mutant(3)
 class ShowsAnObject(Observer):
     @hookimpl
     def dingsdk_progress_columns(self) -> Any:
         return {"lines": self.lines}
 
 
-@mutant(6)
+@mutant(3)
 class CreatesNoPart(Observer):
     @hookimpl
     def dingsdk_create_component(self, kind: str) -> Any:
         return 5 if kind == "buffers" else None
 
 
-@mutant(6, 3, 5)
+@mutant(3, 5)
 class LosesCheckpoints(Observer):
     @hookimpl
     def dingsdk_write_checkpoint(self) -> bool:

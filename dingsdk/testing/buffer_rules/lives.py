@@ -221,18 +221,6 @@ def _is_json(content: bytes) -> bool:
     return True
 
 
-def rule_28_constructor_makes_nothing(bench: BufferBench) -> None:
-    """Making or using a buffer creates no file, no folder and no thread."""
-    threads, files = set(threading.enumerate()), _entries()
-    buffer = bench.buffer()
-    started = [each.name for each in threading.enumerate() if each not in threads]
-    expect_equal(started, [], "threads of a new buffer")
-    expect_equal(sorted(_entries() - files), [], "files in the working folder of a new buffer")
-    bench.push(buffer, 1, 2)
-    bench.draw(buffer, 1)
-    expect_equal(sorted(_entries() - files), [], "files in the working folder after a push")
-
-
 def rule_29_close_is_idempotent(bench: BufferBench) -> None:
     """``close`` may be called twice, from several threads, and before use; ``count`` is then 0.
 
@@ -261,14 +249,23 @@ def rule_29_close_is_idempotent(bench: BufferBench) -> None:
 
 
 def rule_30_close_releases_everything(bench: BufferBench) -> None:
-    """A closed buffer leaves no thread and no open file."""
+    """A closed buffer leaves no thread and no open file.
+
+    Making a buffer starts no thread; making or using a buffer creates no file and no folder in the
+    working folder.
+    """
     bench.buffer(1).close()  # so that one-time setup of the process is done before the check
+    files = _entries()
     with leaves_nothing(0.0):
         for _ in range(2):
+            threads = set(threading.enumerate())
             buffer = bench.buffer(*range(9))
+            started = [each.name for each in threading.enumerate() if each not in threads]
             bench.draw(buffer, 2)
             buffer.close()
+            expect_equal(started, [], "threads of a new buffer")
         del buffer
+    expect_equal(sorted(_entries() - files), [], "new files in the working folder")
 
 
 def _entries() -> set[str]:

@@ -123,27 +123,20 @@ def rule_05_reset_starts_over(bench: WrapperBench) -> None:
     expect_same(bench.episode(env, bench.env()), expected, "the episode after a reset")
 
 
-def rule_07_reset_reaches_the_env(bench: WrapperBench) -> None:
-    """``reset(seed=, options=)`` passes both arguments on to the wrapped env."""
+def rule_07_calls_reach_the_env(bench: WrapperBench) -> None:
+    """``reset(seed=, options=)`` passes both arguments on, and ``close()`` closes the wrapped env.
+
+    ``unwrapped`` is the ``unwrapped`` of the wrapped env.
+    """
     env = bench.env()
+    expect(env.unwrapped is bench.witness.unwrapped, f"unwrapped is {env.unwrapped!r}")
     bench.witness.resets.clear()
     env.reset(seed=9, options={"easy": True})
     expect_equal(len(bench.witness.resets), 1, "resets of the wrapped env")
     given = bench.witness.resets[0]
     expect_equal((given.get("seed"), given.get("options")), (9, {"easy": True}), "passed on")
-
-
-def rule_08_close_reaches_the_env(bench: WrapperBench) -> None:
-    """``close()`` closes the wrapped env."""
-    env = bench.env()
     env.close()
     expect(bench.witness.closed > 0, "the wrapped env was not closed")
-
-
-def rule_09_unwrapped_is_the_innermost_env(bench: WrapperBench) -> None:
-    """``unwrapped`` is the ``unwrapped`` of the wrapped env."""
-    env = bench.env()
-    expect(env.unwrapped is bench.witness.unwrapped, f"unwrapped is {env.unwrapped!r}")
 
 
 WRAPPER_BOOK: Final = RuleBook(
