@@ -123,7 +123,7 @@ class RemembersEnvsThatWereReset(Mutant):
             self.steps.clear()
 
 
-@mutant(12)
+@mutant(13)
 class NamesTheEndInItsOwnWay(Mutant):
     def _transition(self, obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
         found = super()._transition(obs, output, timestep)
@@ -157,7 +157,7 @@ class LogsNaN(Mutant):
         return {**super().learn(batch), "entropy": float("nan")}
 
 
-@mutant(16, 20)
+@mutant(15, 20)
 class CollectsWithItsFirstWeights(Mutant):
     def build(self) -> None:
         super().build()
