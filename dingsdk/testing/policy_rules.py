@@ -156,7 +156,7 @@ def rule_05_arguments_are_not_written_to(bench: PolicyBench) -> None:
     """Acting, recording, making samples and training do not change their arguments."""
     policy = bench.policy()
     obs = bench.by_env()
-    before = copy.deepcopy(obs)
+    before: Any = copy.deepcopy(obs)
     policy.collect_mode.forward(obs, **bench.setting(policy))
     policy.eval_mode.forward(obs)
     expect_same(obs, before, "observations after acting")
