@@ -116,8 +116,9 @@ def rule_01_tasks_hold_what_workers_read(bench: CommanderBench) -> None:
 def rule_02_no_more_tasks_than_places(bench: CommanderBench) -> None:
     """If as many tasks of a kind are running as its task space allows, there are no more.
 
-    A finished task makes room for one new task; a repeated finish does not. No two tasks have the
-    same id, even if one has finished before the other starts.
+    A finished task makes room for one new task; a repeated finish does not.
+    ``increase_collector_task_space`` allows one more task, ``decrease_...`` one less. No two tasks
+    have the same id, even if one has finished before the other starts.
     """
     commander, learner = bench.started()
     expect(commander.get_learner_task() is None, "a second learner task, with one place")
@@ -133,6 +134,11 @@ def rule_02_no_more_tasks_than_places(bench: CommanderBench) -> None:
         running += new
         seen += [task["task_id"] for task in new]
     expect_equal(len(seen), len(set(seen)), "different task ids")
+    commander.increase_collector_task_space()
+    expect_equal(len(bench.drain(commander)), 1, "tasks after one place more")
+    commander.decrease_collector_task_space()
+    bench.finish(commander, running[0])
+    expect_equal(len(bench.drain(commander)), 0, "tasks after one place less")
 
 
 def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
@@ -147,18 +153,6 @@ def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
     again = commander.get_learner_task()
     expect(again is not None, "no learner task after the first one failed")
     expect(commander.get_learner_task() is None, "a failure reported twice freed two places")
-
-
-def rule_06_places_can_be_added_and_removed(bench: CommanderBench) -> None:
-    """``increase_collector_task_space`` allows one more task, ``decrease_...`` one less."""
-    commander, _ = bench.started()
-    bench.drain(commander)
-    commander.increase_collector_task_space()
-    tasks = bench.drain(commander)
-    expect_equal(len(tasks), 1, "tasks after one place more")
-    commander.decrease_collector_task_space()
-    bench.finish(commander, tasks[0])
-    expect_equal(len(bench.drain(commander)), 0, "tasks after one place less")
 
 
 def rule_07_the_config_is_only_read(bench: CommanderBench) -> None:

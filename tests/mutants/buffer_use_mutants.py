@@ -44,7 +44,7 @@ class KeepsTheOldestOfMany(Naive):
         super().push(data, *args, **options)
 
 
-@mutant(4)
+@mutant(1)
 class CountsEmptyPushes(Naive):
     def push(self, data: Any, *args: Any, **options: Any) -> None:
         super().push(data, *args, **options)
@@ -199,7 +199,7 @@ class Raises(Naive):
         return super().sample(size, *args, **options)
 
 
-@mutant(16)
+@mutant(15)
 class RoundsSizes(Naive):
     def sample(self, size: int, *args: Any, **options: Any) -> Any:
         return super().sample(int(size) if isinstance(size, float) else size, *args, **options)

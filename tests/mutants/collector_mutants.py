@@ -134,7 +134,7 @@ class LeavesEnvsOpen(Samples):
         super().close()
 
 
-@mutant(15)
+@mutant(11)
 class TakesAnyKey(Samples):
     @classmethod
     def read(cls, cfg: Any, path: str = "") -> Any:
@@ -166,7 +166,7 @@ class TrainsOnOldRows(Samples):
         return
 
 
-@mutant(20, 2, 7, 12)
+@mutant(2, 7, 12)
 class CutsTheFirstStep(Episodes):
     def collect(self, *args: Any, **kwargs: Any) -> Any:
         return [episode[1:] or episode for episode in super().collect(*args, **kwargs)]

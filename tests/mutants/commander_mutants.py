@@ -36,7 +36,7 @@ class SendsSets(Mutant):
         return task and {**task, "players": {1, 2}}
 
 
-@mutant(2, 5, 6, 8)
+@mutant(2, 5, 8)
 class HasOneMorePlace(Mutant):
     def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
         super().__init__(cfg, *args)
@@ -64,7 +64,7 @@ class KeepsTheLearnerThatFailed(Mutant):
         return
 
 
-@mutant(6)
+@mutant(2)
 class KeepsItsPlaces(Mutant):
     def increase_collector_task_space(self) -> None:
         return

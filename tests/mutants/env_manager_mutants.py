@@ -49,7 +49,7 @@ class HidesTheLastEnv(Mutant):
         return found
 
 
-@mutant(4, 27)
+@mutant(7, 27)
 class RewardsInDoubles(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
         step = super().step_batch(actions, env_ids)
@@ -213,7 +213,7 @@ class WaitsForTheSlowest(AsyncSubprocessEnvManager):
         return self._timesteps()
 
 
-@mutant(24)
+@mutant(1)
 class LeavesEnvsOpen(Mutant):
     def _discard(self) -> None:
         self._envs.clear()

@@ -65,7 +65,7 @@ class DeliversTheTenthTwice(MemorySlaveEnd):
         return super().next_task(timeout_s)
 
 
-@mutant(3, 11)
+@mutant(17, 11)
 class LooksForTasksAtTheDeadline(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._master.condition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from dingsdk.errors import ProtocolError
-from dingsdk.testing.expect import Call, expect, expect_equal, expect_same, raises
+from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
 from dingsdk.testing.transport_rules.bench import Bench
 from dingsdk.testing.transport_rules.samples import plain_message
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
@@ -33,18 +33,6 @@ def rule_01_join_is_announced_once(bench: Bench) -> None:
         expect_same(dict(found.resource), dict(info.resource), "resource")
         kinds = bench.listener.kinds(info.worker_id)
         expect_equal(kinds, ["joined", "renewed"], f"reports of {info.worker_id}")
-
-
-def rule_03_waiting_worker_gets_a_task_at_once(bench: Bench) -> None:
-    """A worker that waits for a task gets it when the task is sent, not at the deadline."""
-    end = bench.join()
-    found: list[TaskMessage | None] = []
-    job = bench.spawn(lambda: found.append(end.next_task(20 * bench.patience_s)), "waits")
-    call = Call(lambda: end.renew(1), "renew() beside a wait for tasks")
-    call.value(bench.patience_s)
-    bench.send("w0", "t1")
-    bench.done(job)
-    expect(found[0] is not None and found[0].task_id == "t1", f"next_task() returned {found[0]}")
 
 
 def rule_08_plain_data_arrives_as_sent(bench: Bench) -> None:
