@@ -14,23 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import InvalidPriorityError, SchemaMismatchError
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
 from dingsdk.testing.buffer_rules.bench import (
     BufferBench,
     expect,
     expect_equal,
-    flat,
     number_of,
     numbers_of,
-    raises,
     spoil,
 )
 from dingsdk.testing.runner import PATIENCE_S
 from dingsdk.worker.replay_buffer import IBuffer
-
-TRAJECTORY = 5
-"""Number of rows in each trajectory; the last row ends it."""
 
 
 class BufferModel:
@@ -43,7 +37,6 @@ class BufferModel:
 
     Attributes:
         pushed: Number of rows pushed since the model was made or cleared.
-        window: How many of the newest rows can be sampled.
         priority: Row number -> priority, for all rows ever pushed.
         used: Row number -> how often it was sampled.
         collected: Row number -> iteration in which the row was collected.
@@ -52,7 +45,7 @@ class BufferModel:
     def __init__(
         self, capacity: int, max_use: float = math.inf, max_staleness: float = math.inf
     ) -> None:
-        self.capacity = self.window = capacity
+        self.capacity = capacity
         self.max_use, self.max_staleness = max_use, max_staleness
         self.pushed = 0
         self.priority: dict[int, float] = {}
@@ -61,8 +54,6 @@ class BufferModel:
         # The position of a row that left early stays empty until the ring overwrites it.
         self._ring: deque[int] = deque(maxlen=capacity)
         self._stale: set[int] = set()
-        self._began: dict[int, int] = {}  # number -> the first row of its trajectory
-        self._is_cut_off = False  # whether the next row does not continue the newest one
         self._largest = 1.0
         self._next = 0
 
@@ -79,11 +70,6 @@ class BufferModel:
     def rows(self) -> list[int]:
         """The rows in the buffer, oldest first."""
         return list(filter(self.is_here, self._ring))
-
-    @property
-    def population(self) -> list[int]:
-        """The rows that can be sampled, oldest first."""
-        return self.rows[-self.window :]
 
     def push(
         self,
@@ -112,9 +98,6 @@ class BufferModel:
             known = given.get(number)
             self.priority[number] = largest if known is None else known
             self._largest = max(self._largest, self.priority[number])
-            follows = number % TRAJECTORY and number - 1 in self._began and not self._is_cut_off
-            self._is_cut_off = False
-            self._began[number] = self._began[number - 1] if follows else number
         return [number for number in everything if number not in self._ring]
 
     def age(self, iteration: int) -> None:
@@ -122,10 +105,6 @@ class BufferModel:
         for number in self.rows:
             if iteration - self.collected.get(number, iteration) >= self.max_staleness:
                 self._stale.add(number)
-
-    def end_trajectory(self) -> None:
-        """Let the next row begin a trajectory."""
-        self._is_cut_off = True
 
     def load(self) -> None:
         """Change to the model of a new buffer that loaded a save of this one."""
@@ -135,9 +114,7 @@ class BufferModel:
         """Change to the model of a buffer that reopened the rows of this one from disk.
 
         Priorities start again from 1. Use counts start again from 0, unless there is a ``max_use``.
-        New rows do not continue the trajectory of the newest one.
         """
-        self.end_trajectory()
         self._largest = 1.0
         if self.max_use == math.inf:
             self.used.clear()
@@ -147,7 +124,6 @@ class BufferModel:
         """Drop all rows; return them, oldest first."""
         gone = self.rows
         self._ring.clear()
-        self._began.clear()
         self.pushed = 0
         self._largest = 1.0
         return gone
@@ -165,19 +141,9 @@ class BufferModel:
         least = min(mass.values())
         return {number: (value / least) ** -beta for number, value in mass.items()}
 
-    def sequences(self, length: int) -> list[list[int]]:
-        """Return the rows of every sequence that may be drawn."""
-        wholes = [range(start, start + length) for start in self._ring]
-        return [
-            list(whole)
-            for whole in wholes
-            if all(row in self._ring and self._began[row] == self._began[whole[0]] for row in whole)
-        ]
-
 
 _CLOSE = 1e-3
 _Step = TypeVar("_Step", bound=Callable[..., Any])
-_bounds = st.none() | st.integers(-10, 10)
 
 
 def _only(capability: str) -> Callable[[_Step], _Step]:
@@ -219,16 +185,8 @@ class BufferMachine(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         max_use=st.sampled_from([2, math.inf]),
         max_staleness=st.sampled_from([3, math.inf]),
-        min_size=st.sampled_from([1, 1, 3]),
     )
-    def start(
-        self,
-        capacity: int,
-        seed: int,
-        max_use: float,
-        max_staleness: float,
-        min_size: int,
-    ) -> None:
+    def start(self, capacity: int, seed: int, max_use: float, max_staleness: float) -> None:
         BUFFER_BOOK.applying(self.capabilities)  # raises for an unknown capability
         if "fifo" not in self.capabilities and "parts" not in self.capabilities:
             raise ValueError("of a buffer without 'fifo' only listeners know the rows that left")
@@ -237,12 +195,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.make_buffer, Path(self.folder.name), self.capabilities, PATIENCE_S
         )
         self.cfg: dict[str, Any] = {"replay_buffer_size": capacity, "seed": seed}
-        if self.bench.has("elastic"):
-            self.cfg["set_buffer_size"] = lambda envstep: envstep or capacity
         self.iteration = 0
-        self.min_size = min(min_size, capacity) if self.bench.has("parts") else 1
-        if self.min_size > 1:
-            self.cfg["limiter"] = {"type": "min_size", "min_size": self.min_size}
         if not self.bench.has("priorities"):
             max_use = max_staleness = math.inf
         if max_use < math.inf:
@@ -276,8 +229,6 @@ class BufferMachine(RuleBasedStateMachine):
         if self.bench.has("episodes"):
             return rows
         for row, number in zip(rows, numbers, strict=True):
-            if self.bench.has("sequences"):
-                row["done"] = number % TRAJECTORY == TRAJECTORY - 1
             if self.bench.has("priorities"):
                 row["collect_iter"] = max(0, self.iteration - number % 3)
         for row, after in pairwise(rows):
@@ -294,28 +245,20 @@ class BufferMachine(RuleBasedStateMachine):
         if self.bench.has("parts"):
             expect_equal(self.gone, expected, "rows that left")
 
-    @precondition(lambda self: "episodes" not in self.capabilities)
-    @rule()
-    def push_single(self) -> None:
-        numbers = self.model.fresh(1)
-        self.push(numbers, self.rows(numbers)[0])
-
-    @rule(n=st.integers(0, 25))
-    def push_list(self, n: int) -> None:
+    @rule(n=st.integers(0, 25), form=st.sampled_from(["list", "batch", "row"]))
+    def push_rows(self, n: int, form: str) -> None:
         numbers = self.model.fresh(n)
         rows = self.rows(numbers)
-        self.push(numbers, rows)
-        spoil(rows)
-
-    @precondition(lambda self: "episodes" not in self.capabilities)
-    @rule(n=st.integers(1, 25))
-    def push_batch(self, n: int) -> None:
-        numbers = self.model.fresh(n)
-        batch = SampleBatch.from_rows(self.rows(numbers))
-        before = batch.copy()
-        self.push(numbers, batch)
-        expect(batch == before, "a push changed the batch")
-        spoil(batch)
+        if n == 0 or form == "list" or self.bench.has("episodes"):
+            self.push(numbers, rows)
+            spoil(rows)
+        elif form == "batch":
+            batch = SampleBatch.from_rows(rows)
+            self.push(numbers, batch)
+            spoil(batch)
+        else:
+            for number, row in zip(numbers, rows, strict=True):
+                self.push([number], row)
 
     @_only("priorities")
     @rule(priorities=st.lists(st.sampled_from([None, 0.01, 0.5, 4.0, 30.0]), max_size=12))
@@ -328,56 +271,29 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(iterations=st.integers(1, 2))
     def train(self, iterations: int) -> None:
         self.iteration += iterations
-        self.check_sample(1, lambda: self.model.population)
-
-    @rule(bad=st.sampled_from([None, {}]), n=st.integers(0, 3))
-    def push_with_one_bad_row(self, bad: Any, n: int) -> None:
-        with raises("a push with a bad row", SchemaMismatchError):
-            self.buffer.push([*self.rows(list(range(n))), bad], 0)
+        self.check_sample(1)
 
     @rule(size=st.integers(0, 12))
     def sample(self, size: int) -> None:
-        self.check_sample(size, lambda: self.model.population)
-        self.check_sample(min(size, len(self.model.population)), lambda: self.model.population)
+        self.check_sample(size)
+        self.check_sample(min(size, len(self.model.rows)))
 
-    @_only("distinct")
-    @rule(size=st.integers(0, 12))
-    def sample_with_replacement(self, size: int) -> None:
-        self.check_sample(size, lambda: self.model.population, replace=True)
-
-    @_only("ages")
-    @rule(size=st.integers(1, 6), start=_bounds, stop=_bounds, step=st.sampled_from([None, 2, -1]))
-    def sample_by_age(
-        self, size: int, start: int | None, stop: int | None, step: int | None
-    ) -> None:
-        ages = slice(start, stop, step)
-        self.check_sample(size, lambda: self.model.rows[ages], sample_range=ages)
-
-    def check_sample(
-        self, size: int, population_of: Callable[[], list[int]], **options: Any
-    ) -> None:
-        # The buffer asks the limiter before and after it drops stale rows.
-        if size > 0 and len(self.model.rows) >= self.min_size:
+    def check_sample(self, size: int) -> None:
+        if size > 0 and self.model.rows:
             self.model.age(self.iteration)
-        population, weights = population_of(), {}
-        if self.bench.has("proportional") and self.model.rows:
+        rows, weights = self.model.rows, {}
+        if self.bench.has("proportional") and rows:
             weights = self.model.weights(self.buffer.alpha, self.buffer.beta)
-        found = self.bench.sample(self.buffer, size, self.iteration, **options)
-        needed = 1 if options.get("replace") else size
-        if self.bench.has("priorities"):
-            is_served = len(self.model.rows) >= size and len(population) > 0
-        else:
-            is_served = len(population) >= needed
-        is_served = is_served and len(self.model.rows) >= self.min_size
-        if size == 0 or not is_served:
-            expect_equal(found, [] if size == 0 else None, f"a sample of {size} of {population}")
+        found = self.bench.sample(self.buffer, size, self.iteration)
+        if size == 0 or size > len(rows):
+            expect_equal(found, [] if size == 0 else None, f"a sample of {size} of {rows}")
             return
         numbers = numbers_of(found)
         expect_equal(len(numbers), size, "rows of a batch")
-        expect(set(numbers) <= set(population), f"rows {numbers} were drawn of {population}")
+        expect(set(numbers) <= set(rows), f"rows {numbers} were drawn of {rows}")
         if self.bench.has("columns"):
             expect(isinstance(found, SampleBatch), f"a batch is a {type(found).__name__}")
-        if self.bench.has("distinct") and not options.get("replace"):
+        if self.bench.has("distinct"):
             expect_equal(len(set(numbers)), size, f"distinct rows of {numbers}")
         if self.bench.has("priorities"):
             self.check_facts(found, weights)
@@ -402,37 +318,6 @@ class BufferMachine(RuleBasedStateMachine):
         ids = [unique for unique, _ in self.facts.values()]
         expect_equal(len(set(ids)), len(ids), f"ids of the rows {self.facts}")
 
-    @_only("sequences")
-    @rule(size=st.integers(1, 4), length=st.integers(1, 4))
-    def sample_sequences(self, size: int, length: int) -> None:
-        found = self.buffer.sample(size, length, 0)
-        held, allowed = len(self.model.rows), self.model.sequences(length)
-        if held < max(size * length, self.min_size) or not allowed:
-            expect_equal(found, None, f"{size} sequences of {length} of {self.model.rows}")
-            return
-        expect(found is not None, f"no {size} sequences of {length} of {self.model.rows} came")
-        if isinstance(found, SampleBatch):
-            expect_equal(found.columns["id"].shape, (size, length), "shape of the sequences")
-        numbers = numbers_of(flat(found))
-        expect_equal(len(numbers), size * length, "rows of the sequences")
-        for first in range(0, size * length, length):
-            sequence = numbers[first : first + length]
-            expect(sequence in allowed, f"{sequence} is none of the sequences {allowed}")
-
-    @_only("sequences")
-    @rule()
-    def end_trajectory(self) -> None:
-        self.buffer.end_trajectory()
-        self.model.end_trajectory()
-
-    @_only("elastic")
-    @rule(envsteps=st.lists(st.integers(1, 12), min_size=1, max_size=3))
-    def move_the_window(self, envsteps: list[int]) -> None:
-        for envstep in envsteps:
-            self.buffer.update(envstep)
-            self.model.window = min(envstep, self.model.capacity)
-            self.check_sample(len(self.model.population), lambda: self.model.population)
-
     @_only("priorities")
     @rule(data=st.data())
     def update(self, data: st.DataObject) -> None:
@@ -444,16 +329,7 @@ class BufferMachine(RuleBasedStateMachine):
         changes = data.draw(pairs)
         self.buffer.update(self.info(changes))
         self.model.update(changes)
-        self.check_sample(len(self.model.rows), lambda: self.model.rows)
-
-    @_only("priorities")
-    @rule(bad=st.sampled_from([math.nan, math.inf, -1.0]))
-    def update_with_one_bad_priority(self, bad: float) -> None:
-        if self.facts:
-            numbers = sorted(self.facts)[-3:]
-            changes = [*((number, 7.0) for number in numbers), (numbers[0], bad)]
-            with raises(f"an update with priority {bad}", InvalidPriorityError):
-                self.buffer.update(self.info(changes))
+        self.check_sample(len(self.model.rows))
 
     def info(self, changes: list[tuple[int, float]]) -> dict[str, list[Any]]:
         return {
@@ -479,23 +355,7 @@ class BufferMachine(RuleBasedStateMachine):
         old = self.buffer
         self.buffer = self.new_buffer(seed=self.seed + 10)
         self.buffer.load_state_dict(old.state_dict())
-        self.replace(old, "a state")
-
-    def replace(self, old: Any, what: str) -> None:
-        """Check that ``self.buffer`` samples as ``old`` does, and close ``old``."""
-        size = min(len(self.model.rows) // 2, len(self.model.population))
-        theirs = self.draw(old, size)
-        self.gone.clear()
-        # The model records none of these samples; both buffers that sampled are closed.
-        again = self.new_buffer(seed=self.seed + 11)
-        again.load_state_dict(self.buffer.state_dict())
-        expect_equal(self.draw(again, size), theirs, f"rows drawn after {what} was loaded")
         old.close()
-        again.close()
-
-    def draw(self, buffer: Any, size: int) -> list[int] | None:
-        found = self.bench.sample(buffer, size)
-        return None if found is None else numbers_of(found)
 
     @_only("saves")
     @rule()
@@ -505,7 +365,7 @@ class BufferMachine(RuleBasedStateMachine):
         old.save_data(folder)
         self.buffer = self.new_buffer(seed=self.seed + 10)
         self.buffer.load_data(folder)
-        self.replace(old, "a save")
+        old.close()
         self.model.load()
         self.pushed_before = 0
 
@@ -529,7 +389,7 @@ class BufferMachine(RuleBasedStateMachine):
         found = list(filter(self.model.is_here, self.bench.contents(self.buffer)))
         expect_equal(found, rows, "rows, oldest first")
         if not self.bench.has("priorities"):  # with priorities a sample would use rows up
-            self.check_sample(len(self.model.population), lambda: self.model.population)
+            self.check_sample(len(self.model.rows))
         if self.bench.has("parts"):
             stats = self.buffer.stats()
             expect_equal(stats.pushed, stats.left + stats.count, "rows that came")

@@ -272,79 +272,76 @@ def expect_whole(places: Sequence[tuple[int, int, int]], what: str) -> None:
         seen[env_id, episode] = time + 1
 
 
-def rule_01_collects_as_much_as_asked_for(bench: CollectorBench) -> None:
-    """``collect(n)`` returns exactly ``n`` samples or episodes."""
-    collector = bench.ready(attributes={"n_sample": 4})
-    for count in (4, 6, 5, 2):
-        expect_equal(len(bench.collect(collector, count)), count, "what was collected")
-
-
 def rule_02_no_step_is_lost_or_repeated(bench: CollectorBench) -> None:
-    """Over several calls, the steps of each episode come once and in order."""
+    """``collect(n)`` returns exactly ``n`` samples or episodes.
+
+    Over several calls, the steps of each episode come once and in order. A returned episode is
+    whole: only its last row has ``done``.
+    """
     collector = bench.ready(attributes={"n_sample": 4})
-    places = [place for _ in range(5) for place in bench.places(bench.collect(collector))]
-    expect_whole(places, "in five calls")
+    places: list[tuple[int, int, int]] = []
+    for count in (4, 6, 5, 2):
+        found = bench.collect(collector, count)
+        expect_equal(len(found), count, "what was collected")
+        places += bench.places(found)
+        for episode in found if bench.has("episodes") else ():
+            ends = [bool(row["done"]) for row in episode]
+            expect_equal(ends, [False] * (len(ends) - 1) + [True], "done of the rows of an episode")
+    expect_whole(places, "in four calls")
 
 
 def rule_03_rows_are_what_the_policy_made_of_the_steps(bench: CollectorBench) -> None:
-    """Each row has an observation, and the action, reward and end of the step that followed."""
-    collector = bench.ready(attributes={"n_sample": 4})
-    for row in bench.rows(bench.collect(collector, 8)):
-        env_id, episode, time = (int(value) for value in row["obs"])
-        after = int(row["next_obs"][0]), int(row["next_obs"][2])
-        expect_equal(after, (env_id, time + 1), "env and time after a step")
-        expect_equal(float(row["reward"]), time + 1.0, "the reward of a step")
-        expect_equal(int(row["action"]), 1, "the action of a step")
-        is_over = time + 1 == _LENGTHS[env_id][episode % 2]
-        expect_equal(bool(row["done"]), is_over, "done of a step")
+    """Each row has an observation, and the action, reward and end of the step that followed.
 
-
-def rule_04_rows_name_the_policy_version(bench: CollectorBench) -> None:
-    """Each row has ``collect_iter``: the ``train_iter`` of the call that made the step."""
-    collector = bench.ready(attributes={"n_sample": 4})
+    It also has ``collect_iter``: the ``train_iter`` of the call that made the step. The call's
+    ``policy_kwargs`` are passed to each ``forward``.
+    """
     for train_iter in (3, 8):
-        rows = bench.rows(bench.collect(collector, train_iter=train_iter))
-        expect_equal({int(row["collect_iter"]) for row in rows}, {train_iter}, "collect_iter")
+        collector, kwargs = bench.ready(attributes={"n_sample": 4}), {"eps": train_iter / 10}
+        found = bench.collect(collector, 8, train_iter=train_iter, policy_kwargs=kwargs)
+        expect(bool(bench.policy.asked), "the policy was not asked")
+        expect(all(given == kwargs for _, given in bench.policy.asked), "kwargs of forward")
+        for row in bench.rows(found):
+            env_id, episode, time = (int(value) for value in row["obs"])
+            after = int(row["next_obs"][0]), int(row["next_obs"][2])
+            expect_equal(after, (env_id, time + 1), "env and time after a step")
+            expect_equal(float(row["reward"]), time + 1.0, "the reward of a step")
+            expect_equal(int(row["action"]), 1, "the action of a step")
+            is_over = time + 1 == _LENGTHS[env_id][episode % 2]
+            expect_equal(bool(row["done"]), is_over, "done of a step")
+            expect_equal(int(row["collect_iter"]), train_iter, "collect_iter")
 
 
-def rule_05_policy_gets_its_kwargs(bench: CollectorBench) -> None:
-    """``policy_kwargs`` are passed to each ``forward`` of the call."""
-    collector = bench.ready(attributes={"n_sample": 4})
-    bench.collect(collector, policy_kwargs={"eps": 0.25})
-    expect(bool(bench.policy.asked), "the policy was not asked")
-    for _, kwargs in bench.policy.asked:
-        expect_equal(kwargs, {"eps": 0.25}, "keyword arguments of forward")
+def rule_06_ends_of_episodes_are_told(bench: CollectorBench) -> None:
+    """``policy.reset([env_id])`` is called once for each episode that ended.
 
-
-def rule_06_policy_is_reset_where_episodes_end(bench: CollectorBench) -> None:
-    """``policy.reset([env_id])`` is called once for each episode that ended."""
+    Observer hooks are called for each episode (env, return, length) and each collect.
+    """
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     bench.policy.resets.clear()
-    bench.collect(collector, 8 if bench.has("samples") else 3)
+    count = 8 if bench.has("samples") else 3
+    bench.collect(collector, count, train_iter=5)
     found = sorted(env_id for ids in bench.policy.resets for env_id in ids or ())
     expect_equal(found, [0, 0, 1], "resets of envs, two of env 0 and one of env 1")
+    episodes = [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)]
+    expect_equal(sorted(bench.observer.episodes), episodes, "episodes reported to the observer")
+    count *= 2 if bench.has("players") else 1
+    expect_equal(bench.observer.collects, [(count, 8, 5)], "collects reported to the observer")
 
 
 def rule_07_only_the_episode_of_a_failed_env_is_lost(bench: CollectorBench) -> None:
-    """If an env fails, no row of the episode is returned, and the policy is reset for that env."""
+    """If an env fails, no row of the episode is returned, and the policy is reset for that env.
+
+    ``envstep`` grows by the number of steps, without failed ones; it may be set.
+    """
     collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 10})
     bench.policy.resets.clear()
+    collector.envstep = 1000
     places = bench.places(bench.collect(collector, 10 if bench.has("samples") else 2))
     expect(not any(place[:2] == (0, 0) for place in places), "a row of the failed episode")
     expect_whole(places, "after a failure")
     expect([0] in bench.policy.resets, "the policy was not reset for the failed env")
-
-
-def rule_08_envstep_counts_transitions(bench: CollectorBench) -> None:
-    """``envstep`` grows by the number of steps, without failed ones; it may be set."""
-    collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 4})
-    expect_equal(collector.envstep, 0, "envstep at first")
-    bench.collect(collector, 8 if bench.has("samples") else 2)
-    expect_equal(collector.envstep, bench.steps - 1, "envstep, with one failed step")
-    collector.envstep = 1000
-    before = bench.steps
-    bench.collect(collector, 8 if bench.has("samples") else 2)
-    expect_equal(collector.envstep, 1000 + bench.steps - before, "envstep after it was set")
+    expect_equal(collector.envstep, 999 + bench.steps, "envstep, with one failed step")
 
 
 def rule_09_unusable_answer_moves_no_env(bench: CollectorBench) -> None:
@@ -371,7 +368,12 @@ def rule_10_policy_says_how_much(bench: CollectorBench) -> None:
 
 
 def rule_11_env_and_policy_may_come_later(bench: CollectorBench) -> None:
-    """``reset_env`` and ``reset_policy`` set env and policy of a collector made without them."""
+    """``reset_env`` and ``reset_policy`` set env and policy of a collector made without them.
+
+    An unknown key of the section raises UnknownKeyError.
+    """
+    with raises("an unknown key", UnknownKeyError):
+        bench.make(None, None, no_such_key=1)
     collector = bench.make(None, None)
     with raises("collect() without an env", NotSetError):
         bench.collect(collector)
@@ -398,54 +400,32 @@ def rule_12_reset_starts_over(bench: CollectorBench) -> None:
     expect_whole(places, "after reset()")
 
 
-def rule_13_observers_are_told(bench: CollectorBench) -> None:
-    """Observer hooks are called for each episode (env, return, length) and each collect."""
-    collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
-    count = 8 if bench.has("samples") else 3
-    bench.collect(collector, count, train_iter=5)
-    count *= 2 if bench.has("players") else 1
-    told = sorted(bench.observer.episodes)
-    expect_equal(
-        told, [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)], "episodes reported to the observer"
-    )
-    expect_equal(bench.observer.collects, [(count, 8, 5)], "collects reported to the observer")
-
-
-def rule_14_close_closes_the_envs(bench: CollectorBench) -> None:
+def rule_14_close_closes_the_envs(bench: SerialBench) -> None:
     """``close()`` closes the env manager; a second ``close()`` does nothing."""
     env = bench.envs()
-    collector = bench.make(env, RulePolicy(n_sample=4).mode)
+    worker = bench.make(env, RulePolicy(n_sample=4).mode)
     expect(not env.closed, "the env manager was not launched")
-    collector.close()
-    collector.close()
+    worker.close()
+    worker.close()
     expect(bool(env.closed), "the env manager is open after close()")
-
-
-def rule_15_config_is_checked(bench: CollectorBench) -> None:
-    """An unknown key of the section raises UnknownKeyError."""
-    with raises("an unknown key", UnknownKeyError):
-        bench.make(None, None, no_such_key=1)
 
 
 @needs("samples")
 def rule_16_surplus_comes_first_in_the_next_call(bench: CollectorBench) -> None:
-    """Samples beyond ``n_sample`` are returned first by the next call, before it steps envs."""
+    """Samples beyond ``n_sample`` are returned first by the next call, before it steps envs.
+
+    ``drop_extra=True`` discards the surplus samples, ``drop_extra=False`` returns them too.
+    """
     collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     first = bench.places(bench.collect(collector, 3))
     steps = bench.steps
     second = bench.places(bench.collect(collector, 1))
     expect_equal(bench.steps, steps, "steps of a call that the surplus can serve")
     expect_equal(sorted(first + second), [(i, 0, t) for i in (0, 1) for t in (0, 1)], "rows")
-
-
-@needs("samples")
-def rule_17_surplus_is_dropped_or_returned_as_asked(bench: CollectorBench) -> None:
-    """``drop_extra=True`` discards the surplus samples, ``drop_extra=False`` returns them too."""
-    collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     expect_equal(len(bench.collect(collector, 3, drop_extra=False)), 4, "rows, none dropped")
     expect_equal(len(bench.collect(collector, 3, drop_extra=True)), 3, "rows, the rest dropped")
     places = bench.places(bench.collect(collector, 4))
-    expect_equal({time for _, _, time in places}, {4, 5}, "times after a surplus was dropped")
+    expect_equal({time for _, _, time in places}, {6, 7}, "times after a surplus was dropped")
 
 
 @needs("random")
@@ -465,17 +445,6 @@ def rule_19_on_policy_drops_what_an_older_policy_did(bench: CollectorBench) -> N
     for train_iter in range(4):
         rows = bench.rows(bench.collect(collector, 3, train_iter=train_iter))
         expect_equal({int(row["collect_iter"]) for row in rows}, {train_iter}, "collect_iter")
-
-
-@needs("episodes")
-def rule_20_episodes_are_whole(bench: CollectorBench) -> None:
-    """Each episode starts with its first step; only its last row has ``done``."""
-    collector = bench.ready()
-    for episode in bench.collect(collector, 5):
-        rows = list(episode)
-        expect_equal(int(rows[0]["obs"][2]), 0, "the time of the first row")
-        ends = [bool(row["done"]) for row in rows]
-        expect_equal(ends, [False] * (len(rows) - 1) + [True], "done of the rows of an episode")
 
 
 @needs("episodes")

@@ -260,7 +260,7 @@ def rule_01_manager_can_be_launched_again(bench: EnvBench) -> None:
     """A manager can be launched, used and closed any number of times.
 
     Using a closed manager raises ClosedError. ``launch`` of a launched manager raises EnvError.
-    ``close`` is idempotent.
+    ``close`` is idempotent, and closes every env, also rebuilt ones.
     """
     manager = bench.manager(launch=False)
     expect(manager.closed, "a new manager is not closed")
@@ -270,9 +270,12 @@ def rule_01_manager_can_be_launched_again(bench: EnvBench) -> None:
         expect(not manager.closed, "a launched manager is closed")
         with raises("launch() of an open manager", EnvError):
             manager.launch()
-        _all(manager, LEFT)
+        with suppress(DingError):
+            _one(manager, 1, RAISE)
         manager.close()
         manager.close()
+        left = [path.name for path in bench.folder.glob("open-*")]
+        expect_equal(left, [], "envs that are open after close()")
         expect(manager.closed, "close() leaves the manager open")
         uses: dict[str, Callable[[], Any]] = {
             "reset()": manager.reset,
@@ -284,46 +287,6 @@ def rule_01_manager_can_be_launched_again(bench: EnvBench) -> None:
         for name, use in uses.items():
             with raises(f"{name} of a closed manager", ClosedError):
                 use()
-
-
-def rule_02_size_and_spaces_are_known_before_the_launch(bench: EnvBench) -> None:
-    """``env_num``, ``episode_num`` and the spaces of one env can be read before ``launch``."""
-    manager = bench.manager(3, launch=False, episode_num=4)
-    expect_equal(manager.env_num, 3, "env_num")
-    expect_equal(manager.episode_num, 4, "episode_num")
-    expect_equal(manager.observation_space, RuleEnv.observation_space, "observation_space")
-    expect_equal(manager.action_space, RuleEnv.action_space, "action_space")
-
-
-def rule_03_both_forms_show_the_same_observations(bench: EnvBench) -> None:
-    """After a launch ``current_obs`` and ``ready_obs`` give the first observation of every env.
-
-    ``step_batch`` returns the observations that ``current_obs`` gives after it.
-    """
-    manager = bench.manager(3)
-    ready = manager.ready_obs
-    expect_equal(sorted(ready), [0, 1, 2], "envs in ready_obs")
-    expect_equal([ready[i].tolist() for i in range(3)], _starts(manager), "ready_obs")
-    expect_equal([row[1] for row in _starts(manager)], [0, 0, 0], "steps after the launch")
-    obs = _all(manager, LEFT).obs.tolist()
-    expect_equal(_starts(manager), obs, "current_obs() after a step")
-
-
-def rule_04_columns_have_the_types_of_the_contract(bench: EnvBench) -> None:
-    """Rewards are float32, ends bool, observations of the space's dtype, with one row per env."""
-    step = _all(bench.manager(3), LEFT)
-    found = {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "obs")}
-    types = {name: (str(column.dtype), column.shape) for name, column in found.items()}
-    expect_equal(
-        types,
-        {
-            "reward": ("float32", (3,)),
-            "terminated": ("bool", (3,)),
-            "truncated": ("bool", (3,)),
-            "obs": ("float32", (3, 2)),
-        },
-        "dtypes and shapes",
-    )
 
 
 @needs("per_env_seed")
@@ -350,14 +313,23 @@ def rule_06_dict_form_plays_as_each_env_alone(bench: EnvBench) -> None:
         expect_equal(found, expected, f"transitions of env {env_id}")
 
 
-def rule_07_returned_arrays_do_not_change(bench: EnvBench) -> None:
-    """No later call changes observations, rewards or ends that were returned before."""
+def rule_07_columns_have_their_types_and_do_not_change(bench: EnvBench) -> None:
+    """Rewards are float32, ends bool, observations of the space's dtype, with one row per env.
+
+    No later call changes observations, rewards or ends that were returned before.
+    """
     manager = bench.manager()
     kept: list[tuple[Any, Any]] = [(obs, obs.copy()) for obs in manager.ready_obs.values()]
     kept += [(manager.current_obs(), manager.current_obs().copy())]
     for _ in range(12):
         step = _all(manager, RIGHT)
         kept += [(column, column.copy()) for column in step[:5]]
+        columns = (step.reward, step.terminated, step.truncated, step.obs)
+        found = [(str(column.dtype), column.shape) for column in columns]
+        flag = ("bool", (2,))
+        expect_equal(
+            found, [("float32", (2,)), flag, flag, ("float32", (2, 2))], "types and shapes"
+        )
     for handed_out, copy in kept:
         expect(np.array_equal(handed_out, copy), "a later step has written into a column")
 
@@ -444,25 +416,12 @@ def rule_11_fixed_seeds_start_every_episode_the_same(bench: EnvBench) -> None:
 
 
 @needs("per_env_reset")
-def rule_12_one_env_is_reset_alone(bench: EnvBench) -> None:
-    """``reset({i: None})`` starts an episode of env i, and does not change the other envs.
-
-    The id of an env that does not exist raises PolicyOutputError.
-    """
-    manager = bench.manager(3)
-    _all(manager, LEFT)
-    before = _starts(manager)
-    manager.reset({1: None})
-    after = _starts(manager)
-    expect_equal([after[0], after[2]], [before[0], before[2]], "the other envs")
-    expect(after[1][1] == 0 and after[1][0] != before[1][0], "env 1 was not reset")
-    with raises("reset of an env that does not exist", PolicyOutputError):
-        manager.reset({3: None})
-
-
-@needs("per_env_reset")
 def rule_13_arguments_of_a_reset_are_remembered(bench: EnvBench) -> None:
-    """``{i: kwargs}`` of ``launch`` or ``reset`` is used for this and later resets of env i."""
+    """``{i: kwargs}`` of ``launch`` or ``reset`` is used for this and later resets of env i.
+
+    Such a reset starts an episode of env i, and does not change the other envs. The id of an env
+    that does not exist raises PolicyOutputError.
+    """
     manager = bench.manager(launch=False)
     manager.launch({1: {"options": {"drawn": 0.125}}})
     for drawn in (0.125, 0.25):
@@ -474,7 +433,11 @@ def rule_13_arguments_of_a_reset_are_remembered(bench: EnvBench) -> None:
             expect(float(obs[0, 0]) != drawn, "env 0 was given the arguments of env 1")
             _all(manager, LEFT)
         expect(begun > 1, "env 1 began one episode alone")
+        before = _starts(manager)[0]
         manager.reset({1: {"options": {"drawn": 0.25}}})
+        expect_equal(_starts(manager), [before, [0.25, 0.0]], "observations after a reset of env 1")
+    with raises("reset of an env that does not exist", PolicyOutputError):
+        manager.reset({3: None})
 
 
 def rule_14_env_stops_after_its_episodes(bench: EnvBench) -> None:
@@ -664,16 +627,6 @@ def rule_23_slow_env_does_not_delay_others(bench: EnvBench) -> None:
     expect_equal(float(steps[1].reward), 1.0, "the reward of the slow step")
 
 
-def rule_24_envs_are_closed_with_their_manager(bench: EnvBench) -> None:
-    """``close`` closes every env, also rebuilt ones; a launch that fails leaves no env open."""
-    manager = bench.manager()
-    with suppress(DingError):
-        _one(manager, 1, RAISE)
-    manager.close()
-    left = [path.name for path in bench.folder.glob("open-*")]
-    expect_equal(left, [], "envs that are open after close()")
-
-
 def rule_25_config_that_cannot_work_is_refused(bench: EnvBench) -> None:
     """An unknown key or an invalid value of the section, or no envs, raise ConfigError."""
     wrong: tuple[dict[str, Any], ...] = ({"episode_num": 0}, {"max_retry": -1}, {"no_such_key": 1})
@@ -685,8 +638,16 @@ def rule_25_config_that_cannot_work_is_refused(bench: EnvBench) -> None:
 
 
 def rule_26_capabilities_are_those_declared(bench: EnvBench) -> None:
-    """``capabilities`` says for each optional capability whether the manager has it."""
-    found = bench.manager(launch=False).capabilities
+    """``capabilities`` says for each optional capability whether the manager has it.
+
+    It can be read before ``launch``, and so can ``env_num``, ``episode_num`` and the spaces of one
+    env.
+    """
+    manager = bench.manager(3, launch=False, episode_num=4)
+    expect_equal((manager.env_num, manager.episode_num), (3, 4), "env_num and episode_num")
+    expect_equal(manager.observation_space, RuleEnv.observation_space, "observation_space")
+    expect_equal(manager.action_space, RuleEnv.action_space, "action_space")
+    found = manager.capabilities
     for name in ("per_env_seed", "per_env_reset", "partial_step", "asynchronous"):
         expect_equal(getattr(found, name), bench.has(name), f"capabilities.{name}")
 

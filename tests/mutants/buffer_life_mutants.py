@@ -116,14 +116,14 @@ class LoadsRowsAlone(Naive):
 # --- closing ------------------------------------------------------------------------------------
 
 
-@mutant(28)
+@mutant(30)
 class MakesAFolder(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
         tempfile.mkdtemp(dir=".")
 
 
-@mutant(28)
+@mutant(30)
 class StartsAThread(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
@@ -160,7 +160,7 @@ class LeavesAFile(Naive):
 # --- parts --------------------------------------------------------------------------------------
 
 
-@mutant(31, 34, 35, 36)
+@mutant(31, 35, 36)
 class ForgetsToWake(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
@@ -174,7 +174,7 @@ class ForgetsToWake(Naive):
         self._changed = Silent(self._lock)
 
 
-@mutant(32)
+@mutant(31)
 class GivesUpEarly(Naive):
     def sample(self, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
         early_s = None if timeout_s is None else timeout_s / 4
@@ -192,7 +192,7 @@ class ReturnsNoneWhenClosed(Naive):
             return None
 
 
-@mutant(34)
+@mutant(36)
 class ServesBelowTheMinimum(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
@@ -230,7 +230,7 @@ class SaysTheWrongReason(Naive):
         super().add_remove_listener(lambda rows, reason: listener(rows, "overwritten"))
 
 
-@mutant(38)
+@mutant(37)
 class CountsClearedRowsTwice(Naive):
     def clear(self) -> None:
         held = self.count()

@@ -40,7 +40,7 @@ class KnowsNoStaleness(Advanced):
         return found
 
 
-@mutant(47, 54)
+@mutant(54)
 class CountsIdsAnew(Advanced):
     def clear(self) -> None:
         super().clear()

@@ -36,21 +36,21 @@ class SendsSets(Mutant):
         return task and {**task, "players": {1, 2}}
 
 
-@mutant(2, 4, 5, 6, 8)
+@mutant(2, 5, 8)
 class HasOneMorePlace(Mutant):
     def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
         super().__init__(cfg, *args)
         self._collector_space.increase_space()
 
 
-@mutant(3, 8)
+@mutant(2, 8)
 class CountsPlaces(Mutant):
     def get_collector_task(self) -> Task | None:
         self._collector_count = self._collector_space.cur
         return super().get_collector_task()
 
 
-@mutant(4, 8)
+@mutant(2, 8)
 class FreesAPlaceForEachFinish(Mutant):
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
         if task_id not in self._collector_tasks:
@@ -64,7 +64,7 @@ class KeepsTheLearnerThatFailed(Mutant):
         return
 
 
-@mutant(6)
+@mutant(2)
 class KeepsItsPlaces(Mutant):
     def increase_collector_task_space(self) -> None:
         return
@@ -92,7 +92,7 @@ class ClosesItsOwnName(Mutant):
         return task_id
 
 
-@mutant(10)
+@mutant(9)
 class NeverJudges(Mutant):
     def judge_learner_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         return False
@@ -160,7 +160,7 @@ class EvaluatesWithoutAnOpponent(Playing):
         return task
 
 
-@mutant(15, 16)
+@mutant(15)
 class PutsTheTrainedPlayerLast(Playing):
     def get_collector_task(self) -> Task | None:
         task = super().get_collector_task()
@@ -169,14 +169,14 @@ class PutsTheTrainedPlayerLast(Playing):
         return task
 
 
-@mutant(16)
+@mutant(15)
 class TakesNoSnapshots(Playing):
     def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
         super().__init__(cfg, *args)
         self.league.judge_snapshot = lambda *args: False  # type: ignore[method-assign]
 
 
-@mutant(16)
+@mutant(15)
 class RefreshesThePast(Playing):
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         super().update_learner_info(task_id, info)

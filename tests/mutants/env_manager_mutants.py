@@ -32,14 +32,14 @@ class LaunchesTwice(Mutant):
         super().launch(reset_param)
 
 
-@mutant(2)
+@mutant(26)
 class ForgetsItsLimit(Mutant):
     @property
     def episode_num(self) -> float:
         return super().episode_num + 1 if self.closed else super().episode_num
 
 
-@mutant(3, 5, 6, 12, 14)
+@mutant(6, 5, 14)
 class HidesTheLastEnv(Mutant):
     @property
     def ready_obs(self) -> dict[int, Any]:
@@ -49,7 +49,7 @@ class HidesTheLastEnv(Mutant):
         return found
 
 
-@mutant(4, 27)
+@mutant(7, 27)
 class RewardsInDoubles(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
         step = super().step_batch(actions, env_ids)
@@ -110,7 +110,7 @@ class IgnoresThatSeedsAreFixed(Mutant):
         super().seed(seed)
 
 
-@mutant(12, 13, 15)
+@mutant(13, 15)
 class ResetsAllEnvs(Mutant):
     def reset(self, reset_param: Any = None) -> None:
         super().reset()
@@ -213,7 +213,7 @@ class WaitsForTheSlowest(AsyncSubprocessEnvManager):
         return self._timesteps()
 
 
-@mutant(24)
+@mutant(1)
 class LeavesEnvsOpen(Mutant):
     def _discard(self) -> None:
         self._envs.clear()

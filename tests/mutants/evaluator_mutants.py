@@ -28,7 +28,7 @@ class IgnoresTheNumberAskedFor(Mutant):
         return super().eval(*args, **kwargs)
 
 
-@mutant(2, 4)
+@mutant(3)
 class CountsTheFirstToEnd(Mutant):
     def _make_rollout(self, monitor: Any) -> Any:
         count = int(monitor.quota.sum())
@@ -44,7 +44,7 @@ class GoesOnWhereEnvsAre(Mutant):
         return self._make_rollout(monitor)
 
 
-@mutant(4)
+@mutant(3)
 class KeepsThePolicysState(Mutant):
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
@@ -69,7 +69,7 @@ class CountsFailedEpisodes(Mutant):
         return rollout
 
 
-@mutant(6)
+@mutant(3)
 class DropsKwargs(Mutant):
     def eval(self, *args: Any, policy_kwargs: Any = None, **kwargs: Any) -> Any:
         return super().eval(*args, **kwargs)
@@ -119,7 +119,7 @@ class NeedsAnEnvAtOnce(Mutant):
         _ = self.env
 
 
-@mutant(13)
+@mutant(3)
 class TellsNobody(Mutant):
     tells_observers = False
 

@@ -261,7 +261,7 @@ class RefusesTheFirstRows(MinSize):
         return n <= 100 and self.size + n >= 4
 
 
-@mutant(3)
+@mutant(4)
 class TakesAQuestionForASample(Ratio):
     cfg: ClassVar = {**Ratio.cfg, "error_buffer": 30.0}
 

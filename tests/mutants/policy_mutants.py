@@ -28,7 +28,7 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(1, 15)
+@mutant(15)
 class HasNoInfo(Mutant):
     @property
     def learn_mode(self) -> LearnMode:
@@ -41,14 +41,14 @@ class ServesEveryMode(Mutant):
         return
 
 
-@mutant(3, 23)
+@mutant(3)
 class ActsOutsideTheSpace(Mutant):
     def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
         found = super().act(obs, env_ids, explore=explore, **setting)
         return found if explore else {"action": found["action"] + 3}
 
 
-@mutant(4)
+@mutant(3)
 class FailsWithoutEnvs(Mutant):
     def _act_by_env(self, field: str, obs: Any, **setting: Any) -> Any:
         if not obs:
@@ -64,13 +64,13 @@ class ScalesObservationsInPlace(Mutant):
         return super()._act_by_env(field, obs, **setting)
 
 
-@mutant(6, 7, 11, 19, 20, 24)
+@mutant(6, 8, 11, 19, 20, 24)
 class ExploresInEvaluations(Mutant):
     def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
         return super().act(obs, env_ids, explore=True, **{"eps": 0.9, **setting})
 
 
-@mutant(7)
+@mutant(8)
 class EvaluatingDrawsFromTheExploration(Mutant):
     def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
         if not explore:
@@ -78,7 +78,7 @@ class EvaluatingDrawsFromTheExploration(Mutant):
         return super().act(obs, env_ids, explore=explore, **setting)
 
 
-@mutant(8, 7)
+@mutant(8)
 class IgnoresItsSeed(Mutant):
     def __init__(self, enable_field: Sequence[str] | None, seed: int | None) -> None:
         super().__init__(enable_field, None)
@@ -123,7 +123,7 @@ class RemembersEnvsThatWereReset(Mutant):
             self.steps.clear()
 
 
-@mutant(12)
+@mutant(13)
 class NamesTheEndInItsOwnWay(Mutant):
     def _transition(self, obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
         found = super()._transition(obs, output, timestep)
@@ -157,7 +157,7 @@ class LogsNaN(Mutant):
         return {**super().learn(batch), "entropy": float("nan")}
 
 
-@mutant(16, 20)
+@mutant(15, 20)
 class CollectsWithItsFirstWeights(Mutant):
     def build(self) -> None:
         super().build()
@@ -218,7 +218,7 @@ class HidesItsBatchSize(Mutant):
         return super()._get_attribute(key)
 
 
-@mutant(23)
+@mutant(3)
 class ForgetsExplorationLate(Mutant):
     @property
     def command_mode(self) -> CommandMode:

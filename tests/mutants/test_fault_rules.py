@@ -85,16 +85,16 @@ def gives_up_for_good_after_silence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestSlaveEnd, "_note_silence", give_up)
 
 
-MUTANTS = {
-    36: joins_again_at_every_try,
-    37: sends_each_task_one_time,
-    38: reports_repeated_answers,
-    39: raises_on_silence,
-    40: gives_up_for_good_after_silence,
-}
+MUTANTS = [
+    (36, joins_again_at_every_try),
+    (37, sends_each_task_one_time),
+    (37, reports_repeated_answers),
+    (40, raises_on_silence),
+    (40, gives_up_for_good_after_silence),
+]
 
 
-@pytest.mark.parametrize(("number", "mutate"), MUTANTS.items())
+@pytest.mark.parametrize(("number", "mutate"), MUTANTS)
 def test_fault_rule_detects_its_mutant(
     number: int,
     mutate: Callable[[pytest.MonkeyPatch], None],
@@ -118,4 +118,5 @@ def test_fault_rule_detects_its_mutant(
 
 
 def test_every_fault_rule_has_a_mutant() -> None:
-    assert sorted(MUTANTS) == [rule.number for rule in RULES if rule.needs == "survives_faults"]
+    numbers = {rule.number for rule in RULES if rule.needs == "survives_faults"}
+    assert {number for number, _ in MUTANTS} == numbers

@@ -138,7 +138,7 @@ class EvaluatesText(MemoryMasterEnd):
         super().send(worker_id, incarnation, task)
 
 
-@mutant(34)
+@mutant(33)
 class CallsBack(MemorySlaveEnd):
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
         super().join(info, timeout_s)

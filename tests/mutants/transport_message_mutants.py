@@ -49,7 +49,7 @@ class AnnouncesTwice(MemoryMasterEnd):
         return super().open(Twice(listener))
 
 
-@mutant(2, 11)
+@mutant(11)
 class NewestTaskFirst(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         if self._mailbox is not None and len(self._mailbox) == 10:
@@ -57,7 +57,7 @@ class NewestTaskFirst(MemorySlaveEnd):
         return super().next_task(timeout_s)
 
 
-@mutant(2, 11)
+@mutant(11)
 class DeliversTheTenthTwice(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         if self._mailbox is not None and len(self._mailbox) == 10:
@@ -65,7 +65,7 @@ class DeliversTheTenthTwice(MemorySlaveEnd):
         return super().next_task(timeout_s)
 
 
-@mutant(3, 11)
+@mutant(17, 11)
 class LooksForTasksAtTheDeadline(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._master.condition:
@@ -74,7 +74,7 @@ class LooksForTasksAtTheDeadline(MemorySlaveEnd):
         return super().next_task(0.0)
 
 
-@mutant(4, 11)
+@mutant(11)
 class SendsToAll(MemoryMasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         super().send(worker_id, incarnation, task)
@@ -83,7 +83,7 @@ class SendsToAll(MemoryMasterEnd):
             super().send(others[0], self.joins[others[0]], task)
 
 
-@mutant(5, 11)
+@mutant(11)
 class SwapsTwoAnswers(MemorySlaveEnd):
     held: TaskAnswer | None = None
     count = 0
@@ -99,13 +99,13 @@ class SwapsTwoAnswers(MemorySlaveEnd):
             self.held = None
 
 
-@mutant(6)
+@mutant(8)
 class KeepsTheTraceback(MemorySlaveEnd):
     def answer(self, answer: TaskAnswer) -> None:
         super().answer(replace(answer, traceback=""))
 
 
-@mutant(7)
+@mutant(11)
 class CountsIn32Bits(MemorySlaveEnd):
     def renew(self, progress: int) -> None:
         super().renew(progress & 0xFFFFFFFF)
@@ -127,7 +127,7 @@ class SendsAnything(MemoryMasterEnd):
             return data
 
 
-@mutant(10, 12, 16)
+@mutant(16, 12)
 class SendsIntoTheVoid(MemoryMasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         if worker_id in self.mailboxes:
@@ -153,7 +153,7 @@ class DropsInSilence(MemoryMasterEnd):
                 self.mailboxes.pop(worker_id, None)
 
 
-@mutant(13, 15)
+@mutant(12, 15)
 class TakesLateAnswers(MemorySlaveEnd):
     def answer(self, answer: TaskAnswer) -> None:
         try:
@@ -179,13 +179,13 @@ class KeepsOldTasks(MemoryMasterEnd):
         super().send(worker_id, incarnation, task)
 
 
-@mutant(43)
+@mutant(14)
 class SendsToWhoeverHasTheName(MemoryMasterEnd):
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         super().send(worker_id, self.joins[worker_id], task)
 
 
-@mutant(45)
+@mutant(14)
 class DropsWhoeverHasTheName(MemoryMasterEnd):
     def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
         super().drop(worker_id, self.joins[worker_id], reason)

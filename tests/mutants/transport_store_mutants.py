@@ -28,7 +28,7 @@ class ShowsItLater(MemoryDataStore):
         return super().get(data_id, timeout_s)
 
 
-@mutant(24)
+@mutant(23)
 class HandsOutCopies(MemoryDataStore):
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         found = super().get(data_id, timeout_s)
@@ -42,13 +42,13 @@ class ReplacesPayloads(MemoryDataStore):
         super().put(data_id, batch)
 
 
-@mutant(26, 20, 27)
+@mutant(27, 20)
 class RaisesKeyError(MemoryDataStore):
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         return self._payloads[data_id]
 
 
-@mutant(26)
+@mutant(27)
 class NamesNoPayload(MemoryDataStore):
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         try:
@@ -124,7 +124,7 @@ class SweepsAll(MemoryDataStore):
         return count
 
 
-@mutant(44)
+@mutant(27)
 class HasWhatItHad(MemoryDataStore):
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
         self.__dict__.setdefault("had", set()).update(self._payloads)

@@ -12,19 +12,9 @@ from hypothesis import settings
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.testing import BufferMachine
 from dingsdk.worker.replay_buffer import IBuffer
-from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 from ..contracts.random_remover import RandomRemover
-
-BASE = frozenset({"fifo", "parts", "saves"})
-ROWS = BASE | {"distinct", "ages"}
-PRIORITIZED = BASE | {"ages", "priorities"}
-
-
-class PackedMaps(MemmapStorage):
-    """Also compresses small columns, such as those of the kit's rows."""
-
-    least_packed_bytes = 200
+from ..contracts.test_buffers import BASE, PRIORITIZED, ROWS, PackedMaps
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +82,6 @@ TestNaiveOverPackedMaps = machine("naive", DURABLE, "packed", columns=PACKED)
 TestNaiveOverLinkedPackedMaps = machine("naive", DURABLE, "packed", columns=LINKED | PACKED)
 TestNaiveWithRandomRemover = machine(
     "naive", (ROWS | {"columns"}) - {"fifo"}, "array", remover={"type": "random"}
-)
-TestElasticOverArrays = machine(
-    "elastic", BASE | {"distinct", "elastic", "columns"}, "array", slow=False
 )
 TestSequenceOverArrays = machine("sequence", SEQUENCES | {"columns"}, "array", slow=False)
 TestSequenceOverObjects = machine("sequence", SEQUENCES | {"objects"}, "object")

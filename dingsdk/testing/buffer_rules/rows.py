@@ -28,7 +28,7 @@ def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
 
     A list or a SampleBatch is pushed as several rows, anything else as one row. ``count`` is the
     number of rows in the buffer, ``push_count`` the number of rows pushed, and
-    ``replay_buffer_size`` the capacity.
+    ``replay_buffer_size`` the capacity. A push of an empty list or batch changes nothing.
     """
     buffer = bench.buffer()
     expect_equal((buffer.count(), buffer.push_count), (0, 0), "counts of a new buffer")
@@ -38,6 +38,8 @@ def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
         buffer.push(one if bench.has("episodes") else one[0], 0)
     buffer.push(bench.rows(2, 3), 1)
     buffer.push(bench.batch(4, 5), 2)
+    buffer.push([], 0)
+    buffer.push(bench.batch(7)[:0], 0)
     bench.expect_contents(buffer, range(6), "after two, two in a list and two in a batch")
     expect_equal(buffer.push_count, 6, "push_count")
 
@@ -46,9 +48,10 @@ def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
 def rule_02_full_buffer_drops_the_oldest(bench: BufferBench) -> None:
     """A full buffer overwrites its oldest rows, whatever the sizes of the pushes.
 
-    ``push_count`` grows by one for each row; ``count`` stays at the capacity.
+    If more rows are pushed than the capacity, the newest of them are kept. ``push_count`` grows by
+    one for each row; ``count`` stays at the capacity.
     """
-    for size in (1, 2, 4, 5, CAPACITY):
+    for size in (1, 2, 4, 5, CAPACITY, CAPACITY + 1, 3 * CAPACITY + 2):
         buffer = bench.buffer()
         for first in range(0, 4 * CAPACITY, size):
             numbers = range(first, first + size)
@@ -57,52 +60,25 @@ def rule_02_full_buffer_drops_the_oldest(bench: BufferBench) -> None:
             bench.expect_contents(buffer, range(first + size), f"of pushes of {size}")
 
 
-@needs("fifo")
-def rule_03_longer_push_keeps_the_newest(bench: BufferBench) -> None:
-    """If more rows are pushed than the capacity, the newest of them are kept."""
-    for held in (0, 2, CAPACITY):
-        for size in (CAPACITY + 1, 2 * CAPACITY, 3 * CAPACITY + 2):
-            buffer = bench.buffer(*range(held))
-            buffer.push(bench.rows(*range(100, 100 + size)), 0)
-            bench.expect_contents(buffer, range(100, 100 + size), f"after {size} onto {held}")
-            expect_equal(buffer.push_count, held + size, "push_count")
-
-
-def rule_04_empty_push_changes_nothing(bench: BufferBench) -> None:
-    """A push of an empty list or batch changes nothing."""
-    for held in (0, 2):
-        buffer = bench.buffer(*range(held))
-        buffer.push([], 0)
-        buffer.push(bench.batch(7)[:0], 0)
-        bench.expect_contents(buffer, range(held), "after empty pushes")
-        expect_equal(buffer.push_count, held, "push_count")
-
-
 def rule_05_stored_rows_are_copies(bench: BufferBench) -> None:
-    """Changes to rows after they were pushed do not change the stored rows.
+    """Changes to rows after they were pushed do not change the stored rows, and vice versa.
 
-    The same object pushed twice is stored as two rows.
+    A push does not change the pushed data; neither do later samples and updates. The same object
+    pushed twice is stored as two rows.
     """
     buffer = bench.buffer()
     twice, batch = bench.rows(1)[0], bench.batch(2, 3)
     rows = [twice, twice]
+    before = copy.deepcopy((rows, batch))
     buffer.push(rows, 0)
     buffer.push(batch, 0)
+    for _ in range(4):
+        spoil(bench.sample(buffer, 2))
+    expect_same((rows, batch), before, "what was pushed")
     spoil(rows[:1])
     rows.clear()
     spoil(batch)
     bench.expect_contents(buffer, [1, 1, 2, 3], "after the caller's were overwritten")
-
-
-def rule_06_pushed_rows_are_not_written_to(bench: BufferBench) -> None:
-    """A push does not change the pushed data; neither do later samples and updates."""
-    buffer = bench.buffer()
-    for data in (bench.rows(0, 1), bench.batch(2, 3), bench.rows(*range(10, 20))):
-        before = copy.deepcopy(data)
-        buffer.push(data, 0)
-        for _ in range(4):
-            spoil(bench.sample(buffer, 2))
-        expect_same(data, before, "what was pushed")
 
 
 def rule_07_empty_rows_are_refused(bench: BufferBench) -> None:
@@ -183,15 +159,6 @@ def _expect_refused(buffer: Any, data: Any, key: str) -> None:
         raise RuleBroken(f"push of {data!r:.120} was taken, whose {key} does not fit")
 
 
-def rule_10_sample_has_the_size_and_whole_rows(bench: BufferBench) -> None:
-    """``sample(n)`` returns ``n`` rows that are in the buffer, as they were pushed."""
-    buffer = bench.buffer(*range(10))
-    rows = bench.held(buffer, range(10))
-    for size in range(1, CAPACITY + 1):
-        strange = set(bench.draw(buffer, size)) - set(rows)
-        expect(not strange, f"rows {sorted(strange)} were drawn, which had left")
-
-
 @needs("columns")
 def rule_11_columns_come_back_as_columns(bench: BufferBench) -> None:
     """A batch is a SampleBatch with the columns and dtypes of the first push."""
@@ -205,7 +172,10 @@ def rule_11_columns_come_back_as_columns(bench: BufferBench) -> None:
 
 @needs("columns", unless="own_law")
 def rule_12_every_row_can_be_drawn(bench: BufferBench) -> None:
-    """Each row in the buffer is drawn sooner or later, also when the buffer is full."""
+    """``sample(n)`` returns ``n`` rows that are in the buffer, as they were pushed.
+
+    Each row in the buffer is drawn sooner or later, also when the buffer is full.
+    """
     for held in (1, 3, CAPACITY, CAPACITY + 2):
         buffer = bench.buffer(*range(held))
         expected = set(bench.held(buffer, range(held)))
@@ -231,56 +201,42 @@ def rule_13_sampled_rows_are_copies(bench: BufferBench) -> None:
     bench.expect_contents(buffer, range(20, 20 + CAPACITY), "after batches were changed")
 
 
-def rule_14_sample_of_0_is_empty(bench: BufferBench) -> None:
-    """``sample(0)`` returns ``[]``, whether or not the buffer is empty."""
-    for held in (0, 3):
-        expect_equal(bench.sample(bench.buffer(*range(held)), 0), [], f"sample(0) of {held}")
-
-
 def rule_15_sample_is_none_without_enough_rows(bench: BufferBench) -> None:
-    """``sample`` of more rows than there are returns None at once; the buffer works afterwards."""
+    """``sample`` of more rows than there are returns None at once; the buffer works afterwards.
+
+    ``sample(0)`` returns ``[]``, whether or not the buffer is empty. A size that is not an integer,
+    or is below 0, raises ConfigError (a ValueError).
+    """
     buffer = bench.buffer()
+    expect_equal(bench.sample(buffer, 0), [], "sample(0) of an empty buffer")
     expect_equal(bench.sample(buffer, 1), None, "a sample of an empty buffer")
     bench.push(buffer, 1, 2)
     expect_equal(bench.sample(buffer, 3), None, "a sample of 3 of 2 rows")
     expect_equal(bench.sample(buffer, CAPACITY + 1), None, "a sample larger than the capacity")
-    bench.expect_contents(buffer, [1, 2], "after samples that could not be served")
-
-
-def rule_16_wrong_sizes_are_refused(bench: BufferBench) -> None:
-    """A size that is not an integer, or is below 0, raises ConfigError (a ValueError)."""
-    buffer = bench.buffer(1, 2)
+    expect_equal(bench.sample(buffer, 0), [], "sample(0) of 2 rows")
     sizes: tuple[Any, ...] = (-1, 1.5, "1", None, True)
     for size in sizes:
         with raises(f"sample({size!r})", ConfigError):
             bench.sample(buffer, size)
-    bench.expect_contents(buffer, [1, 2], "after refused sizes")
-
-
-@needs("distinct")
-def rule_17_rows_of_a_batch_are_distinct(bench: BufferBench) -> None:
-    """The rows of a batch are distinct, unless ``replace`` is true.
-
-    With ``replace`` a batch may be larger than the number of rows in the buffer.
-    """
-    buffer = bench.buffer(*range(CAPACITY))
-    for size in [2, 3, CAPACITY - 1, CAPACITY] * 12:
-        numbers = bench.draw(buffer, size)
-        expect_equal(len(set(numbers)), size, f"distinct rows of {numbers}")
-    repeated = bench.draw(buffer, 10 * CAPACITY, replace=True)
-    expect_equal(sorted(set(repeated)), list(range(CAPACITY)), "rows drawn with replacement")
+    bench.expect_contents(buffer, [1, 2], "after samples that could not be served")
 
 
 @needs("distinct")
 def rule_18_rows_are_equally_likely(bench: BufferBench) -> None:
-    """All rows are equally likely, with and without replacement, and so are all pairs of rows."""
+    """All rows are equally likely, with and without replacement, and so are all pairs of rows.
+
+    The rows of a batch are distinct, unless ``replace`` is true. Then a batch may be larger than
+    the number of rows in the buffer.
+    """
     buffer = bench.buffer(*range(CAPACITY + 3))
     times = 500
-    for size, options in ((1, {}), (2, {}), (CAPACITY - 1, {}), (3, {"replace": True})):
+    for size, replace in ((1, False), (2, False), (CAPACITY, False), (2 * CAPACITY, True)):
         counts: Counter[int] = Counter()
         for _ in range(times):
-            counts.update(bench.draw(buffer, size, **options))
-        expect_alike(counts, CAPACITY, f"rows in batches of {size}, {options}")
+            numbers = bench.draw(buffer, size, **({"replace": True} if replace else {}))
+            expect(replace or len(set(numbers)) == size, f"{numbers} are not distinct")
+            counts.update(numbers)
+        expect_alike(counts, CAPACITY, f"rows in batches of {size}, replace={replace}")
     pairs = Counter(tuple(sorted(bench.draw(buffer, 2))) for _ in range(times))
     expect_alike(pairs, CAPACITY * (CAPACITY - 1) // 2, "pairs")
 

@@ -32,42 +32,34 @@ class CommandBench(RuleBench[click.Command]):
 
 
 def rule_01_says_what_it_does(bench: CommandBench) -> None:
-    """A command has a help text, and a short help of one line for the list of commands."""
+    """A command has a help text, and a short help of one line for the list of commands.
+
+    The help text mentions each argument by the name that the usage line shows. Each option that is
+    not hidden has a help text.
+    """
     for command in bench.commands():
-        expect(bool((command.help or "").strip()), f"{command.name} has no help")
+        help_text = (command.help or "").strip()
+        expect(bool(help_text), f"{command.name} has no help")
         short = command.get_short_help_str(limit=1000)
         is_line = 0 < len(short) <= SHORT_HELP_CHARS and "\n" not in short
         expect(is_line, f"the short help of {command.name} is {short!r}")
-
-
-def rule_02_each_option_has_help(bench: CommandBench) -> None:
-    """Each option that is not hidden has a help text."""
-    for command in bench.commands():
-        for parameter in command.params:
-            if isinstance(parameter, click.Option) and not parameter.hidden:
-                expect(bool(parameter.help), f"{command.name} {parameter.opts[-1]} has no help")
-
-
-def rule_03_each_argument_is_named(bench: CommandBench) -> None:
-    """The help text mentions each argument by the name that the usage line shows."""
-    for command in bench.commands():
         for parameter in command.params:
             if isinstance(parameter, click.Argument):
                 name = parameter.make_metavar(click.Context(command)).strip("[].")
-                expect(name in (command.help or ""), f"the help of {command.name} omits {name}")
+                expect(name in help_text, f"the help of {command.name} omits {name}")
+            elif isinstance(parameter, click.Option) and not parameter.hidden:
+                expect(bool(parameter.help), f"{command.name} {parameter.opts[-1]} has no help")
 
 
 def rule_04_help_is_shown(bench: CommandBench) -> None:
-    """``--help`` shows the help and exits with 0."""
+    """``--help`` shows the help and exits with 0.
+
+    An unknown option is an error that names it, with exit code 2.
+    """
     for command in bench.commands():
         done = bench.call(command, "--help")
         expect_equal(done.exit_code, 0, f"exit code of {command.name} --help ({done.exception!r})")
         expect("Usage:" in done.output, f"{command.name} --help shows {done.output!r}")
-
-
-def rule_05_unknown_options_are_refused(bench: CommandBench) -> None:
-    """An unknown option is an error that names it, with exit code 2."""
-    for command in bench.commands():
         done = bench.call(command, "--no-such-option")
         expect_equal(done.exit_code, 2, f"exit code of {command.name} --no-such-option")
         expect("--no-such-option" in done.output, f"the error of {command.name}: {done.output!r}")

@@ -138,34 +138,31 @@ class ObserverBench(RuleBench[Any]):
         ]
 
 
-def rule_02_changes_nothing(bench: ObserverBench) -> None:
-    """Hooks do not change their arguments."""
-    for hook, facts in bench.run("run"):
-        given = {name: value for name, value in facts.items() if name not in _OBJECTS}
-        before = copy.deepcopy(given)
-        bench.call(hook, facts)
-        expect_same(given, before, f"what {hook} was given, after it,")
-
-
 def rule_03_serves_one_run_after_another(bench: ObserverBench) -> None:
-    """No hook raises in later runs of the process, or in a run without an evaluation."""
+    """No hook raises in later runs of the process, or in a run without an evaluation.
+
+    Hooks do not change their arguments. Answers of decide hooks can be used: ``should_stop``
+    returns a string or None, ``create_component`` an object with the methods of its kind; once
+    ``write_checkpoint`` returns True, there is a file. Columns and result fields are dicts; values
+    of columns are numbers, strings or None, values of result fields can be encoded as JSON.
+    """
     for name, mean_return in (("first", 5.0), ("second", None), ("third", 6.0)):
         for hook, facts in bench.run(name, mean_return):
-            bench.call(hook, facts)
-
-
-def rule_04_works_in_other_processes(bench: ObserverBench) -> None:
-    """No hook raises in the process of a worker, where ``dingsdk_run_started`` was not called."""
-    bench.call("dingsdk_configure", {"config": bench.config})
-    for hook, facts in bench.work(bench.folder):
-        bench.call(hook, facts)
+            given = {name: value for name, value in facts.items() if name not in _OBJECTS}
+            before = copy.deepcopy(given)
+            answer = bench.call(hook, facts)
+            expect_same(given, before, f"what {hook} was given, after it,")
+            if answer is not None:
+                _expect_usable(answer, hook, facts)
 
 
 def rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
-    """Several threads may call the hooks at the same time, as workers that are threads do.
+    """No hook raises in the process of a worker, where ``dingsdk_run_started`` was not called.
 
-    Decide hooks are called by one thread.
+    Several threads may call the hooks at the same time, as workers that are threads do. Decide
+    hooks are called by one thread.
     """
+    bench.call("dingsdk_configure", {"config": bench.config})
     calls = []
     for hook, facts in bench.work(bench.folder):
         if hook in DECISIONS:
@@ -184,26 +181,16 @@ def rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
         call.value(bench.patience_s)
 
 
-def rule_06_answers_have_their_form(bench: ObserverBench) -> None:
-    """Answers of decide hooks can be used; columns and result fields are dicts of values.
-
-    ``should_stop`` returns a string or None, ``create_component`` an object with the methods of its
-    kind. Once ``write_checkpoint`` returns True, there is a file. Values of columns are numbers,
-    strings or None; values of result fields can be encoded as JSON.
-    """
-    for hook, facts in bench.run("run"):
-        answer = bench.call(hook, facts)
-        if answer is None:
-            continue
-        if hook in DECISIONS:
-            wrong = DECISIONS[hook](answer, facts)
-            expect(not wrong, f"{hook} returned {answer!r:.80}; {wrong}")
-        elif hook in ("dingsdk_progress_columns", "dingsdk_result_fields"):
-            expect(isinstance(answer, Mapping), f"{hook} returned {answer!r}")
-            for name, value in answer.items():
-                is_column = isinstance(value, str | int | float | None)
-                is_plain = is_column if hook == "dingsdk_progress_columns" else _is_json(value)
-                expect(isinstance(name, str) and is_plain, f"{hook} returned {name!r}: {value!r}")
+def _expect_usable(answer: Any, hook: str, facts: Mapping[str, Any]) -> None:
+    if hook in DECISIONS:
+        wrong = DECISIONS[hook](answer, facts)
+        expect(not wrong, f"{hook} returned {answer!r:.80}; {wrong}")
+    elif hook in ("dingsdk_progress_columns", "dingsdk_result_fields"):
+        expect(isinstance(answer, Mapping), f"{hook} returned {answer!r}")
+        for name, value in answer.items():
+            is_column = isinstance(value, str | int | float | None)
+            is_plain = is_column if hook == "dingsdk_progress_columns" else _is_json(value)
+            expect(isinstance(name, str) and is_plain, f"{hook} returned {name!r}: {value!r}")
 
 
 def _is_json(value: Any) -> bool:
