@@ -450,12 +450,9 @@ def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResu
     from dingsdk.pipeline.worker import has_processes
 
     if has_processes(context.cfg, mode) and context.on_address is None:
-        from dingsdk.pipeline.parallel import keeps_journal
+        from dingsdk.pipeline.supervisor import Supervisor
 
-        if keeps_journal(context):
-            from dingsdk.pipeline.supervisor import Supervisor
-
-            return lambda context: Supervisor(context).run()
+        return lambda context: Supervisor(context).run()
     from dingsdk.pipeline.parallel import parallel_pipeline
 
     return parallel_pipeline

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +22,12 @@ from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunSta
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
-    Ending,
     Failed,
     Lose,
     Message,
-    NewEvaluation,
     Observed,
+    Report,
     RunEnded,
-    RunOpened,
-    StatusReport,
     decode,
     encode,
 )
@@ -48,6 +46,13 @@ from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 
 REPORT = "Fatal Python error: Segmentation fault"
+ADDRESS = "http://127.0.0.1:7777"
+EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
+
+
+def report(address: str = ADDRESS, status: RunStatus | None = None, *, is_ending: bool = False,
+           evaluations: Sequence[Evaluation] = ()) -> Report:  # fmt: skip
+    return Report(address, status or RunStatus(), ["c0"], list(evaluations), is_ending)
 
 
 def error_of(run_dir: Path, message: Failed, report: str = "") -> DingError:
@@ -172,7 +177,8 @@ class Site:
         self.supervisor._look()
 
     def open(self, port: int = 7777, after_s: float = 0.0) -> None:
-        self.tell(RunOpened(f"http://127.0.0.1:{port}", [], 0.0), after_s=after_s)
+        (self.supervisor._context.run_dir / "journal").mkdir(exist_ok=True)
+        self.tell(report(f"http://127.0.0.1:{port}"), after_s=after_s)
 
     def die(self, after_s: float = 0.0) -> None:
         self.newest.exit_code = -9
@@ -210,9 +216,10 @@ def test_dead_coordinator_is_replaced_on_the_same_port(
     site.calls.clear()
     site.open(7777)
     assert site.calls == ["workers poll"]
+    site.die(60.0)
+    site.calls.clear()
     site.open(8888)
     assert site.calls == [
-        "workers poll",
         ("workers close", INTERRUPTED_CLOSE_S[1]),
         "made",
         ("workers start", "http://127.0.0.1:8888"),
@@ -243,7 +250,7 @@ def test_workers_are_watched_again_if_the_coordinator_died_while_ending_them(
     site: Site,
 ) -> None:
     site.open()
-    site.tell(Ending())
+    site.tell(report(is_ending=True))
     site.die()
     site.calls.clear()
     site.open()
@@ -263,7 +270,7 @@ def test_coordinator_that_hangs_is_killed_and_another_one_continues(
     hanging = site.newest
     for _ in range(30):
         site.tell(after_s=1.0)
-    site.tell(StatusReport(RunStatus(), []))  # it was slow
+    site.tell(report())  # it was slow
     for _ in range(30):
         site.tell(after_s=1.0)
     assert (hanging.exit_code, site.started) == (None, [hanging])
@@ -295,7 +302,7 @@ def test_coordinator_is_not_killed_for_time_in_which_the_supervisor_was_stopped(
 
 def test_coordinator_that_ends_the_run_may_be_silent(site: Site) -> None:
     site.open()
-    site.tell(Ending())
+    site.tell(report(is_ending=True))
     for _ in range(100):
         site.tell(after_s=1.0)
     assert len(site.started) == 1
@@ -361,26 +368,24 @@ def test_messages_of_a_coordinator_are_passed_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hooks: list[Any] = []
-    told = SimpleNamespace(
+    observers = SimpleNamespace(
         after_checkpoint=lambda **facts: hooks.append(facts),
         after_task=lambda **facts: hooks.append(facts),
     )
-    monkeypatch.setattr("dingsdk.pipeline.supervisor.observe", lambda: told)
+    monkeypatch.setattr("dingsdk.pipeline.supervisor.observe", lambda: observers)
     site.open()
     status = RunStatus(env_steps=5, train_iter=2)
-    evaluation = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
     facts = {"path": "/run/ckpt", "iteration": 2}
-    site.tell(
-        StatusReport(status, ["c0"]), NewEvaluation(evaluation), Observed("after_checkpoint", facts)
-    )
+    told = report(status=status, evaluations=[EVALUATION])
+    site.tell(told, Observed("after_checkpoint", facts))
     site.tell(Observed("after_task", {"task_id": "t1"}))
     assert (site.supervisor._status, site.supervisor.workers) == (status, ["c0"])
-    assert site.context.recorder.all_evaluations == (evaluation,)
+    assert site.context.recorder.all_evaluations == (EVALUATION,)
     assert hooks == [{"path": Path("/run/ckpt"), "iteration": 2}, {"task_id": "t1"}]
     site.supervisor.lose("c0", "it died")
     assert site.newest.heard == [Lose("c0", "it died")]
     assert site.calls.count("workers poll") == 3
-    site.tell(Ending())
+    site.tell(report(is_ending=True))
     assert site.calls.count("workers poll") == 3
     site.tell(RunEnded("limit", status))
     assert site.supervisor._over == RunEnded("limit", status)
@@ -399,10 +404,12 @@ def test_data_of_a_run_is_kept_only_if_it_can_be_resumed(
     site: Site, has_begun: bool, has_journal: bool, code: int, left: list[str]
 ) -> None:
     journal = site.context.run_dir / "journal"
-    if has_journal:
-        journal.mkdir()
     if has_begun:
         site.open()
+    if has_journal:
+        journal.mkdir(exist_ok=True)
+    elif has_begun:
+        journal.rmdir()
     site.newest.exit_code = code
     site.calls.clear()
     site.supervisor._over = RunEnded("limit", RunStatus())
@@ -413,19 +420,10 @@ def test_data_of_a_run_is_kept_only_if_it_can_be_resumed(
     assert journal.is_dir() == (has_journal and has_begun)
 
 
-ADDRESS = "http://127.0.0.1:7777"
-EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
-
-
 def test_result_of_a_run_is_built_from_the_messages_of_its_coordinator(idle: Site) -> None:
     status = RunStatus(env_steps=8, train_iter=4)
-    told = StatusReport(RunStatus(env_steps=5), ["c0"])
-    idle.script = [
-        RunOpened(ADDRESS, [], 0.0),
-        told,
-        NewEvaluation(EVALUATION),
-        RunEnded("limit", status),
-    ]
+    told = report(status=RunStatus(env_steps=5), evaluations=[EVALUATION])
+    idle.script = [report(), told, RunEnded("limit", status)]
 
     result = idle.supervisor.run()
 
@@ -446,21 +444,10 @@ def test_result_of_a_run_is_built_from_the_messages_of_its_coordinator(idle: Sit
     assert coordinator.heard == []
 
 
-def test_status_of_a_run_is_the_last_one_that_its_coordinator_sent(idle: Site) -> None:
-    assert idle.supervisor._status == RunStatus()
-    seen = []
-    idle.script = [
-        StatusReport(RunStatus(env_steps=5), []),
-        RunEnded("limit", RunStatus(env_steps=6)),
-    ]
-    idle.context.stop = SimpleNamespace(is_set=lambda: seen.append(idle.context.status()))  # type: ignore[assignment]
-    idle.supervisor.run()
-    assert [each.env_steps for each in seen] == [5]
-
-
 def test_coordinator_of_a_resumed_run_reads_the_journal(idle: Site) -> None:
     idle.context.resumed = JournaledRun(idle.context.run_dir, {})
-    idle.script = [RunOpened(ADDRESS, [EVALUATION], 12.0), RunEnded("limit", RunStatus())]
+    first = report(status=RunStatus(elapsed_s=12.0), evaluations=[EVALUATION])
+    idle.script = [first, RunEnded("limit", RunStatus())]
     assert Supervisor(idle.context).run().evaluations == (EVALUATION,)
     assert (idle.newest.spec.is_resumed, idle.newest.spec.rejoin_s) == (True, 0.0)
     assert idle.context.recorder.all_evaluations == (EVALUATION,)
@@ -468,17 +455,26 @@ def test_coordinator_of_a_resumed_run_reads_the_journal(idle: Site) -> None:
 
 
 def test_evaluations_of_a_replaced_coordinator_are_not_added_twice(site: Site) -> None:
+    other = replace(EVALUATION, env_steps=7)
     site.open()
-    site.tell(NewEvaluation(EVALUATION))
+    site.tell(report(evaluations=[EVALUATION]))
     site.die()
-    site.tell(RunOpened(ADDRESS, [EVALUATION, EVALUATION], 12.0))
-    assert site.context.recorder.all_evaluations == (EVALUATION,)
-    assert site.context.recorder.elapsed_s == 0.0
+    site.tell(report(evaluations=[EVALUATION, other]))
+    site.tell(report(evaluations=[other]))
+    assert site.context.recorder.all_evaluations == (EVALUATION, other, other)
+
+
+def test_coordinator_of_a_run_without_a_journal_is_not_replaced(site: Site) -> None:
+    site.open()
+    (site.context.run_dir / "journal").rmdir()
+    with pytest.raises(WorkerCrashedError, match="keeps no journal to continue from: killed by"):
+        site.die()
+    assert len(site.started) == 1
 
 
 def test_error_of_a_coordinator_interrupts_the_run(idle: Site) -> None:
     broken = Failed("ConfigError", "no such key", {"path": "a"}, [], True)
-    idle.script = [RunOpened(ADDRESS, [], 0.0), broken]
+    idle.script = [report(), broken]
     with pytest.raises(ConfigError, match="no such key"):
         idle.supervisor.run()
     assert idle.newest.heard == [End("interrupted")]
@@ -491,7 +487,7 @@ def test_transport_that_starts_workers_is_launched_before_the_run_and_closed_aft
 ) -> None:
     kind = SimpleNamespace(starts_workers=True)
     monkeypatch.setattr("dingsdk.pipeline.supervisor.transport_class", lambda cfg: kind)
-    idle.script = [RunOpened(ADDRESS, [], 0.0), RunEnded("limit", RunStatus())]
+    idle.script = [report(), RunEnded("limit", RunStatus())]
     idle.supervisor.run()
     assert idle.calls == [
         ("launch", worker_ids(idle.context.cfg)),
@@ -517,7 +513,7 @@ def test_plugin_can_stop_the_run(site: Site, reason: str | None, heard: list[Mes
         manager.register_plugin(Stop(), "stop")
         site.open()
         site.newest.heard.clear()
-        site.tell(StatusReport(RunStatus(env_steps=5, train_iter=2), []))
+        site.tell(report(status=RunStatus(env_steps=5, train_iter=2)))
     assert asked[-1] == (5, 2)
     assert site.newest.heard == heard
 
