@@ -172,15 +172,15 @@ class _Elsewhere(WorkerGroup):
             self._reporting.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._is_over.is_set():
-            self._is_over.wait(TELL_S)
-            self._report()
+        is_ending = False
+        while not is_ending:
+            is_ending = self._is_over.wait(TELL_S)
+            self._report(is_ending)
 
-    def _report(self) -> None:
+    def _report(self, is_ending: bool = False) -> None:
         evaluations = self._context.recorder.all_evaluations[self._sent :]
         self._sent += len(evaluations)
         status, workers = self._context.status(), list(self._master.workers)
-        is_ending = self._is_over.is_set()
         self._parent.send(Report(self._address, status, workers, list(evaluations), is_ending))
 
 

@@ -54,7 +54,7 @@ def test_status_of_a_running_run_can_be_read_and_printed(tmp_path: Path) -> None
     }  # fmt: skip
     assert found["best_return"] is None
     assert found["reason"] is None
-    assert json.loads(shown(tmp_path, "--json")) == found
+    assert json.loads(shown(tmp_path, "--json")) == json.loads(json.dumps(found))
     with held(tmp_path):
         lines = shown(tmp_path).splitlines()
     assert lines[0].startswith("run           under way (process ")
