@@ -263,7 +263,7 @@ def run_pipeline(
         def conclude(result: RunResult) -> RunResult:
             if signals.received is not None and result.reason == "interrupted":
                 result = dataclasses.replace(result, signal=int(signals.received))
-            if mode == "parallel" and result.reason == "limit" and not result.train_iter:
+            if result.reason == "limit" and not result.train_iter:
                 _log.warning(
                     "no iteration was trained in %d env steps: the replay buffer gave no batch; "
                     "look at its limiter, the length of its sequences, and the limit of the run",

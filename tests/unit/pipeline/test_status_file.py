@@ -144,29 +144,6 @@ def test_killed_run_is_shown_as_killed_at_once(tmp_path: Path) -> None:
     assert f"killed: process {process.pid} on " in shown(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("reason", "text"), [("interrupted", "over: interrupted"), (None, "killed: ")]
-)
-def test_status_of_an_earlier_process_mentions_that_the_run_is_being_resumed(
-    tmp_path: Path, reason: Any, text: str
-) -> None:
-    written = StatusFile(context_of(tmp_path), "serial")
-    written.reason = reason
-    written.write()
-    path = tmp_path / STATUS_NAME
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": gone.pid}))
-    in_use = "; a process is using its folder"
-    with held(tmp_path):
-        line = shown(tmp_path).splitlines()[0]
-        assert text in line
-        assert line.endswith(in_use)
-    line = shown(tmp_path).splitlines()[0]
-    assert text in line
-    assert in_use not in line
-
-
 def test_lock_is_ignored_for_a_status_from_another_host(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "serial").write()
     path = tmp_path / STATUS_NAME

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -156,40 +157,21 @@ def test_code_that_ignores_the_stop_event_is_interrupted_if_allowed(
     assert told == ["SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once"]
 
 
-@pytest.mark.parametrize(("n_sample", "warns"), [(8, True), (9, False)])
+@pytest.mark.parametrize(
+    ("sets", "spans"),
+    [
+        (("policy.collect.n_sample=8",), ["4"]),
+        (("policy.collect.n_sample=9",), []),
+        (("policy.collect.n_sample=8", "policy.nstep=4"), []),
+        (("policy.collect.n_sample=8", "policy.traj_len_inf=true"), []),
+    ],
+)
 def test_nstep_longer_than_the_collected_pieces_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, n_sample: int, warns: bool
+    caplog: pytest.LogCaptureFixture, sets: tuple[str, ...], spans: list[str]
 ) -> None:
-    sizes = (f"policy.collect.n_sample={n_sample}", "policy.nstep=5")
-    short = ("policy.learn.learner.train_iterations=1", "policy.learn.update_per_collect=1")
-
-    train("cartpole-dqn", sets=(*SETS, *sizes, *short), seed=0, output=tmp_path)
-
-    told = [each for each in caplog.messages if "the longest sample spans" in each]
-    assert ["spans 4:" in each for each in told] == [True] * warns
-
-
-def test_no_warning_about_short_pieces_without_nstep(caplog: pytest.LogCaptureFixture) -> None:
-    cfg = compile_run("cartpole-dqn")
-    for nstep, warns in ((200, True), (None, False)):
-        caplog.clear()
-        cfg.policy.nstep = nstep
-        _warn_of_short_pieces(cfg)
-        assert bool(caplog.messages) == warns
-    cfg.policy.collect.n_sample = cfg.env.collector_env_num
-    _warn_of_short_pieces(cfg)
-    assert caplog.messages == []
-
-
-@pytest.mark.parametrize("key", ["on_policy", "traj_len_inf"])
-def test_no_warning_about_short_pieces_for_whole_episodes_or_on_policy(
-    caplog: pytest.LogCaptureFixture, key: str
-) -> None:
-    cfg = compile_run("cartpole-dqn")
-    cfg.policy.nstep = 200
-    cfg.policy[key] = True
-    _warn_of_short_pieces(cfg)
-    assert caplog.messages == []
+    _warn_of_short_pieces(compile_run("cartpole-dqn", sets=(*SETS, "policy.nstep=5", *sets)))
+    assert re.findall(r"spans (\d+):", caplog.text) == spans
+    assert len(caplog.messages) == len(spans)
 
 
 @pytest.mark.parametrize(("timeout_s", "greet_s"), [(0.01, 600.0), (600.0, 0.01)])
