@@ -14,7 +14,7 @@ import pytest
 from easydict import EasyDict
 
 from dingsdk.errors import RunFolderError
-from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus, best_of
+from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, best_of
 from dingsdk.pipeline.results import _draw, write_curve, write_result
 from dingsdk.pipeline.run_folder import (
     check_run_folder,
@@ -199,14 +199,6 @@ def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
     assert found["evaluations"][0]["mean"] == 2.0
     assert found["checkpoints"] == {"latest": "ckpt/latest.json"}
     json.dumps(found, allow_nan=False)
-
-
-def test_result_of_an_interrupted_run_contains_its_policy_lag(tmp_path: Path) -> None:
-    context = context_in(tmp_path)
-    lag = {"mean": 0.5, "p99": 1.0, "largest": 2.0}
-    context.status = lambda: RunStatus(policy_lag=lag)
-
-    assert context.finish("interrupted", "parallel").policy_lag == lag
 
 
 def test_limits_count_env_steps_and_iterations(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dingsdk.cli.status import SILENT_S, _lines, status
+from dingsdk.cli.status import _lines, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunningTask, RunStatus
@@ -107,13 +107,6 @@ def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path)
         "task          learner l0 of main",
         "held up       cannot write: ENOSPC",
     ]
-
-
-def test_run_with_an_old_status_is_shown_as_silent(tmp_path: Path) -> None:
-    StatusFile(context_of(tmp_path), "serial", clock=lambda: 1_000.0).write()
-    with held(tmp_path):
-        assert "silent for" in shown(tmp_path)
-    assert SILENT_S > 5 * status_file.INTERVAL_S
 
 
 HOLDER = """

@@ -32,7 +32,6 @@ from dingsdk.pipeline.coordinator_process import (
     encode,
 )
 from dingsdk.pipeline.process_group import KILL_S, WorkerProcess
-from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.supervisor import (
     CLOSE_S,
     INTERRUPTED_CLOSE_S,
@@ -76,12 +75,6 @@ def test_error_keeps_its_class_facts_and_notes(tmp_path: Path, is_user_mistake: 
     assert (error.facts["worker_id"], error.facts["task"]) == ("w0", "t1")
     assert error.__notes__ == notes
     assert error.is_user_mistake is is_user_mistake
-
-
-def test_error_of_an_unknown_class_keeps_its_text(tmp_path: Path) -> None:
-    error = error_of(tmp_path, Failed("ErrorOfAPlugin", "it broke", {}, [], False))
-    assert (type(error), str(error)) == (DingError, "it broke")
-    assert not hasattr(error, "__notes__")
 
 
 @pytest.mark.parametrize(
@@ -444,16 +437,6 @@ def test_result_of_a_run_is_built_from_the_messages_of_its_coordinator(idle: Sit
     assert coordinator.heard == []
 
 
-def test_coordinator_of_a_resumed_run_reads_the_journal(idle: Site) -> None:
-    idle.context.resumed = JournaledRun(idle.context.run_dir, {})
-    first = report(status=RunStatus(elapsed_s=12.0), evaluations=[EVALUATION])
-    idle.script = [first, RunEnded("limit", RunStatus())]
-    assert Supervisor(idle.context).run().evaluations == (EVALUATION,)
-    assert (idle.newest.spec.is_resumed, idle.newest.spec.rejoin_s) == (True, 0.0)
-    assert idle.context.recorder.all_evaluations == (EVALUATION,)
-    assert idle.context.recorder.elapsed_s == 12.0
-
-
 def test_evaluations_of_a_replaced_coordinator_are_not_added_twice(site: Site) -> None:
     other = replace(EVALUATION, env_steps=7)
     site.open()
@@ -535,23 +518,6 @@ def test_script_without_main_guard_gets_an_error_about_it(site: Site) -> None:
     with pytest.raises(WorkerCrashedError, match="__main__") as caught:
         site.tell()
     assert caught.value.is_user_mistake
-
-
-@pytest.mark.parametrize(("has_begun", "waits_s"), [(True, KILL_S), (False, 0.0)])
-def test_closing_an_interrupted_run_does_not_wait_again_for_its_coordinator(
-    site: Site, has_begun: bool, waits_s: float
-) -> None:
-    if has_begun:
-        site.open()
-    site.context.stop.set()
-    site.tell()
-    site.tell(after_s=6.0)
-    site.calls.clear()
-    site.supervisor._close()
-    assert site.newest.ends == [waits_s]
-    assert site.calls[:1] == (
-        [("workers close", INTERRUPTED_CLOSE_S[1])] if has_begun else ["close"]
-    )
 
 
 def test_empty_crash_file_and_replay_server_folder_are_removed_at_close(
