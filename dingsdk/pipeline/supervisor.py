@@ -47,7 +47,7 @@ from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Folder
-from dingsdk.runtime.spawn import UNGUARDED, UNGUARDED_TEXT, how_it_ended
+from dingsdk.runtime.spawn import how_it_ended
 from dingsdk.worker.comm.transport import STOPPED_S, Transport
 
 _log = logging.getLogger(__name__)
@@ -242,9 +242,7 @@ class Supervisor:
         self._coordinator.end(KILL_S)
         reason = self._why_killed or how_it_ended(code)
         if not self._context.has_begun:
-            is_unguarded = code == UNGUARDED
-            text = UNGUARDED_TEXT if is_unguarded else f"the coordinator cannot start: {reason}"
-            raise self._crashed(text, code, is_unguarded)
+            raise self._crashed(f"the coordinator cannot start: {reason}", code)
         if not (self._context.run_dir / JOURNAL_FOLDER).is_dir():
             text = f"the coordinator died, and the run keeps no journal to continue from: {reason}"
             raise self._crashed(text, code)
@@ -257,9 +255,8 @@ class Supervisor:
         self._cfg.system.transport.update(section)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
 
-    def _crashed(self, text: str, code: int, is_user_mistake: bool = False) -> WorkerCrashedError:
-        report = take_crash_report(self._crash_file)
-        return crashed("coordinator", text, code, report, is_user_mistake)
+    def _crashed(self, text: str, code: int) -> WorkerCrashedError:
+        return crashed("coordinator", text, code, take_crash_report(self._crash_file))
 
     def _send(self, message: Message) -> None:
         if self._coordinator is not None:

@@ -31,17 +31,15 @@ from dingsdk.pipeline.coordinator_process import (
     decode,
     encode,
 )
-from dingsdk.pipeline.process_group import KILL_S, WorkerProcess
+from dingsdk.pipeline.process_group import KILL_S
 from dingsdk.pipeline.supervisor import (
     CLOSE_S,
     INTERRUPTED_CLOSE_S,
-    POLL_S,
     Supervisor,
 )
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import worker_ids
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 
 REPORT = "Fatal Python error: Segmentation fault"
@@ -324,15 +322,6 @@ def test_coordinator_without_disk_space_is_restarted_up_to_a_time_limit(
         site.tell(FULL, after_s=0.1)
 
 
-def test_full_disk_ends_a_run_at_its_start_or_while_the_coordinator_runs(site: Site) -> None:
-    with pytest.raises(StorageFullError):
-        site.tell(FULL)
-    site.open()
-    with pytest.raises(StorageFullError):
-        site.tell(FULL)
-    assert len(site.started) == 1
-
-
 def test_interrupted_run_ends_after_five_seconds_without_its_coordinator(site: Site) -> None:
     site.open()
     site.context.stop.set()
@@ -413,30 +402,6 @@ def test_data_of_a_run_is_kept_only_if_it_can_be_resumed(
     assert journal.is_dir() == (has_journal and has_begun)
 
 
-def test_result_of_a_run_is_built_from_the_messages_of_its_coordinator(idle: Site) -> None:
-    status = RunStatus(env_steps=8, train_iter=4)
-    told = report(status=RunStatus(env_steps=5), evaluations=[EVALUATION])
-    idle.script = [report(), told, RunEnded("limit", status)]
-
-    result = idle.supervisor.run()
-
-    assert (result.reason, result.mode, result.env_steps) == ("limit", "parallel", 8)
-    assert result.evaluations == (EVALUATION,)
-    assert idle.context.status() == status
-    assert idle.calls == [
-        "made",
-        "workers prepare",
-        ("workers start", ADDRESS),
-        ("workers close", CLOSE_S[1]),
-    ]
-    ((_, run_dir, _, joined, start),) = idle.made
-    assert (run_dir, joined, start) == (idle.context.run_dir, idle.supervisor, WorkerProcess)
-    (coordinator,) = idle.started
-    assert (coordinator.spec.is_resumed, coordinator.spec.rejoin_s) == (False, 0.0)
-    assert coordinator.waits_s == [POLL_S]
-    assert coordinator.heard == []
-
-
 def test_evaluations_of_a_replaced_coordinator_are_not_added_twice(site: Site) -> None:
     other = replace(EVALUATION, env_steps=7)
     site.open()
@@ -511,13 +476,6 @@ def test_error_contains_the_crash_report_of_the_coordinator(site: Site) -> None:
         "worker_id": "coordinator", "exit_code": -9, "traceback": REPORT
     }  # fmt: skip
     assert not caught.value.is_user_mistake
-
-
-def test_script_without_main_guard_gets_an_error_about_it(site: Site) -> None:
-    site.newest.exit_code = UNGUARDED
-    with pytest.raises(WorkerCrashedError, match="__main__") as caught:
-        site.tell()
-    assert caught.value.is_user_mistake
 
 
 def test_empty_crash_file_and_replay_server_folder_are_removed_at_close(
