@@ -148,7 +148,7 @@ class RunStatus:
     held_up_by: str = ""
     samples: SampleCounts = field(default_factory=SampleCounts)
     tasks: tuple[RunningTask, ...] = ()
-    policy_lag: Mapping[str, float | None] | None = None
+    policy_lag: Mapping[str, float] | None = None
     connected: tuple[WorkerStatus, ...] = ()
     loss: float | None = None
     exploration: Mapping[str, float | None] = field(default_factory=dict)
