@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -28,27 +27,14 @@ def status(run: Path, as_json: bool) -> None:
     found = read_status(run_path(run))
     # The lock may not work for a run on another host.
     is_here = found["host"] == socket.gethostname()
-    is_held = is_here and is_locked(run)
-    is_gone = is_here and not (is_held and _lives(found["pid"]))
+    is_gone = is_here and not is_locked(run)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     for label, text in _lines(found, time.time() - found["written_at"], is_gone):
-        if label == "run" and is_held and (is_gone or found["reason"] is not None):
-            text += "; a process is using its folder"
         # Control characters of a damaged file would reach the terminal.
         printable = "".join(each if each.isprintable() else "?" for each in text)
         click.echo(f"{label:<13} {printable}")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # another user's
-    return True
 
 
 def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[str, str]]:

@@ -286,11 +286,11 @@ class _ClassFinder:
 def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
     """Check that the processes of a run can import the parts that they use."""
     from dingsdk.pipeline.user_objects import check_importable
-    from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
+    from dingsdk.pipeline.worker import has_env_processes, has_processes, transport_class
 
     has_script = True
     if has_processes(cfg, mode):
-        used, has_script = list(found), imports_script(cfg)
+        used, has_script = list(found), not transport_class(cfg).starts_workers
     else:
         used = ["policy"] if cfg.system.learner_num > 1 else []
         used += [path for path in found if path.startswith("env.") and has_env_processes(cfg)]

@@ -56,10 +56,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class PlayerStatus:
-    """The progress of one of several players; fields as in ``RunResult``, None: not known yet.
-
-    Like the next two, it is also read from ``status.json``, which another program may have changed.
-    """
+    """The progress of one of several players; fields as in ``RunResult``, None: not known yet."""
 
     train_iter: Number
     env_steps: Number
@@ -120,6 +117,8 @@ class WorkerStatus:
 class RunStatus:
     """A snapshot of a run for the progress display. A value that is not known yet is None.
 
+    It is also read from ``status.json``, which another program may have changed: its types are
+    checked, and there None also replaces a number that is not finite.
     Fields with the name of a field of ``RunResult`` have the same meaning, up to now.
 
     Attributes:
@@ -138,13 +137,13 @@ class RunStatus:
         players: If several players train, the status of each by its id, in order.
     """
 
-    env_steps: int = 0
-    train_iter: int = 0
+    env_steps: Number = 0
+    train_iter: Number = 0
     last_return: float | None = None
     best_return: float | None = None
-    buffer_fill: int = 0
-    buffer_capacity: int = 0
-    workers: int = 1
+    buffer_fill: Number = 0
+    buffer_capacity: Number = 0
+    workers: Number = 1
     elapsed_s: float = 0.0
     held_up_by: str = ""
     samples: SampleCounts = field(default_factory=SampleCounts)
@@ -152,12 +151,12 @@ class RunStatus:
     policy_lag: Mapping[str, float] | None = None
     connected: tuple[WorkerStatus, ...] = ()
     loss: float | None = None
-    exploration: Mapping[str, float] = field(default_factory=dict)
-    max_env_steps: int | None = None
-    max_train_iter: int | None = None
-    goal: float = math.inf
-    loaded_env_steps: int = 0
-    loaded_train_iter: int = 0
+    exploration: Mapping[str, float | None] = field(default_factory=dict)
+    max_env_steps: Number | None = None
+    max_train_iter: Number | None = None
+    goal: float | None = math.inf
+    loaded_env_steps: Number = 0
+    loaded_train_iter: Number = 0
     players: Mapping[str, PlayerStatus] = field(default_factory=dict)
 
 

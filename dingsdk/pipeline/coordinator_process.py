@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder, RunStatus
+from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunStatus
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import HANDLED, crashes_recorded, leave
 from dingsdk.plugins import Snapshot
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 TELL_S = 0.2
-"""Interval at which the coordinator sends the status of the run to the supervisor."""
+"""Interval at which the coordinator sends a report to the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +52,21 @@ class Message(msgspec.Struct, tag=True, frozen=True):
     """A message between the supervisor and the coordinator."""
 
 
-class RunOpened(Message, frozen=True):
-    """The coordinator listens; contains the evaluations of the run up to now."""
+class Report(Message, frozen=True):
+    """The state of the run; the first one says that the coordinator listens.
+
+    Attributes:
+        address: The address that workers connect to.
+        workers: Ids of the workers that have joined.
+        evaluations: Those since the previous report; in the first one, all of the run.
+        is_ending: Whether the workers were told that the run is over; they end by themselves.
+    """
 
     address: str
-    evaluations: list[Evaluation]
-    elapsed_s: float
-
-
-class StatusReport(Message, frozen=True):
-    """The status of the run, and the ids of the workers that have joined."""
-
     status: RunStatus
     workers: list[str]
-
-
-class NewEvaluation(Message, frozen=True):
-    """An evaluation was recorded."""
-
-    evaluation: Evaluation
+    evaluations: list[Evaluation]
+    is_ending: bool = False
 
 
 class Observed(Message, frozen=True):
@@ -78,10 +74,6 @@ class Observed(Message, frozen=True):
 
     hook: str
     facts: dict[str, Any]
-
-
-class Ending(Message, frozen=True):
-    """The coordinator tells the workers that the run is over; they end by themselves."""
 
 
 class RunEnded(Message, frozen=True):
@@ -114,9 +106,7 @@ class Lose(Message, frozen=True):
     reason: str
 
 
-_MESSAGES = (
-    RunOpened | StatusReport | NewEvaluation | Observed | Ending | RunEnded | Failed | End | Lose
-)
+_MESSAGES = Report | Observed | RunEnded | Failed | End | Lose
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
 """Values that are not plain data are encoded as text."""
 decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(_MESSAGES).decode
@@ -160,15 +150,15 @@ class _Elsewhere(WorkerGroup):
 
     def __init__(self, parent: _Parent, context: RunContext, master: Master) -> None:
         self._parent, self._context, self._master = parent, context, master
+        self._address = ""
+        self._sent = 0
         self._is_over = threading.Event()
-        self._telling = threading.Thread(target=self._tell, name="telling", daemon=True)
+        self._reporting = threading.Thread(target=self._run, name="reporting", daemon=True)
 
     def start(self, address: str) -> None:
-        recorder = self._context.recorder
-        evaluations = list(recorder.all_evaluations)
-        self._tell_once()  # before `RunOpened`: from then on the parent shows the status
-        self._parent.send(RunOpened(address, evaluations, recorder.elapsed_s))
-        self._telling.start()
+        self._address = address
+        self._report()
+        self._reporting.start()
 
     def poll(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -178,14 +168,20 @@ class _Elsewhere(WorkerGroup):
 
     def close(self, timeout_s: float) -> None:
         self._is_over.set()
-        self._parent.send(Ending())
+        if self._address:
+            self._reporting.join(timeout_s)
 
-    def _tell(self) -> None:
-        while not self._is_over.wait(TELL_S):
-            self._tell_once()
+    def _run(self) -> None:
+        is_ending = False
+        while not is_ending:
+            is_ending = self._is_over.wait(TELL_S)
+            self._report(is_ending)
 
-    def _tell_once(self) -> None:
-        self._parent.send(StatusReport(self._context.status(), list(self._master.workers)))
+    def _report(self, is_ending: bool = False) -> None:
+        evaluations = self._context.recorder.all_evaluations[self._sent :]
+        self._sent += len(evaluations)
+        status, workers = self._context.status(), list(self._master.workers)
+        self._parent.send(Report(self._address, status, workers, list(evaluations), is_ending))
 
 
 class _Observers:
@@ -240,7 +236,6 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
     context = _Context(
         cfg=cfg,
         run_dir=spec.run_dir,
-        recorder=RunRecorder(on_evaluation=lambda each: parent.send(NewEvaluation(each))),
         stop=parent.stop,
         resumed=JournaledRun(spec.run_dir, dict(spec.cfg)) if spec.is_resumed else None,
         rejoin_s=spec.rejoin_s,

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,7 @@ from dingsdk.pipeline.worker import (
     make_transport,
     place_of,
     transport_class,
-    worker_ids,
 )
-from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.runtime.deadline import closing_in_time
@@ -49,7 +47,7 @@ from dingsdk.runtime.files import Folder, ensure_dir, locked_folder
 from dingsdk.worker import Coordinator
 from dingsdk.worker.collector.factory import declared_piece, traj_len_of
 from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.transport import Transport, WorkerHandle
+from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.journal import Journal
@@ -234,19 +232,9 @@ def _make_workers(
 ) -> WorkerGroup:
     if context.workers is not None:
         return context.workers(master)
-    is_elsewhere = context.on_address is not None
-    place = place_of(type(transport), cfg.system.transport, is_elsewhere=is_elsewhere)
-    if is_elsewhere:
+    if context.on_address is not None:  # the user starts the workers
         return WorkerGroup()
-    if place == "threads":
-        return ThreadWorkers(cfg, transport)
-    from dingsdk.pipeline.process_group import ProcessWorkers, WorkerProcess
-
-    start: Callable[[WorkerSpec], WorkerHandle] = WorkerProcess
-    if transport.starts_workers:
-        transport.launch(worker_ids(cfg))
-        start = transport.start_worker
-    return ProcessWorkers(cfg, context.run_dir, worker_ids(cfg), master, start=start)
+    return ThreadWorkers(cfg, transport)
 
 
 def worker_config(cfg: Any, run_dir: Path) -> Any:

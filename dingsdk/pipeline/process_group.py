@@ -132,9 +132,11 @@ def take_crash_report(path: Path) -> str:
 
 
 def crashed(
-    worker_id: str, text: str, code: int, report: str, is_user_mistake: bool
+    worker_id: str, text: str, code: int, report: str, is_user_mistake: bool = False
 ) -> WorkerCrashedError:
     """Return the error for a process whose death ends the run, with its crash report."""
+    if code == UNGUARDED:
+        text, is_user_mistake = UNGUARDED_TEXT, True
     error = WorkerCrashedError(text, worker_id=worker_id, exit_code=code, traceback=report)
     error.is_user_mistake = is_user_mistake
     return error
@@ -246,8 +248,8 @@ class _Member:
             self.process = None
         self.crash_report = take_crash_report(self.crash_file)
 
-    def crashed(self, text: str, code: int, *, is_user_mistake: bool = False) -> WorkerCrashedError:
-        is_user_mistake = is_user_mistake or bool(self.failure.get("is_user_mistake"))
+    def crashed(self, text: str, code: int) -> WorkerCrashedError:
+        is_user_mistake = bool(self.failure.get("is_user_mistake"))
         return crashed(self.worker_id, text, code, self.crash_report, is_user_mistake)
 
 
@@ -366,8 +368,6 @@ class ProcessWorkers(WorkerGroup):
         member.crash_report = member.failure.get("traceback") or member.crash_report
         _log.warning("worker %s died: %s", member.worker_id, reason)
         self._master.lose(member.worker_id, reason)
-        if not member.has_joined and code == UNGUARDED:
-            raise member.crashed(UNGUARDED_TEXT, code, is_user_mistake=True)
         if not member.has_joined and code > 0:
             raise member.crashed(f"worker {member.worker_id} cannot start: {reason}", code)
         deaths = member.deaths.add(now, now - member.joined_at)

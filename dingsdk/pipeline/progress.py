@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
@@ -21,9 +20,6 @@ MEMORY_S = 10.0
 """Time constant of the rates: after this time, a change has 63 % of its effect."""
 LEAST_S = 0.05
 """Shortest time between two snapshots from which a rate is computed."""
-SPARKS = 24
-"""Number of evaluations that the sparkline shows."""
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 class Rate:
@@ -117,7 +113,6 @@ class ConsoleProgress:
         self._clock = clock
         self._began_at = clock()
         self._rates = RunRates()
-        self._returns: deque[float] = deque(maxlen=SPARKS)
         self._done = threading.Event()
         run = partial(copy_context().run, self._run)  # the context knows the run
         self._thread = threading.Thread(target=run, name="progress", daemon=True)
@@ -147,8 +142,6 @@ class ConsoleProgress:
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line for an evaluation; a terminal keeps it above the live table."""
-        if evaluation.player is None:
-            self._returns.append(evaluation.mean)
         of = "" if evaluation.player is None else f" of {evaluation.player}"
         against = "" if evaluation.opponent is None else f" against {evaluation.opponent}"
         self._console.print(
@@ -204,14 +197,13 @@ class ConsoleProgress:
 
         status = self._status()
         steps_per_s, updates_per_s, left = self._rates.of(status)
-        best, elapsed = f"best {_number(status.best_return)}", self._time(status.elapsed_s)
-        shown = f"{_number(status.last_return)} ({best}) {sparkline(self._returns)}".rstrip()
+        elapsed = self._time(status.elapsed_s)
         cells = [
             ("env steps", f"{status.env_steps:,}"),
             ("steps/s", f"{steps_per_s:,.0f}"),
             ("iterations", f"{status.train_iter:,}"),
             ("updates/s", f"{updates_per_s:,.0f}"),
-            ("return", shown),
+            ("return", f"{_number(status.last_return)} (best {_number(status.best_return)})"),
             ("goal", f"{self._goal:g}"),
             ("loss", _loss(status)),
             ("exploration", _exploration(status) or "-"),
@@ -229,16 +221,6 @@ class ConsoleProgress:
         if status.held_up_by:
             return Group(table, Text(f"held up: {status.held_up_by}", "yellow"))
         return table
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return one bar per value, scaled from the lowest to the highest; "" for fewer than two."""
-    finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < 2:
-        return ""
-    low, high = min(finite), max(finite)
-    steps = (len(_BARS) - 1) / ((high - low) or 1.0)
-    return "".join(_BARS[round((value - low) * steps)] for value in finite)
 
 
 def _last_phase(status: RunStatus, is_over: bool) -> str:

@@ -132,19 +132,4 @@ def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> A
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    if last.env_steps > steps[0] and last.elapsed_s > 0:
-        _add_time_axis(axes, evaluations)
     return figure
-
-
-def _add_time_axis(axes: Any, evaluations: Sequence[Evaluation]) -> None:
-    """Label the top edge with the wall-clock time at a few of the evaluations."""
-    count = min(5, len(evaluations))
-    last = len(evaluations) - 1
-    picked = [evaluations[round(i * last / max(1, count - 1))] for i in range(count)]
-    top = axes.secondary_xaxis("top")
-    digits = 1 if evaluations[-1].elapsed_s < 20 else 0
-    labels = [f"{each.elapsed_s:.{digits}f} s" for each in picked]
-    top.set_xticks([each.env_steps for each in picked], labels)
-    top.tick_params(labelsize=8, colors=INK, length=2)
-    top.spines["top"].set_visible(False)

@@ -302,7 +302,6 @@ class RunSaver:
         self._folder = context.run_dir / RESUME_FOLDER
         self._last = max((_number(path) for path in _saves(self._folder)), default=0)
         self._due_at = time.monotonic() + self._pause(0.0)
-        self._resumes: list[dict[str, Any]] = []
         self._saved_at: list[int] = []
         self.inexact = () if self._every is None else tuple(_inexact(context.cfg, team.members[0]))
 
@@ -388,14 +387,11 @@ class RunSaver:
             },
             evaluations=[dataclasses.asdict(each) for each in recorder.all_evaluations],
             elapsed_s=recorder.elapsed_s,
-            resumes=self._resumes,
         )
 
     def resume(self, save: Save) -> None:
         """Restore the state of a save in parts that were just built."""
         context, state = self._context, save.state
-        at = {"train_iter": state.parts["learner"]["train_iter"], "save": save.number}
-        self._resumes = [*state.resumes, {**at, "config": to_plain(context.cfg)}]
         for name, version in _versions(context.cfg).items():
             if version != state.versions.get(name):
                 _log.warning(

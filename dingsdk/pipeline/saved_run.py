@@ -31,7 +31,6 @@ class RunState(PlayerState, kw_only=True):
     others: dict[str, PlayerState] = msgspec.field(default_factory=dict)
     evaluations: list[dict[str, Any]]
     elapsed_s: float
-    resumes: list[dict[str, Any]]
 
     def plain(self) -> dict[str, Any]:
         """Return the state as nested dicts, which can be written."""

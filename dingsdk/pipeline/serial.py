@@ -208,14 +208,6 @@ def _update(context: RunContext, workers: Workers) -> None:
 def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reason) -> Reason:
     # Before the last evaluation: a run that is resumed with a higher limit does not make it.
     saver.save(is_last=True)
-    for each in team.members:
-        if each.collected and not each.learner.train_iter:
-            _log.warning(
-                "no iteration was trained: the replay buffer gave no batch of %d from %d samples; "
-                "look at its limiter, at the length of its sequences, and at the limit of the run",
-                each.batch_size,
-                each.collected,
-            )
     is_reached = False
     for each in team.members:
         evaluations = context.recorder.of(each.player)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -29,7 +30,7 @@ import msgspec
 
 from dingsdk.config.section import Number
 from dingsdk.errors import DataCorruptError, DataMissingError, DingError, RunFolderError
-from dingsdk.pipeline.context import Mode, PlayerStatus, RunContext, RunningTask, WorkerStatus
+from dingsdk.pipeline.context import Mode, RunContext, RunStatus
 from dingsdk.pipeline.progress import RunRates
 from dingsdk.pipeline.run_folder import (
     PROGRESS_NAME,
@@ -41,6 +42,7 @@ from dingsdk.pipeline.run_folder import (
 )
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Folder, atomic_write_json, folder_error, keep_lines, open_private
+from dingsdk.worker.sample_counts import SampleCounts
 
 INTERVAL_S = 2.0
 """Longest time between two writes of a run's status."""
@@ -192,17 +194,8 @@ class Version(msgspec.Struct):
     format: int
 
 
-class SamplesRecord(msgspec.Struct):
-    """As ``SampleCounts``."""
-
-    collected: Number
-    acknowledged: Number
-    trained: Number
-    live: Number
-    evicted: dict[str, Number]
-
-
-class StatusRecord(msgspec.Struct, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRecord(RunStatus):
     """What ``status.json`` contains; None in place of a number that is not finite."""
 
     NAME: ClassVar[str] = STATUS_NAME
@@ -214,27 +207,6 @@ class StatusRecord(msgspec.Struct, kw_only=True):
     written_at: float
     pid: Number
     host: str
-    env_steps: Number
-    train_iter: Number
-    last_return: float | None
-    best_return: float | None
-    buffer_fill: Number
-    buffer_capacity: Number
-    workers: Number
-    elapsed_s: float
-    held_up_by: str
-    samples: SamplesRecord
-    tasks: list[RunningTask]
-    connected: list[WorkerStatus]
-    policy_lag: dict[str, Scalar] | None
-    loss: float | None
-    exploration: dict[str, Scalar]
-    max_env_steps: Number | None
-    max_train_iter: Number | None
-    goal: float | None
-    loaded_env_steps: Number = 0
-    loaded_train_iter: Number = 0
-    players: dict[str, PlayerStatus] = {}
     env_steps_per_s: float | None
     updates_per_s: float | None
     left_s: float | None
@@ -256,7 +228,7 @@ class ResultRecord(msgspec.Struct, omit_defaults=True):
     last_return: float | None = None
     best_return: float | None = None
     mode: str | None = None
-    samples: SamplesRecord | None = None
+    samples: SampleCounts | None = None
 
 
 def read_record(folder: Folder, kind: type[RecordT]) -> RecordT:

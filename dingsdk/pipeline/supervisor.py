@@ -2,7 +2,8 @@
 
 The process that called ``train`` is the supervisor: it starts the coordinator and the workers, and
 restarts those that die. A new coordinator continues from the journal, at the address of the
-previous one. Workers that are still running join it again and keep their tasks.
+previous one, unless the run keeps no journal. Workers that are still running join it again and keep
+their tasks.
 """
 
 from __future__ import annotations
@@ -21,15 +22,12 @@ from dingsdk.pipeline.context import RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
-    Ending,
     Failed,
     Lose,
     Message,
-    NewEvaluation,
     Observed,
+    Report,
     RunEnded,
-    RunOpened,
-    StatusReport,
     coordinator_main,
     decode,
     encode,
@@ -49,7 +47,7 @@ from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Folder
-from dingsdk.runtime.spawn import UNGUARDED, UNGUARDED_TEXT, how_it_ended
+from dingsdk.runtime.spawn import how_it_ended
 from dingsdk.worker.comm.transport import STOPPED_S, Transport
 
 _log = logging.getLogger(__name__)
@@ -163,19 +161,13 @@ class Supervisor:
             self._over = RunEnded("interrupted", self._status)
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, RunOpened):
-            self._open(message)
-        elif isinstance(message, StatusReport):
-            self._status, self.workers = message.status, message.workers
-        elif isinstance(message, NewEvaluation):
-            self._context.recorder.take(message.evaluation)
+        if isinstance(message, Report):
+            self._follow(message)
         elif isinstance(message, Observed):
             facts: dict[str, Any] = dict(message.facts)
             if "path" in facts:
                 facts["path"] = Path(facts["path"])
             getattr(observe(), message.hook)(**facts)
-        elif isinstance(message, Ending):
-            self._is_ending = True
         elif isinstance(message, RunEnded):
             self._over = message
         elif isinstance(message, Failed):
@@ -196,21 +188,32 @@ class Supervisor:
         self._context.stop.wait(NO_ROOM_PAUSE_S)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
 
-    def _open(self, message: RunOpened) -> None:
-        context = self._context
+    def _follow(self, report: Report) -> None:
+        """Take over a report; the first one of a coordinator may repeat known evaluations."""
+        context, recorder = self._context, self._context.recorder
+        self._status, self.workers = report.status, report.workers
+        self._is_ending = report.is_ending
+        if not context.has_begun:
+            recorder.resume(report.evaluations, report.status.elapsed_s)
+        else:
+            known = 0 if self._is_open else len(recorder.all_evaluations)
+            for each in report.evaluations[known:]:
+                recorder.take(each)
+        if not self._is_open:
+            self._open(report.address)
+
+    def _open(self, address: str) -> None:
         self._opened_at = self._clock()
         self._is_open, self._no_room_since = True, None
-        if not context.has_begun and message.evaluations:
-            context.recorder.resume(message.evaluations, message.elapsed_s)
-        context.has_begun = True
-        if message.address == self._address:
+        self._context.has_begun = True
+        if address == self._address:
             return
         if self._address:
             self._workers.close(INTERRUPTED_CLOSE_S[1])  # they do not know the new address
         if self._address or self._workers is None:
             self._make_workers()
-        self._address = message.address
-        self._workers.start(message.address)
+        self._address = address
+        self._workers.start(address)
 
     def _make_workers(self) -> None:
         cfg = worker_config(self._context.cfg, self._context.run_dir)
@@ -239,9 +242,10 @@ class Supervisor:
         self._coordinator.end(KILL_S)
         reason = self._why_killed or how_it_ended(code)
         if not self._context.has_begun:
-            is_unguarded = code == UNGUARDED
-            text = UNGUARDED_TEXT if is_unguarded else f"the coordinator cannot start: {reason}"
-            raise self._crashed(text, code, is_unguarded)
+            raise self._crashed(f"the coordinator cannot start: {reason}", code)
+        if not (self._context.run_dir / JOURNAL_FOLDER).is_dir():
+            text = f"the coordinator died, and the run keeps no journal to continue from: {reason}"
+            raise self._crashed(text, code)
         now = self._clock()
         budget = int(self._cfg.system.restarts)
         if self._deaths.add(now, now - self._opened_at) > budget:
@@ -251,9 +255,8 @@ class Supervisor:
         self._cfg.system.transport.update(section)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
 
-    def _crashed(self, text: str, code: int, is_user_mistake: bool = False) -> WorkerCrashedError:
-        report = take_crash_report(self._crash_file)
-        return crashed("coordinator", text, code, report, is_user_mistake)
+    def _crashed(self, text: str, code: int) -> WorkerCrashedError:
+        return crashed("coordinator", text, code, take_crash_report(self._crash_file))
 
     def _send(self, message: Message) -> None:
         if self._coordinator is not None:

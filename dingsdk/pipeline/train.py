@@ -178,7 +178,7 @@ def _given(
     """Check and register the env, policy and callbacks of ``train``; yield the learner hooks."""
     # Imported late: a mistake in the config is reported before torch is imported.
     from dingsdk.pipeline.user_objects import callbacks_registered, check_importable, learner_hooks
-    from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
+    from dingsdk.pipeline.worker import has_env_processes, has_processes, transport_class
 
     hooks, in_processes = learner_hooks(callbacks, mode), has_processes(cfg, mode)
     are_envs_elsewhere = has_env_processes(cfg)
@@ -191,7 +191,9 @@ def _given(
         if has_children:
             spawn_context(path)
     if in_processes or are_envs_elsewhere:
-        check_importable("env", env, has_script=not in_processes or imports_script(cfg))
+        # The processes of a cluster do not import the script.
+        has_script = not (in_processes and transport_class(cfg).starts_workers)
+        check_importable("env", env, has_script=has_script)
     with callbacks_registered(callbacks, in_processes=in_processes):
         yield hooks
 
@@ -263,7 +265,7 @@ def run_pipeline(
         def conclude(result: RunResult) -> RunResult:
             if signals.received is not None and result.reason == "interrupted":
                 result = dataclasses.replace(result, signal=int(signals.received))
-            if mode == "parallel" and result.reason == "limit" and not result.train_iter:
+            if result.reason == "limit" and not result.train_iter:
                 _log.warning(
                     "no iteration was trained in %d env steps: the replay buffer gave no batch; "
                     "look at its limiter, the length of its sequences, and the limit of the run",
@@ -450,12 +452,9 @@ def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResu
     from dingsdk.pipeline.worker import has_processes
 
     if has_processes(context.cfg, mode) and context.on_address is None:
-        from dingsdk.pipeline.parallel import keeps_journal
+        from dingsdk.pipeline.supervisor import Supervisor
 
-        if keeps_journal(context):
-            from dingsdk.pipeline.supervisor import Supervisor
-
-            return lambda context: Supervisor(context).run()
+        return lambda context: Supervisor(context).run()
     from dingsdk.pipeline.parallel import parallel_pipeline
 
     return parallel_pipeline

@@ -95,11 +95,6 @@ def has_processes(cfg: Any, mode: str) -> bool:
     return mode == "parallel" and place_of(transport_class(cfg), cfg.system.transport) != "threads"
 
 
-def imports_script(cfg: Any) -> bool:
-    """Whether the worker processes of a run import its script; those of a cluster do not."""
-    return not transport_class(cfg).starts_workers
-
-
 def has_env_processes(cfg: Any) -> bool:
     """Whether the env manager of a run makes envs in child processes."""
     manager_cls = default_manager().class_of("env_managers", cfg.env_manager, "env_manager")

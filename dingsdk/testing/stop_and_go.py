@@ -13,7 +13,7 @@ from dingsdk.worker.replay_buffer import persistence
 
 _BY_THE_CLOCK = frozenset(
     {
-        *("elapsed_s", "resumes", "_duration_s", "_total_duration_s", "train_time", "data_time"),
+        *("elapsed_s", "_duration_s", "_total_duration_s", "train_time", "data_time"),
         "schedule",  # its last entry is a clock time; the evaluations themselves are compared
         "config",  # an interrupted run may have had another limit
     }

@@ -224,7 +224,6 @@ def test_resume_with_a_higher_limit_continues_and_saves_the_limit(run: Path) -> 
     assert load_config(run / "config.yaml")["policy"]["learn"]["learner"]["train_iterations"] == 40
     after = find_save(run)
     assert after.number > before.number
-    assert [each["save"] for each in after.state.resumes] == [before.number]
 
 
 @pytest.mark.parametrize(

@@ -112,12 +112,3 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
 
     assert done.stderr == ""
     assert "cartpole-dqn" in done.stdout
-
-
-def test_module_can_be_run_as_the_program() -> None:
-    done = subprocess.run(
-        [*PROGRAM, "plugins", "--kind", "commands"], capture_output=True, text=True, timeout=60
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "train" in done.stdout

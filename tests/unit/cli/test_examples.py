@@ -51,12 +51,8 @@ def test_missing_extra_is_shown_with_its_install_command(
         assert f"Extra {each.extra} (not installed: {each.install})." in out
 
 
-def test_description_ends_with_the_comment() -> None:
-    assert _first_sentence("# DQN on\n# images\n\n# More. Of it.\n") == "DQN on images"
-    assert _first_sentence("# DQN\nseed: 0\n# More. Of it.\n") == "DQN"
-
-
 def test_description_is_the_first_sentence_of_the_comment() -> None:
     text = "# DQN learns CartPole-v1,\n# in a minute. Not more.\n#\n# Else.\nenv: {}\n"
     assert _first_sentence(text) == "DQN learns CartPole-v1, in a minute."
-    assert _first_sentence("# One line\nenv: {}") == "One line"
+    assert _first_sentence("# DQN on\n# images\n\n# More. Of it.\n") == "DQN on images"
+    assert _first_sentence("# DQN\nseed: 0\n# More. Of it.\n") == "DQN"

@@ -105,8 +105,3 @@ def test_text_that_cannot_be_written_is_discarded_with_one_warning(
         say("a text")
         say("another one")
     assert len(caplog.records) == 1
-
-
-def test_text_about_a_run_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    say("a text")
-    assert capsys.readouterr().out == "a text\n"

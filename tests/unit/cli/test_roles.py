@@ -22,6 +22,7 @@ from dingsdk.worker.coordinator.roles import CollectorRole
 
 OF_A_RUN = ("--config", "cartpole-dqn", "--transport", "flask_fs")
 ADDRESS = "http://127.0.0.1:7777"
+OF_A_SERVER = ("--coordinator", ADDRESS, "--config", "cartpole-dqn")
 
 
 @pytest.fixture
@@ -188,6 +189,8 @@ def test_coordinator_prints_its_address_and_how_the_run_ended(
         (["--coordinator", ADDRESS], "--coordinator and --config go together"),
         (["--config", "cartpole-dqn"], "--coordinator and --config go together"),
         (["--transport", "flask_fs"], "--transport is for --coordinator"),
+        ([*OF_A_SERVER, "--host", "0.0.0.0"], "--host is for a server without --coordinator"),
+        ([*OF_A_SERVER, "--port", "0"], "--port is for a server without --coordinator"),
     ],
 )
 def test_conflicting_options_of_a_replay_server_are_refused(

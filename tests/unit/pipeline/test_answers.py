@@ -82,17 +82,6 @@ def test_plugin_ends_a_run_and_adds_to_its_result(
     assert "'bad' of a plugin is left out" in caplog.text
 
 
-def test_callback_function_of_train_can_stop_the_run(
-    tmp_path: Path, manager: PluginManager
-) -> None:
-    def should_stop(status: Mapping[str, Any]) -> str | None:
-        return "as asked" if status["train_iter"] >= 8 else None
-
-    result = dingsdk.train("cartpole-dqn", sets=SETS, output=tmp_path, callbacks=[should_stop])
-
-    assert (result.stopped_by, result.train_iter) == ("as asked", 8)
-
-
 def test_run_stopped_by_a_plugin_can_be_resumed(tmp_path: Path, manager: PluginManager) -> None:
     manager.register_plugin(Patient(40), "patient")
     first = train("cartpole-dqn", sets=SETS, output=tmp_path)

@@ -23,15 +23,12 @@ from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunSta
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
-    Ending,
     Failed,
     Lose,
     Message,
-    NewEvaluation,
     Observed,
+    Report,
     RunEnded,
-    RunOpened,
-    StatusReport,
     _Context,
     _coordinate,
     _Elsewhere,
@@ -69,43 +66,39 @@ def group_of(
     return _Elsewhere(_Parent(theirs), context, master)
 
 
-def test_parent_gets_the_progress_of_a_resumed_run_before_it_opens(
-    tmp_path: Path, pipe: tuple[Connection, Connection]
-) -> None:
-    ours, theirs = pipe
-    recorder = RunRecorder(lambda: 1000.0)
-    recorder.resume([EVALUATION], 12.0)
-    master: Any = SimpleNamespace(workers=["collector-0"])
-    group = group_of(theirs, tmp_path, master, RunStatus(env_steps=520), recorder)
-    group.start("here")
-    told, opened = (decode(ours.recv_bytes()) for _ in range(2))
-    group.close(1.0)
-    group._telling.join(5.0)
-
-    assert isinstance(told, StatusReport)
-    assert (told.status.env_steps, told.workers) == (520, ["collector-0"])
-    assert opened == RunOpened("here", [EVALUATION], 12.0)
-
-
-def test_status_is_sent_to_the_parent_repeatedly_until_the_run_ends(
+def test_reports_contain_new_evaluations_until_the_one_that_says_the_run_is_ending(
     tmp_path: Path, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_process, "TELL_S", 0.001)
     ours, theirs = pipe
-    master: Any = SimpleNamespace(workers=[])
-    group = group_of(theirs, tmp_path, master, RunStatus(), RunRecorder())
+    recorder = RunRecorder()
+    recorder.resume([EVALUATION], 12.0)
+    master: Any = SimpleNamespace(workers=["collector-0"])
+    status = RunStatus(env_steps=520)
+    group = group_of(theirs, tmp_path, master, status, recorder)
     group.start("here")
-    kinds = [type(decode(ours.recv_bytes())) for _ in range(5)]
-    group.close(1.0)
-    group._telling.join(5.0)
-    assert not group._telling.is_alive()
-
-    assert kinds == [StatusReport, RunOpened, StatusReport, StatusReport, StatusReport]
-    rest = []
+    reports = [decode(ours.recv_bytes()) for _ in range(5)]
+    recorder.take(EVALUATION)
+    group.close(5.0)
+    group.close(5.0)
+    assert not group._reporting.is_alive()
     while ours.poll():
-        rest.append(type(decode(ours.recv_bytes())))
-    assert rest.count(Ending) == 1
-    assert Ending in rest[-2:]  # at most one StatusReport was sent after it
+        reports.append(decode(ours.recv_bytes()))
+
+    assert reports[0] == Report("here", status, ["collector-0"], [EVALUATION])
+    assert reports[1] == Report("here", status, ["collector-0"], [])
+    found = [each for each in reports if isinstance(each, Report)]
+    assert [each for told in found for each in told.evaluations] == [EVALUATION, EVALUATION]
+    assert [each.is_ending for each in found] == [False] * (len(reports) - 1) + [True]
+
+
+def test_workers_that_were_never_started_send_no_report(
+    tmp_path: Path, pipe: tuple[Connection, Connection]
+) -> None:
+    ours, theirs = pipe
+    master: Any = SimpleNamespace(workers=[])
+    group_of(theirs, tmp_path, master, RunStatus(), RunRecorder()).close(5.0)
+    assert not ours.poll()
 
 
 @pytest.mark.parametrize(("reason", "stops"), [("stopped", False), ("interrupted", True)])
@@ -126,7 +119,7 @@ def test_coordinator_follows_its_parent_and_exits_when_it_is_gone(
     group.poll()
     assert (parent.reason, parent.stop.is_set(), lost) == (None, False, [])
 
-    for message in (Lose("c0", "it died"), Lose("c1", "it hung"), End(reason), Ending()):
+    for message in (Lose("c0", "it died"), Lose("c1", "it hung"), End(reason)):
         ours.send_bytes(encode(message))
     ours.close()
     parent.obey()
@@ -145,7 +138,7 @@ def test_message_to_a_dead_parent_is_dropped(
 ) -> None:
     ours, theirs = pipe
     ours.close()
-    _Parent(theirs).send(Ending())
+    _Parent(theirs).send(End("stopped"))
 
 
 def test_limit_of_the_run_has_priority_over_the_reason_of_the_parent(
@@ -281,8 +274,9 @@ def test_stopped_coordinator_sends_all_messages_of_the_run_to_its_parent(
         messages.append(decode(ours.recv_bytes()))
 
     assert configured == ["telling"]
-    kinds = [type(message) for message in messages if type(message) is not StatusReport]
-    assert kinds == [Observed, RunOpened, Ending, RunEnded]
+    kinds = list(dict.fromkeys(map(type, messages)))
+    assert kinds == [Observed, Report, RunEnded]
+    assert messages[-2].is_ending
     assert messages[0] == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 0})
     assert messages[-1].reason == "interrupted"
     assert messages[-1].status.buffer_capacity == 10_000
@@ -300,7 +294,6 @@ def test_coordinator_resumes_from_the_journal_if_its_spec_says_so(
 
     def pipeline(context: RunContext) -> Any:
         contexts.append(context)
-        context.recorder.add_evaluation([1.0, 3.0], 5, 2)
         return SimpleNamespace(reason="limit")
 
     monkeypatch.setattr("dingsdk.pipeline.parallel.parallel_pipeline", pipeline)
@@ -313,7 +306,4 @@ def test_coordinator_resumes_from_the_journal_if_its_spec_says_so(
     (context,) = contexts
     assert (context.run_dir, context.rejoin_s) == (tmp_path, 7.5)
     assert context.resumed == (JournaledRun(tmp_path, cfg) if is_resumed else None)
-    evaluated, over = decode(ours.recv_bytes()), decode(ours.recv_bytes())
-    assert isinstance(evaluated, NewEvaluation)
-    assert (evaluated.evaluation.mean, evaluated.evaluation.env_steps) == (2.0, 5)
-    assert over == RunEnded("limit", RunStatus())
+    assert decode(ours.recv_bytes()) == RunEnded("limit", RunStatus())

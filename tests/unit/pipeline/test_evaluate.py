@@ -8,7 +8,7 @@ import pytest
 
 from dingsdk.config import apply_set, load_config, save_config
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import CheckpointMissingError, PluginLoadError
+from dingsdk.errors import PluginLoadError
 from dingsdk.pipeline.evaluate import EvalResult, evaluate
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
 from dingsdk.pipeline.train import compile_run
@@ -89,15 +89,3 @@ def test_same_seed_gives_the_same_returns(run_dir: Path) -> None:
     played = [evaluate(run_dir, seed=seed).returns for seed in (5, 5, 6)]
     assert played[0] == played[1]
     assert played[0] != played[2]
-
-
-def test_checkpoint_can_be_chosen_by_its_path(run_dir: Path) -> None:
-    path = next((run_dir / CHECKPOINT_FOLDER).glob("ckpt_best.*"))
-    assert evaluate(run_dir, checkpoint=str(path), episodes=1).checkpoint == path
-
-
-def test_folder_without_a_run_or_a_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMissingError, match="there is no run folder"):
-        evaluate(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointMissingError):
-        evaluate(run_dir, checkpoint="no/such/file")

@@ -24,7 +24,6 @@ from dingsdk.pipeline.context import Evaluation, RunContext
 from dingsdk.pipeline.parallel import (
     INTERRUPTED_CLOSE_S,
     _finish_evaluations,
-    _make_workers,
     _status,
     _train_out,
     _watch,
@@ -36,8 +35,7 @@ from dingsdk.pipeline.parallel import (
 )
 from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker import WorkerGroup, transport_class, worker_ids
-from dingsdk.pipeline.worker_process import WorkerSpec
+from dingsdk.pipeline.worker import WorkerGroup, transport_class
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import NaiveCommander
 from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress
@@ -126,34 +124,6 @@ def test_last_evaluation_ends_with_the_error_of_a_worker_that_cannot_continue() 
     with pytest.raises(WorkerCrashedError):
         _finish_evaluations(context, coordinator, Dead(), "limit")
     assert coordinator.waited_s < 0.2
-
-
-def test_workers_started_by_a_transport_get_the_run_folder_and_config(tmp_path: Path) -> None:
-    cfg = compile_run("cartpole-dqn", "parallel", None, ["system.restarts=3"], 0)
-    launched: list[Any] = []
-    specs: list[WorkerSpec] = []
-    lost: list[str] = []
-
-    def start_worker(spec: WorkerSpec) -> Any:
-        specs.append(spec)
-        return SimpleNamespace(exit_code=-9, messages=lambda: (), close=lambda: None)
-
-    class Starting:
-        """A transport that starts workers."""
-
-        starts_workers, places = True, ("processes",)
-
-    transport: Any = Starting()
-    transport.launch, transport.start_worker = launched.extend, start_worker
-    master: Any = SimpleNamespace(workers=(), lose=lambda name, reason: lost.append(name))
-    context: Any = SimpleNamespace(workers=None, on_address=None, run_dir=tmp_path)
-    group = _make_workers(context, cfg, transport, master)
-    group.start("address")
-    group.poll()
-    assert launched == [(spec.role, spec.worker_id) for spec in specs] == worker_ids(cfg)
-    assert {spec.run_dir for spec in specs} == {tmp_path}
-    assert specs[0].cfg["system"]["restarts"] == 3
-    assert lost == [spec.worker_id for spec in specs]
 
 
 @pytest.mark.parametrize(("players", "buffers", "train_iter"), [(0, 1, 7), (1, 1, 9), (3, 3, 5)])

@@ -15,7 +15,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import dingsdk
-from dingsdk.config import load_config, save_config
+from dingsdk.config import apply_set, load_config, save_config
 from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import map_leaves
 from dingsdk.envs.space_description import make_space
@@ -53,6 +53,16 @@ def save_run(folder: Path, *sets: str, seed: int = 0) -> Path:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_run(tmp_path_factory.mktemp("run"))
+
+
+def changed_run(run_dir: Path, folder: Path, *sets: str) -> Path:
+    """Copy a run folder, and set keys of its config."""
+    shutil.copytree(run_dir, folder)
+    config = load_config(folder / "config.yaml")
+    for each in sets:
+        apply_set(config, each)
+    save_config(config, folder / "config.yaml")
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -135,12 +145,9 @@ def test_lists_tensors_and_wider_floats_are_accepted(policy: SavedPolicy, obs: A
 def test_spaces_are_read_from_the_config_without_creating_the_env(
     run_dir: Path, tmp_path: Path, policy: SavedPolicy
 ) -> None:
-    config = load_config(run_dir / "config.yaml")
-    config["env"]["env_id"] = "absent_package:AbsentEnv"
-    shutil.copytree(run_dir, tmp_path / "run")
-    save_config(config, tmp_path / "run" / "config.yaml")
-
-    found = load_policy(tmp_path / "run")
+    found = load_policy(
+        changed_run(run_dir, tmp_path / "run", "env.env_id=absent_package:AbsentEnv")
+    )
 
     env = gym.make("CartPole-v1")
     assert found.observation_space == policy.observation_space == env.observation_space
@@ -152,10 +159,7 @@ def test_spaces_are_read_from_the_given_env_if_the_config_lacks_them(
 ) -> None:
     closed: list[Any] = []
     monkeypatch.setattr(CartPoleEnv, "close", lambda env: closed.append(env))
-    config = load_config(run_dir / "config.yaml")
-    del config["env"]["observation_space"]
-    shutil.copytree(run_dir, tmp_path / "run")
-    save_config(config, tmp_path / "run" / "config.yaml")
+    changed_run(run_dir, tmp_path / "run", "env.observation_space=null")
     with pytest.raises(ConfigError, match="observation_space, which only the env can tell"):
         load_policy(tmp_path / "run")
     assert load_policy(tmp_path / "run", env="CartPole-v1").observation_space.shape == (4,)
@@ -179,10 +183,7 @@ def test_spaces_are_those_of_one_player(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_policy_trained_on_a_gpu_runs_on_the_cpu_without_one(run_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(run_dir, tmp_path / "run")
-    config = load_config(run_dir / "config.yaml")
-    config["policy"]["cuda"] = True
-    save_config(config, tmp_path / "run" / "config.yaml")
+    changed_run(run_dir, tmp_path / "run", "policy.cuda=true")
     expected = load_policy(run_dir).predict(OBS)
     assert load_policy(tmp_path / "run").predict(OBS) == expected
 
@@ -237,12 +238,6 @@ def test_wrong_observation_is_refused_with_found_and_expected_form(
     assert (error.key, error.found in str(error), error.expected in str(error)) == ("obs", 1, 1)
 
 
-def test_state_for_a_policy_without_memory_is_refused(policy: SavedPolicy) -> None:
-    with pytest.raises(SchemaMismatchError, match="state is ndarray, expected None: ") as raised:
-        policy.predict(OBS, np.zeros(3))
-    assert (raised.value.expected[:4], raised.value.found) == ("None", "ndarray")
-
-
 def test_path_without_a_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
     for absent in (tmp_path / "absent", tmp_path, run_dir / "ckpt", tmp_path / "a.safetensors"):
         with pytest.raises(CheckpointMissingError, match="run folder"):
@@ -254,40 +249,25 @@ def test_path_without_a_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
         load_policy(lone)
 
 
-def test_model_that_does_not_fit_the_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(run_dir, tmp_path / "run")
-    config = load_config(run_dir / "config.yaml")
-    config["policy"]["model"]["encoder_hidden_size_list"] = [64, 3]
-    save_config(config, tmp_path / "run" / "config.yaml")
-    with pytest.raises(CheckpointCorruptError, match="does not fit the policy of") as raised:
-        load_policy(tmp_path / "run")
-    assert "(64, 64)" in str(raised.value)
-    assert "(3, 64)" in str(raised.value)
-
-
 @pytest.mark.parametrize(
-    ("change", "error"),
+    ("sets", "error", "text"),
     [
-        ({"type": "absent"}, UnknownPluginError),
-        ({"discount_factor": 3}, ConfigError),
-        ({"model": {"obs_shape": "x"}}, ConfigError),
+        (["policy.type=absent"], UnknownPluginError, "absent"),
+        (["policy.discount_factor=3"], ConfigError, "discount_factor"),
+        (["policy.model={obs_shape: x}"], ConfigError, "obs_shape"),
+        (["policy=null"], ConfigError, "has no section policy"),
+        (
+            ["policy.model.encoder_hidden_size_list=[64, 3]"],
+            CheckpointCorruptError,
+            r"does not fit the policy of .*\(64, 64\).*\(3, 64\)",
+        ),
     ],
 )
-def test_invalid_config_of_a_run_is_refused(
-    run_dir: Path, tmp_path: Path, change: Mapping[str, Any], error: type[Exception]
+def test_config_of_a_run_that_is_invalid_or_does_not_fit_the_checkpoint_is_refused(
+    run_dir: Path, tmp_path: Path, sets: list[str], error: type[Exception], text: str
 ) -> None:
-    shutil.copytree(run_dir, tmp_path / "run")
-    config = load_config(run_dir / "config.yaml")
-    config["policy"] |= change
-    save_config(config, tmp_path / "run" / "config.yaml")
-    with pytest.raises(error):
-        load_policy(tmp_path / "run")
-
-
-def test_config_without_a_section_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(run_dir, tmp_path / "run")
-    save_config({"env": {"env_id": "CartPole-v1"}}, tmp_path / "run" / "config.yaml")
-    with pytest.raises(ConfigError, match="has no section policy"):
+    changed_run(run_dir, tmp_path / "run", *sets)
+    with pytest.raises(error, match=f"(?s){text}"):
         load_policy(tmp_path / "run")
 
 

@@ -141,16 +141,6 @@ def test_worker_over_its_memory_limit_is_restarted_without_using_up_a_restart(
     assert site.count("learner-0") == 1
 
 
-def test_every_worker_is_started_with_its_role_and_the_address(site: Site) -> None:
-    specs = [process.spec for process in site.started]
-    assert [(spec.role, spec.worker_id) for spec in specs] == [
-        ("learner", "learner-0"),
-        ("collector", "collector-0"),
-    ]
-    assert {spec.address for spec in specs} == {"address"}
-    assert {spec.run_dir for spec in specs} == {site.run_dir}
-
-
 def test_pause_before_a_restart_grows_to_five_seconds(tmp_path: Path) -> None:
     site = Site(tmp_path, restarts=100)
     site.group.start("address")
@@ -394,12 +384,6 @@ def test_close_kills_workers_that_do_not_end_in_time(
     assert [call for call in learner.calls if call in ("stop", "kill")] == ["stop", "kill"]
     assert ("join", pytest.approx(1.0)) in learner.calls
     assert caplog.text.count("learner-0 does not end; its process is killed") == 1
-
-
-def test_dead_worker_is_not_restarted_after_the_close(site: Site) -> None:
-    site.newest("collector-0").die(-9)
-    site.group.close(4.0)
-    assert site.count("collector-0") == 1
 
 
 def test_processes_started_before_the_coordinator_receive_its_address(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dingsdk.pipeline import progress as progress_module
 from dingsdk.pipeline.context import Evaluation, RunStatus
-from dingsdk.pipeline.progress import ConsoleProgress, sparkline, workers_in_words
+from dingsdk.pipeline.progress import ConsoleProgress, workers_in_words
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -44,13 +44,12 @@ STATUS = RunStatus(
 )
 
 
-def shown(status: RunStatus, *, is_terminal: bool, returns: tuple[float, ...] = ()) -> str:
+def shown(status: RunStatus, *, is_terminal: bool) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, width=300)
     columns = {"gpu": 0.512345, "phase": "warm"}
-    with ConsoleProgress(console, lambda: status, 500.0, lambda: columns) as progress:
-        for mean in returns:
-            progress.on_evaluation(Evaluation(1.0, 10, 1, mean, mean, mean, 1))
+    with ConsoleProgress(console, lambda: status, 500.0, lambda: columns):
+        pass
     return without_codes(out)
 
 
@@ -59,13 +58,13 @@ def without_codes(out: io.StringIO) -> str:
 
 
 def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins() -> None:
-    text = shown(STATUS, is_terminal=True, returns=(10.0, 20.0, 15.0))
+    text = shown(STATUS, is_terminal=True)
     last = text.splitlines()[-7:]
 
     assert [re.split(r"\s{2,}", line.strip()) for line in last] == [
         ["env steps", "12,000", "steps/s", "1,200"],
         ["iterations", "3,000", "updates/s", "300"],
-        ["return", "20.0 (best 30.0) ▁█▅", "goal", "500"],
+        ["return", "20.0 (best 30.0)", "goal", "500"],
         ["loss", "0.1235", "exploration", "eps 0.25"],
         ["buffer", "10/64", "policy", "v3000, lag 1.2"],
         ["elapsed", "10.0 s, 3 workers", "left", "1 min 30 s"],
@@ -93,7 +92,7 @@ def test_unknown_value_is_omitted_in_lines_and_a_dash_in_the_table() -> None:
     assert re.search(r"1 worker +left +-", table)
 
 
-def test_evaluation_line_names_its_player_and_only_the_main_player_is_drawn() -> None:
+def test_evaluation_line_names_its_player_and_opponent() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=False, width=300)
     progress = ConsoleProgress(console, lambda: STATUS, 500.0)
@@ -109,7 +108,6 @@ def test_evaluation_line_names_its_player_and_only_the_main_player_is_drawn() ->
         "[   8.0 s] evaluation of player_1 against random: mean return 1.0 (1 to 1, 1 episodes) "
         "after 10 env steps, iteration 2",
     ]
-    assert list(progress._returns) == [20.04]
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -166,23 +164,6 @@ def test_table_is_redrawn_during_the_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
     drawn = {int(number) for number in re.findall(r"env steps +(\d+) ", without_codes(out))}
     assert {2, 3, 4} <= drawn
-
-
-@pytest.mark.parametrize(
-    ("values", "bars"),
-    [
-        ([], ""),
-        ([5.0], ""),
-        ([1.0, 1.0], "▁▁"),
-        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], "▁▂▃▄▅▆▇█"),
-        ([-10.0, 0.0], "▁█"),
-        ([1.0, float("nan"), 2.0], "▁█"),
-    ],
-)
-def test_sparkline_scales_from_the_lowest_to_the_highest_value(
-    values: list[float], bars: str
-) -> None:
-    assert sparkline(values) == bars
 
 
 def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None:

@@ -49,14 +49,6 @@ def test_constant_rate_is_exact_from_the_start() -> None:
     assert [rate.of(50 * n, n / 2) for n in range(1, 6)] == pytest.approx([100.0] * 5)
 
 
-def test_rate_is_stable_if_steps_arrive_in_batches() -> None:
-    rate = Rate()
-    # 64 steps once a second, sampled twice a second: single differences are 0 or 128 a second.
-    found = [rate.of(64 * (half // 2), half / 2) for half in range(1, 121)]
-
-    assert all(64 * 0.9 < each < 64 * 1.1 for each in found[60:])
-
-
 def test_snapshot_right_after_another_does_not_change_the_rate() -> None:
     rate = Rate()
     rate.of(100, 1.0)
@@ -74,13 +66,6 @@ def test_counts_of_a_loaded_checkpoint_are_not_part_of_the_rate() -> None:
 
     assert rates.of(first) == (pytest.approx(10.0), 0.0, None)
     assert rates.of(second)[:2] == (pytest.approx(10.0), pytest.approx(1.0, rel=0.1))
-
-
-def test_new_rate_has_a_weight_of_63_percent_after_ten_seconds() -> None:
-    rate = Rate()
-    rate.of(0, 1000.0)
-
-    assert rate.of(1000, 1010.0) == pytest.approx(100 * (1 - math.exp(-1)))
 
 
 def test_rate_is_never_negative_and_repeated_iterations_count_again() -> None:

@@ -141,6 +141,7 @@ def test_each_round_collects_stores_and_trains(parts: Parts) -> None:
     assert parts.calls[6:8] == [("collect", 2, SETTING), ("push", [8], 8)]
     assert parts.calls[-1] == ("eval", 4, 8)
     assert parts.names().count("train") == 4
+    assert "update" not in parts.names()  # the learner gave no priorities
 
 
 def test_priorities_of_each_batch_are_passed_to_the_buffer(parts: Parts) -> None:
@@ -150,27 +151,12 @@ def test_priorities_of_each_batch_are_passed_to_the_buffer(parts: Parts) -> None
     assert parts.calls[3:5] == [("train", "batch", 4), ("update", {"priority": [1.0]})]
 
 
-def test_buffer_without_priorities_is_not_updated(parts: Parts) -> None:
-    run(parts)
-    assert "update" not in parts.names()
-
-
 def test_rest_of_the_round_is_not_trained_if_the_buffer_gives_no_batch(parts: Parts) -> None:
     parts.batches_left = 1
     run(parts)
     assert parts.names() == [
         "collect", "push", "sample", "train", "sample", "collect", "push", "sample", "eval",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("batches", "count"), [(0, 1), (1, 0)])
-def test_run_without_any_training_logs_a_warning(
-    parts: Parts, batches: int, count: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    parts.batches_left = batches
-    assert run(parts) == "limit"
-    said = [text for text in caplog.messages if "gave no batch of 32 from 2 samples" in text]
-    assert len(said) == count
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dingsdk.cli.status import SILENT_S, _lines, status
+from dingsdk.cli.status import _lines, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunningTask, RunStatus
@@ -54,7 +54,7 @@ def test_status_of_a_running_run_can_be_read_and_printed(tmp_path: Path) -> None
     }  # fmt: skip
     assert found["best_return"] is None
     assert found["reason"] is None
-    assert json.loads(shown(tmp_path, "--json")) == found
+    assert json.loads(shown(tmp_path, "--json")) == json.loads(json.dumps(found))
     with held(tmp_path):
         lines = shown(tmp_path).splitlines()
     assert lines[0].startswith("run           under way (process ")
@@ -109,13 +109,6 @@ def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path)
     ]
 
 
-def test_run_with_an_old_status_is_shown_as_silent(tmp_path: Path) -> None:
-    StatusFile(context_of(tmp_path), "serial", clock=lambda: 1_000.0).write()
-    with held(tmp_path):
-        assert "silent for" in shown(tmp_path)
-    assert SILENT_S > 5 * status_file.INTERVAL_S
-
-
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -142,29 +135,6 @@ def test_killed_run_is_shown_as_killed_at_once(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert f"killed: process {process.pid} on " in shown(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("reason", "text"), [("interrupted", "over: interrupted"), (None, "killed: ")]
-)
-def test_status_of_an_earlier_process_mentions_that_the_run_is_being_resumed(
-    tmp_path: Path, reason: Any, text: str
-) -> None:
-    written = StatusFile(context_of(tmp_path), "serial")
-    written.reason = reason
-    written.write()
-    path = tmp_path / STATUS_NAME
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": gone.pid}))
-    in_use = "; a process is using its folder"
-    with held(tmp_path):
-        line = shown(tmp_path).splitlines()[0]
-        assert text in line
-        assert line.endswith(in_use)
-    line = shown(tmp_path).splitlines()[0]
-    assert text in line
-    assert in_use not in line
 
 
 def test_lock_is_ignored_for_a_status_from_another_host(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
     DuplicateTypeError,
-    HookError,
     PluginLoadError,
     UnknownEnvError,
     UnknownPluginError,
@@ -124,10 +123,6 @@ def test_functions_with_the_same_name_get_different_env_ids() -> None:
 
     assert names[0] == names[2] != names[1]
     assert [EnvFn({"env_id": name})().unwrapped._length for name in names] == [1, 2, 1, 3]
-
-
-def test_env_id_is_used_unchanged() -> None:
-    assert name_env("CartPole-v1") == "CartPole-v1"
 
 
 def test_sets_override_the_given_classes(tmp_path: Path) -> None:
@@ -453,11 +448,6 @@ def test_callback_names_are_hooks_of_the_reference() -> None:
     page = Path(__file__).parents[3] / "docs" / "reference" / "hooks.md"
     assert "after_evaluate" in HOOKS
     assert all(f"dingsdk_{name}" in page.read_text() for name in HOOKS)
-
-
-def test_position_of_a_learner_hook_is_checked_when_it_is_made() -> None:
-    with pytest.raises(HookError):
-        CountHook("count", 50, position="after_iters")
 
 
 SCRIPT = """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dingsdk.config import to_plain
-from dingsdk.errors import ConfigError, UnknownPluginError
+from dingsdk.errors import UnknownPluginError
 from dingsdk.pipeline import worker_process
 from dingsdk.pipeline.process_group import WorkerProcess
 from dingsdk.pipeline.train import compile_run
@@ -74,11 +74,6 @@ def test_worker_stopped_before_it_has_an_address_exits_with_0(tmp_path: Path) ->
     process.send_stop()
     assert end_of(process) == (0, [])
     assert open_files() == before
-
-
-def test_config_with_other_than_plain_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="plain data"):
-        WorkerProcess(spec(tmp_path, made_here=lambda: None))
 
 
 def test_configure_hooks_are_called_at_start_and_end_of_a_worker(tmp_path: Path) -> None:

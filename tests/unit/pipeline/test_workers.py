@@ -22,7 +22,6 @@ from dingsdk.pipeline.worker import (
     run_worker,
     worker_ids,
 )
-from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import Place, Transport
 from dingsdk.worker.learner.remote_ranks import RankPlace
 
@@ -35,40 +34,35 @@ class Undeclared(Transport):
     pass
 
 
-def section(**cfg: Any) -> dict[str, Any]:
-    return {"type": "mine", **cfg}
-
-
-def test_first_place_is_the_default_and_the_config_can_choose_another() -> None:
-    assert place_of(Anywhere, section()) == "processes"
-    assert place_of(Anywhere, section(workers="")) == "processes"
-    assert place_of(Anywhere, section(workers="threads")) == "threads"
-
-
-def test_transport_without_declared_places_runs_threads() -> None:
-    assert place_of(Undeclared, section()) == "threads"
-
-
-@pytest.mark.parametrize("asked", ["processes", "fibres"])
-def test_place_that_the_transport_does_not_support_is_refused(asked: str) -> None:
-    with pytest.raises(ConfigError, match="'mine' runs workers as threads") as caught:
-        place_of(Undeclared, section(workers=asked))
-
-    assert caught.value.facts["path"] == "system.transport.workers"
-
-
-def test_workers_that_the_user_starts_need_processes() -> None:
-    assert place_of(Anywhere, section(workers="threads"), is_elsewhere=True) == "processes"
-    with pytest.raises(ConfigError):
-        place_of(Undeclared, section(), is_elsewhere=True)
+@pytest.mark.parametrize(
+    ("transport", "workers", "is_elsewhere", "place"),
+    [
+        (Anywhere, None, False, "processes"),
+        (Anywhere, "", False, "processes"),
+        (Anywhere, "threads", False, "threads"),
+        (Anywhere, "threads", True, "processes"),  # the user starts them
+        (Undeclared, None, False, "threads"),
+    ],
+)
+def test_workers_run_in_the_first_place_of_the_transport_or_as_the_config_says(
+    transport: type[Transport], workers: str | None, is_elsewhere: bool, place: str
+) -> None:
+    section = {"type": "mine", "workers": workers}
+    assert place_of(transport, section, is_elsewhere=is_elsewhere) == place
 
 
 @pytest.mark.parametrize(
-    ("type_key", "places"),
-    [("in_memory", ("threads",)), ("flask_fs", ("processes", "threads"))],
+    ("workers", "is_elsewhere", "path"),
+    [("processes", False, "workers"), ("fibres", False, "workers"), ("threads", True, "type")],
 )
-def test_shipped_transports_declare_their_places(type_key: str, places: tuple[str, ...]) -> None:
-    assert default_manager().get("transports", type_key).places == places
+def test_place_that_the_transport_does_not_support_is_refused(
+    workers: str, is_elsewhere: bool, path: str
+) -> None:
+    section = {"type": "mine", "workers": workers}
+    with pytest.raises(ConfigError, match="'mine' runs workers as threads") as caught:
+        place_of(Undeclared, section, is_elsewhere=is_elsewhere)
+
+    assert caught.value.path == f"system.transport.{path}"
 
 
 def test_each_worker_has_its_own_id_and_the_learner_comes_first() -> None:
