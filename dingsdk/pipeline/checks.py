@@ -37,11 +37,9 @@ def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str
     return {path: classes[path] for path in _BUFFER_PARTS if path in classes}
 
 
-def needed_order(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
-    """Return the order in which the replay buffer needs samples: none, sequence or episode."""
-    parts = buffer_parts(cfg, classes).values()
-    orders = [order for part in parts if (order := getattr(part, "needs_order", "none")) != "none"]
-    return orders[-1] if orders else "none"
+def drawn_by(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
+    """Return what the replay buffer draws: rows, sequences or episodes."""
+    return str(getattr(buffer_parts(cfg, classes).get(_BUFFER), "draws", "rows"))
 
 
 def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
@@ -220,13 +218,13 @@ def _check_buffer(run: _Run) -> str:
                 f"{path}.type names {part.__name__}, which serves {', '.join(sorted(modes))} mode "
                 f"and not {run.mode} mode; choose another"
             )
-    order = needed_order(run.cfg, run.classes)
+    drawn = drawn_by(run.cfg, run.classes)
     by_episode = run.fact("policy.collect.collector", "gives_episodes", False)
-    gives = "none"
+    gives = "rows"
     if by_episode:
-        gives = "sequence" if run.collect["collector"].get("get_train_sample") else "episode"
-    if order == "none":
-        if gives == "episode" and not run.buffer.get(MULTI_BUFFER) and run.is_base_policy():
+        gives = "sequences" if run.collect["collector"].get("get_train_sample") else "episodes"
+    if drawn == "rows":
+        if gives == "episodes" and not run.buffer.get(MULTI_BUFFER) and run.is_base_policy():
             return (
                 "policy.collect.collector.get_train_sample is false, so a collector of type "
                 f"{run.collector!r} gives whole episodes, and a policy of type "
@@ -234,24 +232,24 @@ def _check_buffer(run: _Run) -> str:
             )
         return ""
     if run.mode == "serial":
-        serves = order == gives or (order == "sequence" and not by_episode)
+        serves = drawn == gives or (drawn == "sequences" and not by_episode)
     else:
         players = run.fact("policy.collect.parallel_collector", "max_players", 1)
         own = "sample" if players == 1 else "sample_1v1"
         is_own = run.collector == own and run.parallel_collector != "serial"
-        serves = is_own or order == gives
+        serves = is_own or drawn == gives
     if serves:
         return ""
     return (
-        f"{_BUFFER}.type {run.buffer['type']!r} needs samples by {order}, and a collector of type "
-        f"{run.collector!r} does not give them so in {run.mode} mode; choose another collector, "
-        "buffer or mode"
+        f"{_BUFFER}.type {run.buffer['type']!r} draws {drawn}, and a collector of type "
+        f"{run.collector!r} does not give samples in that order in {run.mode} mode; choose another "
+        "collector, buffer or mode"
     )
 
 
 def _check_samples(run: _Run) -> str:
     """The policy trains on what the replay buffer draws: rows, sequences or episodes."""
-    drawn = getattr(buffer_parts(run.cfg, run.classes).get(_BUFFER), "draws", "rows")
+    drawn = drawn_by(run.cfg, run.classes)
     if drawn in run.fact("policy", "trains_on", (drawn,)):
         return ""
     return (
@@ -280,8 +278,9 @@ def _check_unused_buffer(run: _Run) -> str:
 def _check_sequences(run: _Run) -> str:
     """A policy that trains on columns gets its sequences in columns."""
     storage = run.classes.get(f"{_BUFFER}.storage")
-    draws = getattr(buffer_parts(run.cfg, run.classes).get(_BUFFER), "draws", "")
-    is_of_objects = draws == "sequences" and getattr(storage, "holds_objects", False)
+    is_of_objects = drawn_by(run.cfg, run.classes) == "sequences" and getattr(
+        storage, "holds_objects", False
+    )
     if not (is_of_objects and run.is_base_policy()):
         return ""
     return (
@@ -393,7 +392,7 @@ def _check_replay(run: _Run) -> str:
         why = "a serial run holds its replay buffer itself; use --mode parallel"
     elif run.policy["on_policy"]:
         why = f"a policy of type {run.policy['type']!r} trains only on its newest samples"
-    elif run.fact(_BUFFER, "needs_order", "none") == "episode":
+    elif run.fact(_BUFFER, "draws", "rows") == "episodes":
         why = "a buffer of episodes stays with the learner; choose another buffer"
     elif run.collect["n_episode"] and not is_limited(run.buffer):
         why = (

@@ -28,7 +28,7 @@ from dingsdk.errors import (
     UnknownKeyError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, needed_order
+from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, drawn_by
 from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
@@ -139,7 +139,7 @@ def compile_config(
             find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     found = find_class.found
     if mode != "eval":
-        if needed_order(compiled, found) != "none":
+        if drawn_by(compiled, found) != "rows":
             compiled["policy"]["traj_len_inf"] = True
         check_run(compiled, found, mode)
         add_columns(compiled, found)

@@ -17,7 +17,6 @@ from dingsdk.data.list_samples import pack_samples
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.checks import buffer_parts, refusal
-from dingsdk.runtime.deadline import closing_in_time
 
 _log = logging.getLogger(__name__)
 
@@ -27,33 +26,16 @@ ADDED_COLUMNS = ("env_id", "episode_return")
 
 def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
     """Make collectors add the columns that the replay buffer needs."""
-    policy, parts = cfg["policy"], buffer_parts(cfg, classes)
-    names: tuple[str, ...] = ()
-    # To ask a buffer, it has to be created, which takes memory; most need no columns.
-    if any(map(_may_need_columns, parts.values())):
-        from dingsdk.worker.replay_buffer.config import without_files
-
-        path = "policy.other.replay_buffer"
-        cls, section = parts[path], policy["other"]["replay_buffer"]
-        with closing_in_time(cls(to_easydict(without_files(section))), path) as buffer:
-            names = buffer.columns_needed()
+    policy, names = cfg["policy"], []
+    for path, part in buffer_parts(cfg, classes).items():
+        # A section may name a column too, such as `trajectory: env_id` of a sampler of sequences.
+        named = [value for value in find(cfg, path).values() if isinstance(value, str)]
+        names += [*getattr(part, "needs_columns", ()), *named]
     collect = policy["collect"]
     wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
     collect["added_columns"] = list(wanted)
     if "episode_return" in wanted:
         policy["traj_len_inf"] = True  # the return is known only at the end of an episode
-
-
-def _may_need_columns(part: Any) -> bool:
-    """Whether a class may need columns: it names some, or derives them from its config."""
-    from dingsdk.worker.replay_buffer.interface import IBuffer
-    from dingsdk.worker.replay_buffer.sampler import Sampler
-    from dingsdk.worker.replay_buffer.table import Table
-
-    plain = (None, IBuffer.columns_needed, Table.columns_needed, Sampler.columns_needed)
-    return bool(
-        getattr(part, "needs_columns", ()) or getattr(part, "columns_needed", None) not in plain
-    )
 
 
 def check_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:

@@ -42,7 +42,6 @@ from dingsdk.pipeline.worker import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
-from dingsdk.runtime.deadline import closing_in_time
 from dingsdk.runtime.files import Folder, ensure_dir, locked_folder
 from dingsdk.worker import Coordinator
 from dingsdk.worker.collector.factory import declared_piece, traj_len_of
@@ -52,9 +51,8 @@ from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, Pl
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import first_checkpoint
-from dingsdk.worker.replay_buffer.config import is_limited, without_files
+from dingsdk.worker.replay_buffer.config import is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_id import run_id
 
@@ -255,10 +253,10 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
         changes["policy"] = {"other": {"replay_buffer": own}}
         return to_easydict(deep_merge_dicts(cfg, changes))
     limiter = dict(buffer_cfg.get("limiter") or {})
-    with closing_in_time(create_buffer(without_files(buffer_cfg)), path) as buffer:
-        # The limiter of such a buffer counts episodes, whose number of rows is not known.
-        is_of_episodes = buffer.needs_order == "episode"
-        batch_rows = learn.batch_size * buffer.rows_per_sampled()
+    kind = default_manager().class_of("buffers", buffer_cfg, path)
+    # The limiter of such a buffer counts episodes, whose number of rows is not known.
+    is_of_episodes = getattr(kind, "draws", "rows") == "episodes"
+    batch_rows = learn.batch_size * int(buffer_cfg.get("sequence_length", 1))
     # For episodes in a buffer of rows its home has an EpisodePace.
     count = collect.n_episode if is_of_episodes or collect.n_episode else collect.n_sample
     is_paced = count and (is_of_episodes or not collect.n_episode)

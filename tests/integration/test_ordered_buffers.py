@@ -22,6 +22,7 @@ from dingsdk.worker.replay_buffer import (
     EpisodeReplayBuffer,
     NaiveReplayBuffer,
 )
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
 from . import short_runs
 
@@ -69,18 +70,6 @@ class EpisodePolicy(DQNPolicy):
         return super()._train(steps, **kwargs)
 
 
-class RewardedBuffer(NaiveReplayBuffer):
-    """Checks the actions of pushed rows and records their rewards."""
-
-    needs_columns: ClassVar[tuple[str, ...]] = ("reward", "action")
-    seen: ClassVar[set[float]] = set()
-
-    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        assert set(data.columns["action"].tolist()) <= {0, 1}
-        self.seen.update(data.columns["reward"].tolist())
-        super().push(data, cur_collector_envstep, timeout_s)
-
-
 class PrioritizingPolicy(DQNPolicy):
     """Gives each sample a priority when it is collected."""
 
@@ -116,20 +105,19 @@ class SerialBuffer(NaiveReplayBuffer):
     modes: ClassVar[frozenset[str]] = frozenset({"serial"})
 
 
-class GreedyBuffer(NaiveReplayBuffer):
+class GreedySampler(UniformSampler):
     needs_columns: ClassVar[tuple[str, ...]] = ("obs", "next_obs", "reward", "q_value")
 
 
-class ReturnBuffer(NaiveReplayBuffer):
+class ReturnSampler(UniformSampler):
     """Records the episode return, env and reward of each pushed row."""
 
     needs_columns: ClassVar[tuple[str, ...]] = ("episode_return", "env_id", "reward")
     seen: ClassVar[list[tuple[Any, ...]]] = []
 
-    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        columns = (data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)).columns
+    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
+        columns = (rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)).columns
         self.seen += zip(*(columns[name].tolist() for name in self.needs_columns), strict=True)
-        super().push(data, cur_collector_envstep, timeout_s)
 
 
 def run(tmp_path: Path, mode: str, *sets: str, **buffers: type[NaiveReplayBuffer]) -> RunResult:
@@ -140,13 +128,12 @@ def run(tmp_path: Path, mode: str, *sets: str, **buffers: type[NaiveReplayBuffer
     manager.registry("policies").register("versioned", VersionedPolicy)
     manager.registry("buffers").register("prioritized", PrioritizedBuffer)
     for name, kind in (
-        ("rewarded", RewardedBuffer),
         ("serial", SerialBuffer),
-        ("greedy", GreedyBuffer),
-        ("returns", ReturnBuffer),
         *buffers.items(),
     ):
         manager.registry("buffers").register(name, kind)
+    manager.registry("samplers").register("greedy", GreedySampler)
+    manager.registry("samplers").register("returns", ReturnSampler)
     with use_manager(manager):
         sets = (
             *short_runs.QUICK,
@@ -223,13 +210,6 @@ def test_episode_buffer_needs_an_episode_collector_in_serial_mode(tmp_path: Path
     assert caught.value.path == f"{BUFFER}.type"
 
 
-def test_a_buffer_sees_the_columns_that_it_needs(tmp_path: Path) -> None:
-    RewardedBuffer.seen.clear()
-    result = run(tmp_path, "parallel", f"{BUFFER}.type=rewarded")
-    assert result.reason == "limit"
-    assert RewardedBuffer.seen == {1.0}
-
-
 def test_a_prioritized_buffer_gets_the_priorities_of_the_collecting_policy(tmp_path: Path) -> None:
     PrioritizedBuffer.seen.clear()
     run(tmp_path, "parallel", f"{BUFFER}.type=prioritized", "policy.type=prioritizing")
@@ -245,7 +225,7 @@ def test_a_buffer_that_does_not_support_the_mode_is_refused(tmp_path: Path) -> N
 
 def test_a_missing_column_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(DingError, match="'q_value'"):
-        run(tmp_path, "parallel", f"{BUFFER}.type=greedy")
+        run(tmp_path, "parallel", f"{BUFFER}.sampler.type=greedy")
 
 
 @pytest.mark.parametrize(
@@ -265,13 +245,13 @@ def test_a_missing_column_is_named_in_the_error(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_buffer_sees_the_return_of_whole_episodes_and_their_env(
+def test_a_sampler_sees_the_return_of_whole_episodes_and_their_env(
     tmp_path: Path, mode: str, sets: tuple[str, ...]
 ) -> None:
-    ReturnBuffer.seen.clear()
-    result = run(tmp_path, mode, f"{BUFFER}.type=returns", *sets)
+    ReturnSampler.seen.clear()
+    result = run(tmp_path, mode, f"{BUFFER}.sampler.type=returns", *sets)
     assert (result.reason, result.train_iter) == ("limit", 60)
-    envs, rows = set(), ReturnBuffer.seen
+    envs, rows = set(), ReturnSampler.seen
     while rows:
         # CartPole's reward is 1 per step, so an episode has as many rows as its return.
         episode_return, env_id, _ = rows[0]
@@ -303,11 +283,11 @@ def test_rows_of_an_episode_keep_the_versions_that_collected_them(
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_missing_columns_are_found_before_the_run(mode: Any) -> None:
-    class NeedsLives(NaiveReplayBuffer):
+    class NeedsLives(UniformSampler):
         needs_columns: ClassVar[tuple[str, ...]] = ("reward", "lives")
 
     manager = PluginManager()
-    manager.registry("buffers").register("lives", NeedsLives)
+    manager.registry("samplers").register("lives", NeedsLives)
     with use_manager(manager), pytest.raises(ConfigError, match="column 'lives'") as caught:
-        compile_run("cartpole-dqn", mode, sets=(f"{BUFFER}.type=lives",))
+        compile_run("cartpole-dqn", mode, sets=(f"{BUFFER}.sampler.type=lives",))
     assert caught.value.facts["path"] == BUFFER

@@ -33,9 +33,6 @@ class CrossesEnds(Sequences):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__({**cfg, "sampler": {"type": "sequence", "end": "no such column"}})
 
-    def columns_needed(self) -> tuple[str, ...]:
-        return ()
-
 
 @mutant(41)
 class IgnoresEndTrajectory(Sequences):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,10 @@ class BufferBench(RuleBench[MakeBuffer]):
             return [SampleBatch.from_rows([self.row(n)] * episode_length(n)) for n in numbers]
         return [self.row(n) for n in numbers]
 
-    @cached_property
+    @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the buffer needs; rows have them."""
-        found: tuple[str, ...] = self.build().columns_needed()
+        """The columns that a part under test needs; rows have them."""
+        found: tuple[str, ...] = getattr(self._make, "needs_columns", ())
         return found
 
     def row(self, number: int, done: bool = False) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class PartBench(RuleBench[MakePart]):
         with transaction("the rules") as changes:
             registry.register(key, made)
         self.exits.callback(changes.roll_back)
-        make = partial(_buffer, {"type": buffer, kind: {"type": key}})
+        make: Any = partial(_buffer, {"type": buffer, kind: {"type": key}})
+        make.needs_columns = getattr(self.part(), "needs_columns", ())
         try:
             BUFFER_BOOK.check(make, capabilities=capabilities, patience_s=self.patience_s)
         except ContractError as error:

@@ -15,7 +15,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
-from dingsdk.worker.replay_buffer.interface import Drawn, NoMetadata, Order
+from dingsdk.worker.replay_buffer.interface import Drawn, NoMetadata
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
@@ -291,7 +291,6 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         sampler: Annotated[dict[str, Any], Part("samplers")] = preset("sequence")
 
     needs_fifo: ClassVar[bool] = True
-    needs_order: ClassVar[Order] = "sequence"
     draws: ClassVar[Drawn] = "sequences"
 
     @classmethod
@@ -343,11 +342,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 
     def can_sample(self, n: int) -> bool:
         """Whether there are enough rows for ``n`` sequences of the configured length."""
-        return super().can_sample(checked_size(n) * self.rows_per_sampled())
-
-    def rows_per_sampled(self) -> int:
-        """Return ``sequence_length``."""
-        return int(self._cfg.sequence_length)
+        return super().can_sample(checked_size(n) * self._sequence_length(None))
 
     def count_starts(self, sequence: int | None = None) -> int:
         """Return how many sequences of that length could be drawn; reads every row."""
@@ -359,7 +354,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 
     def _sequence_length(self, sequence: int | None) -> int:
         if sequence is None:
-            return self.rows_per_sampled()
+            return int(self._cfg.sequence_length)
         return checked_size(sequence, "a sequence", 1)
 
     def _draw_sequences(
@@ -413,7 +408,6 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
 
         type: str = "episode"
 
-    needs_order: ClassVar[Order] = "episode"
     draws: ClassVar[Drawn] = "episodes"
 
     @property

@@ -169,9 +169,3 @@ def check_order(is_fifo: bool, what: str, kind: str, path: str) -> None:
             "another order; choose fifo",
             path=path,
         )
-
-
-def without_files(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a replay buffer's config, changed for a buffer that is only asked what it needs."""
-    own = {"storage": {"type": "array"}, "deepcopy": False, "enable_track_used_data": False}
-    return {**buffer_cfg, **own}

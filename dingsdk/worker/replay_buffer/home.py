@@ -207,8 +207,8 @@ class TableHome(Home):
         self._load = load
         self._pace = pace
         self._origins = buffer.track_origins()
-        self._is_of_episodes = buffer.needs_order == "episode"
-        self._keeps_order = buffer.needs_order == "sequence"
+        self._is_of_episodes = buffer.draws == "episodes"
+        self._keeps_order = buffer.draws == "sequences"
         self._stream = ""
         self._payloads: dict[int, Announcement] = {}  # those with rows in the buffer, by number
         self._numbers = 0

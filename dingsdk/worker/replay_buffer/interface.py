@@ -16,27 +16,25 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
-Order = Literal["none", "sequence", "episode"]
 Drawn = Literal["rows", "sequences", "episodes"]
 MASK = "mask"
 """The column of padded sequences that is False at padding."""
 
 
+_MODES = frozenset({"serial", "parallel"})
+
+
 class Needs:
-    """Requirements of a buffer, or a part of one, on the samples that it receives."""
+    """Requirements of a part of a buffer on the samples that it receives."""
 
     needs_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of samples that it reads; a policy whose samples lack one is refused."""
 
-    needs_order: ClassVar[Order] = "none"
-    """Whether samples of an episode must follow each other (``sequence``), or come as one element
-    (``episode``)."""
-
-    modes: ClassVar[frozenset[str]] = frozenset({"serial", "parallel"})
+    modes: ClassVar[frozenset[str]] = _MODES
     """The modes of training that it supports."""
 
 
-class IBuffer(Needs, Configurable, ABC):
+class IBuffer(Configurable, ABC):
     """A replay buffer: collectors push rows, learners sample batches of them.
 
     Safe for any number of pushing and sampling threads. Constructed as
@@ -46,20 +44,18 @@ class IBuffer(Needs, Configurable, ABC):
 
     draws: ClassVar[Drawn] = "rows"
     """What a sample consists of. A run refuses a buffer whose samples its policy cannot train on.
+
+    A buffer of sequences gets the rows of an episode one after the other. A buffer of episodes gets
+    each episode as one element.
     """
+
+    modes: ClassVar[frozenset[str]] = _MODES
+    """The modes of training that it supports."""
 
     ignores_priorities: ClassVar[bool] = False
     """Whether ``update`` ignores priorities. A class that overrides ``update`` must set this
     again: it does not inherit the value. A run with priorities refuses a buffer that ignores them.
     """
-
-    def columns_needed(self) -> tuple[str, ...]:
-        """Return the columns that this buffer and its configured parts read."""
-        return self.needs_columns
-
-    def rows_per_sampled(self) -> int:
-        """Return how many rows the limiter counts for each element of a sample."""
-        return 1
 
     @property
     @abstractmethod
@@ -239,7 +235,7 @@ class NoMetadata:
 
 def rows_in(batch: Any, buffer: Any) -> int:
     """Return how many samples a batch of a buffer has: of sequences, their rows without padding."""
-    if getattr(buffer, "needs_order", None) != "sequence":
+    if getattr(buffer, "draws", None) != "sequences":
         return len(batch)
     if not isinstance(batch, SampleBatch):
         return sum(map(len, batch))

@@ -283,10 +283,6 @@ class Table(IBuffer, Closing):
             self._check_open()
             return self._limiter.can_sample(n) and n <= self._count
 
-    def columns_needed(self) -> tuple[str, ...]:
-        parts = self._sampler.columns_needed() + self._remover.needs_columns
-        return tuple(dict.fromkeys(self.needs_columns + parts))
-
     def change_limiter(self, cfg: Mapping[str, Any]) -> None:
         """Replace the limiter, or its settings, and keep its counters; safe while in use.
 

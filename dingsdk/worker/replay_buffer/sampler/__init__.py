@@ -42,10 +42,6 @@ class Sampler(Needs, Configurable, ABC):
         self.capacity = capacity
         self._rng = np.random.Generator(np.random.PCG64(seed))
 
-    def columns_needed(self) -> tuple[str, ...]:
-        """Return ``needs_columns``, and the columns that the config section names."""
-        return self.needs_columns
-
     def check(self, rows: Rows) -> None:
         """Refuse rows that this sampler could not serve, before anything is stored.
 

@@ -13,7 +13,7 @@ from dingsdk.config import Count, PartSection, Whole
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.interface import MASK, Order
+from dingsdk.worker.replay_buffer.interface import MASK
 from dingsdk.worker.replay_buffer.kernels import compiled
 from dingsdk.worker.replay_buffer.sampler import ENDS, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Where
@@ -66,7 +66,6 @@ class SequenceSampler(Sampler):
         trajectory: str | None = None
         block_length: Count = 500
 
-    needs_order: ClassVar[Order] = "sequence"
     keeps_ends: ClassVar[bool] = True
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
@@ -81,10 +80,6 @@ class SequenceSampler(Sampler):
         # Steps since the start of the trajectory, by position. Pages never written take no memory.
         self._since = np.zeros(capacity, dtype=np.int32)
         self.clear()
-
-    def columns_needed(self) -> tuple[str, ...]:
-        own = () if self._trajectory is None else (self._trajectory,)
-        return (*self.needs_columns, self._end, *own)
 
     def clear(self) -> None:
         self._first = self._count = 0  # the position of the oldest row, and how many there are
