@@ -204,6 +204,20 @@ def test_type_of_two_distributions_needs_the_distribution_name(
     assert "acme_absent" in failed("acme-other")[0][1]
 
 
+def test_type_with_the_key_of_a_builtin_type_is_the_one_of_the_distribution(
+    provide: Provide, tmp_path: Path
+) -> None:
+    provide("limiters", "class Mine(Limiter): pass")
+    entry_points = tmp_path / "site" / "acme_mine-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[dingsdk.limiters]\nmin_size = acme_mine\n")
+    module = tmp_path / "site" / "acme_mine.py"
+    module.write_text(module.read_text().replace('"mine"', '"min_size"'))
+
+    ((step, detail),) = failed("acme-mine")
+
+    assert (step, detail) == ("interface", "acme_mine.Mine lacks can_sample")
+
+
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
@@ -236,13 +250,8 @@ def test_badge_that_cannot_be_written_is_an_error(
     assert not list(tmp_path.iterdir())
 
 
-LEFT_OUT = {"async_subprocess", "envpool", "subprocess", "auto", "normalize_obs", "record_video"}
-"""Checking these env managers takes minutes; ``tests/contracts`` does it.
-
-The storage ``auto`` needs rows, ``normalize_obs`` a file; ``record_video`` has a test of its own.
-"""
-VALUES = {"clip_reward": {"min_reward": -1, "max_reward": 1}, "frame_stack": {"stack_size": 4}}
-ENVS = {"atari": {"env_id": "ale_py:ALE/Pong-v5", "kwargs": {"frameskip": 1}}}
+LEFT_OUT = {"async_subprocess", "envpool", "subprocess"}
+"""Checking these env managers takes minutes; ``tests/contracts`` does it."""
 
 
 @pytest.mark.slow
@@ -250,10 +259,7 @@ ENVS = {"atari": {"env_id": "ale_py:ALE/Pong-v5", "kwargs": {"frameskip": 1}}}
 def test_builtin_types_pass(kind: str) -> None:
     with use_manager(PluginManager()) as manager:
         keys = set(manager.builtin_types(kind)) - LEFT_OUT
-        found = {
-            key: check_plugin(f"{kind}:{key}", VALUES.get(key), ENVS.get(key))
-            for key in sorted(keys)
-        }
+        found = {key: check_plugin(f"{kind}:{key}") for key in sorted(keys)}
 
     assert all(report.is_passed for report in found.values()), found
     for key, report in found.items():
@@ -321,6 +327,19 @@ def test_policy_of_other_spaces_is_checked_with_its_env(provide: Provide) -> Non
     assert found.is_passed, found.steps
 
 
+def test_skipped_check_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for plugin, words in (
+        ("storages:auto", "check those"),
+        ("env_wrappers:normalize_obs", "--set statistics=FILE"),
+    ):
+        assert main(["check", plugin]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith("skipped")
+        assert words in line
+
+
 def test_missing_argument_is_named(provide: Provide) -> None:
     provide("env_wrappers", "class Mine:\n    def __init__(self, env, scale): pass")
 
@@ -332,7 +351,6 @@ def test_missing_argument_is_named(provide: Provide) -> None:
 
 @pytest.mark.slow
 def test_video_wrapper_is_checked_with_a_folder(tmp_path: Path) -> None:
-    env = {"env_id": "CartPole-v1", "kwargs": {"render_mode": "rgb_array"}}
-    report = check_plugin("env_wrappers:record_video", {"folder": str(tmp_path / "videos")}, env)
+    report = check_plugin("env_wrappers:record_video", {"folder": str(tmp_path / "videos")})
 
     assert report.is_passed, report.steps
