@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +18,7 @@ from dingsdk.errors import CheckpointError
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.train import resume, train
+from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker import IMetric
 from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.one_vs_one import saved_league
@@ -23,6 +26,7 @@ from dingsdk.worker.coordinator import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tests.tensorboard_events import read_events
 
+from .process_cluster import ProcessCluster
 from .test_parallel_resume import ROOT, kill_all, recovered, status, wait_until
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
@@ -217,6 +221,40 @@ def test_two_players_train_each_other(
     assert "commander_iter/win_rate_player_1" in curves_of(result.run_dir)
 
 
+@pytest.mark.slow
+def test_players_keep_their_own_payloads_when_small_buffers_overwrite_many(tmp_path: Any) -> None:
+    sets = [
+        *TWO,
+        "policy.other.replay_buffer.replay_buffer_size=300",
+        "env.collector_episode_num=1",
+    ]
+    result = train("tictactoe-selfplay", "parallel", "in_memory", sets=sets, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 100)
+    assert result.samples.evicted["overwritten"] > 0
+
+
+@pytest.mark.slow
+def test_players_begin_with_the_same_weights_in_both_modes(tmp_path: Any) -> None:
+    begun: list[list[float]] = []
+
+    class Noted(DQNPolicy):
+        def __init__(self, cfg: Any, enable_field: Any = None, **kwargs: Any) -> None:
+            super().__init__(cfg, enable_field=enable_field, **kwargs)
+            if enable_field is None or "learn" in enable_field:
+                found = self.learn_mode.state_dict()["model"].values()
+                begun[-1].append(round(sum(float(each.double().sum()) for each in found), 6))
+
+    sets = (*TWO, "policy.learn.learner.train_iterations=8", "policy.eval.evaluator.eval_freq=8")
+    modes: tuple[tuple[Any, Any], ...] = (("serial", None), ("parallel", "in_memory"))
+    for mode, transport in modes:
+        begun.append([])
+        train("tictactoe-selfplay", mode, transport, sets=sets, output=tmp_path, policy=Noted)
+    serial, parallel = map(set, begun)
+    assert len(serial) == 2
+    assert serial == parallel
+
+
 def curves_of(folder: Any) -> set[str]:
     """Return the names of the curves in the tensorboard files below ``log``."""
     folders = (folder / "log").glob("**/*_tb_logger")
@@ -325,6 +363,68 @@ def test_on_policy_parallel_run_stays_within_the_policy_lag_limit(
     assert 0 <= result.policy_lag["mean"] <= result.policy_lag["largest"] <= max_lag
     assert evicted[0].keys() == {"trained"}
     assert len(saved_league(str(result.run_dir / "league"))["players"]) > 1
+
+
+@pytest.mark.slow
+def test_past_players_survive_the_loss_of_workers(tmp_path: Any) -> None:
+    league = "policy.other.league"
+    sets = (f"{league}.one_phase_step=50", f"{league}.self_play=0", "env.collector_episode_num=2")
+    cluster = ProcessCluster(tmp_path / "run", sets, example="tictactoe-selfplay")
+    store = cluster.transport.policy_store()
+    try:
+        cluster.expect(lambda: store.newest("league-player_0_0") is not None)
+        version, weights = store.newest("league-player_0_0")  # type: ignore[misc]
+        for worker_id in ("collector-0", "collector-1", "learner-0"):
+            before = cluster.incarnation(worker_id)
+            os.kill(cluster.pid(worker_id), signal.SIGKILL)
+            cluster.expect(lambda: cluster.incarnation(worker_id) > before)  # noqa: B023
+
+        path = cluster.run_dir / "league"
+        played = len(saved_league(str(path))["players"])
+        steps = cluster.env_steps()
+        cluster.expect(lambda: len(saved_league(str(path))["players"]) > played + 1)
+        cluster.expect(lambda: cluster.env_steps() > steps + 500)
+        cluster.coordinator.validate_state()
+        found = store.newest("league-player_0_0")
+        assert found is not None
+        assert found[0] == version
+        assert all(bool((found[1][key] == weights[key]).all()) for key in weights)
+
+        def has_played_it() -> bool:
+            records = saved_league(str(path))["payoff"]["records"]
+            return any(away == "player_0_0" for _, away, *_ in records)
+
+        cluster.expect(has_played_it)
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_resumed_run_continues_the_same_league(tmp_path: Any) -> None:
+    first = train("tictactoe-selfplay", sets=(*SHORT, "system.save_every=0"), output=tmp_path)
+    before = saved_league(str(first.run_dir / "league"))["players"]
+
+    result = resume(first.run_dir, sets=["policy.learn.learner.train_iterations=200"])
+
+    assert result.train_iter == 200
+    after = saved_league(str(result.run_dir / "league"))["players"]
+    assert len(after) > len(before) > 2
+    assert after[1 : len(before)] == before[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["in_memory", "shared_memory"])
+def test_resumed_run_plays_past_players_when_the_policy_store_was_lost(
+    transport: str, tmp_path: Any
+) -> None:
+    sets = (*SHORT, "policy.other.league.self_play=0", "system.journal.enabled=true")
+    first = train("tictactoe-selfplay", "parallel", transport, sets, output=tmp_path)
+
+    result = resume(first.run_dir, sets=["policy.learn.learner.train_iterations=150"])
+
+    assert (result.reason, result.train_iter) == ("limit", 150)
+    assert result.env_steps > first.env_steps
 
 
 KILLED = (

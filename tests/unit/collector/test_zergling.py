@@ -19,8 +19,10 @@ from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.collector import rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
+from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 from .late_envs import LateEnvs
 
@@ -404,6 +406,15 @@ def test_episodes_per_env_take_precedence_over_the_total(make_zergling) -> None:
     assert collector.get_finish_info()["real_episode_count"] == 2 * 3
 
 
+def test_same_seed_gives_the_same_data(make_zergling) -> None:
+    first, second = Wire(), Wire()
+    for wire in (first, second):
+        # Neither run may load a newer policy, even on a slow machine.
+        make_zergling(wire=wire, update_policy_second=3600).start()
+    pairs = zip(first.payloads.values(), second.payloads.values(), strict=True)
+    assert all(a == b for a, b in pairs)
+
+
 def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_policy(
     make_zergling,
 ) -> None:
@@ -684,6 +695,49 @@ def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, fold
     assert str(collector) == f"Zergling {folder} {log.name.removesuffix('_logger.txt')}"
 
 
+def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, print_freq=2)
+    assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
+    # Times just outside and just inside of what the collector measures.
+    times: list[dict[str, float]] = []
+
+    def note(name: str) -> None:
+        times[-1][name] = time.perf_counter()
+
+    def turn() -> None:
+        times.append({})
+        note("turn")
+
+    def measured(name: str) -> None:
+        method = getattr(collector, name)
+
+        def call(*args: Any) -> Any:
+            note(f"{name} begins")
+            result = method(*args)
+            note(f"{name} ends")
+            if name == "_process_timestep" and len(times) == 9:
+                collector.close()
+            return result
+
+        setattr(collector, name, call)
+
+    collector.yield_turn = turn
+    for name in ("_observe", "_policy_inference", "_env_step", "_process_timestep"):
+        measured(name)
+    collector.start()
+
+    def mean(begin: str, end: str) -> float:
+        return sum(each[end] - each[begin] for each in times[-4:]) / 4
+
+    monitor = collector.monitor
+    inside = mean("_observe begins", "_policy_inference ends")
+    assert inside <= monitor["policy_time"] <= mean("turn", "_env_step begins")
+    inside = mean("_env_step begins", "_env_step ends")
+    assert inside <= monitor["env_time"]
+    assert monitor["env_time"] <= mean("_policy_inference ends", "_process_timestep begins")
+
+
 def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None:
     collector, other = make_zergling(wire=Wire()), make_zergling()
     collector.policy, mode = other.policy, collector.policy
@@ -752,3 +806,17 @@ def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) ->
 
     assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
     assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05
+
+
+def test_defaults_of_the_sections() -> None:
+    default = ZerglingParallelCollector.default_config()
+    expected = {"print_freq": 5, "compressor": "none"}
+    expected |= {"update_policy_second": 0.0, "policy_timeout_s": 180.0}
+    assert {key: default[key] for key in expected} == expected
+    default = SampleSerialCollector.default_config()
+    expected = {"deepcopy_obs": False, "transform_obs": False, "collect_print_freq": 100}
+    assert {key: default[key] for key in (*expected, "seed")} == {**expected, "seed": None}
+    default = InteractionSerialEvaluator.default_config()
+    expected = {"eval_freq": 1000, "n_episode": None, "stop_value": np.inf, "figure_path": None}
+    expected |= {"render": {"render_freq": -1, "mode": "train_iter"}}
+    assert {key: default[key] for key in expected} == expected

@@ -11,10 +11,12 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +90,24 @@ def test_remote_ranks_train_like_one_learner_in_two_groups(
         torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_new_group_is_formed_when_a_lost_rank_is_started_again(
+    place: RankPlace, started: Ranks
+) -> None:
+    together = policy()
+    first, other = (start_rank(place, started, CFG, rank, 3) for rank in (1, 2))
+    with closing(RemoteRanks(dataclasses.replace(place, world_size=3))) as remote:
+        with LearnerAggregator(together, CFG, 3, 20.0, remote) as ranks:
+            ranks.learn_mode.forward(next(batches(1, size=12)))
+            first.kill()
+            with pytest.raises(WorkerCrashedError, match="rank 1 of the learner is gone"):
+                ranks.learn_mode.forward(next(batches(1, size=12)))
+        again = start_rank(place, started, CFG, 1, 3)
+        with LearnerAggregator(together, CFG, 3, 20.0, remote) as ranks:
+            ranks.learn_mode.forward(next(batches(1, size=12)))
+    assert (again.wait(20), other.wait(20)) == (0, 0)
+
+
 def test_missing_ranks_are_named(place: RankPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_ranks, "JOIN_S", 0.2)
     with (
@@ -134,6 +154,19 @@ def test_rank_connects_again_after_rank_0_was_restarted(place: RankPlace) -> Non
         remote.links()[1].send_bytes(b"hello")
         assert link.recv_bytes() == b"hello"
     assert pauses == [remote_ranks.RETRY_S]
+
+
+def test_rank_says_why_it_waits_for_a_new_group(
+    place: RankPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    links = iter([Connection(ours.detach()), None])
+    monkeypatch.setattr(aggregator, "dial", lambda *_: next(links))
+
+    serve_remote(dataclasses.replace(place, rank=1), CFG, threading.Event())
+
+    assert caplog.messages == ["rank 1 waits for a new group: rank 0 hung up"]
 
 
 class Served:
@@ -266,6 +299,19 @@ def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture)
                     pass
         assert remote._links == {}
     assert "was refused" in caplog.text
+
+
+def test_idle_strangers_do_not_keep_a_rank_out(place: RankPlace) -> None:
+    other = dataclasses.replace(place, rank=1, has_agent=True)
+    with closing(RemoteRanks(place)) as remote, contextlib.ExitStack() as stack:
+        address = remote._server.getsockname()
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(address))
+        begun = time.monotonic()
+        link = remote_ranks.dial(other, threading.Event())
+        assert link is not None
+        stack.enter_context(link)
+        assert time.monotonic() - begun < 1.0
 
 
 def test_invalid_rank_is_disconnected_and_a_new_process_replaces_the_old(
