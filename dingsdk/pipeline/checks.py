@@ -508,6 +508,20 @@ def _check_unrolls(run: _Run) -> str:
     return why and f"policy.{key}: the unrolls of a policy of type {run.policy['type']!r} {why}"
 
 
+def _check_home(run: _Run) -> str:
+    """The learner of a parallel run can hold the replay buffer."""
+    from dingsdk.worker.replay_buffer.table import Table
+
+    cls = run.classes.get(_BUFFER, Table)
+    if run.policy["on_policy"] or issubclass(cls, Table):
+        return ""
+    return (
+        f"{_BUFFER}.type {run.buffer['type']!r} is no Table, whose rows the learner of a parallel "
+        "run loads again after a loss; derive it from NaiveReplayBuffer or another buffer of "
+        "dingsdk, or use --mode serial"
+    )
+
+
 _ALWAYS = (
     _check_trainings,
     _check_serial_workers,
@@ -526,4 +540,4 @@ _ALWAYS = (
     _check_sequences,
     _check_unrolls,
 )
-_IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference)
+_IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference, _check_home)

@@ -44,6 +44,8 @@ from dingsdk.plugins import PluginManager, Switches, hookimpl, use_manager
 from dingsdk.plugins.discovery import Advert, discover
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import IBuffer
+from dingsdk.worker.replay_buffer.config import BufferSection
 from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 from tests.extras import needs
@@ -755,6 +757,19 @@ def test_buffer_that_can_never_give_a_batch_is_refused(
     with pytest.raises(ConfigError, match="could ever be sampled") as caught:
         compile_config(changed(*sets), mode=mode)
     assert caught.value.path == f"{BUFFER}.{path}"
+
+
+def test_buffer_that_is_no_table_is_refused_in_parallel_mode() -> None:
+    methods = dict.fromkeys(IBuffer.__abstractmethods__, lambda self, *args: None)
+    bare: Any = type("Bare", (IBuffer,), {**methods, "Config": BufferSection})
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry("buffers").register("bare", bare)
+        cfg = changed(f"{BUFFER}.type=bare")
+        compile_config(cfg)
+        with pytest.raises(ConfigError, match="is no Table") as caught:
+            compile_config_parallel(cfg)
+    assert caught.value.path == f"{BUFFER}.type"
 
 
 def test_limiter_may_wait_for_a_full_buffer() -> None:
