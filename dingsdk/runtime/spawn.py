@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
@@ -54,6 +55,15 @@ class _ForkedProcess(ForkServerProcess):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._environment = dict(os.environ)  # the server has an older one
+
+    def start(self) -> None:
+        for pause_s in (0.05, 0.2, 1.0):
+            try:
+                super().start()
+                return
+            except (EOFError, ConnectionError):  # the server was killed; the next try replaces it
+                time.sleep(pause_s)
+        super().start()
 
     def run(self) -> None:
         os.environ.clear()

@@ -200,6 +200,35 @@ def test_forked_process_has_the_environment_of_its_parent_and_its_own_randomness
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
 
 
+KILLING = """
+import os, signal, time
+from multiprocessing import forkserver
+from dingsdk.runtime.spawn import begin_fork_server, process_context
+
+if __name__ == "__main__":
+    begin_fork_server([])
+    context = process_context("some.key")
+    for stop_s in (0, 0.01, 0.05):  # killed, while it may already have the request
+        server = forkserver._forkserver._forkserver_pid
+        os.kill(server, signal.SIGSTOP)
+        if not os.fork():
+            time.sleep(0.2 + stop_s)
+            os.kill(server, signal.SIGKILL)
+            os._exit(0)
+        process = context.Process(target=print)
+        process.start()
+        process.join()
+        assert process.exitcode == 0, process.exitcode
+        assert forkserver._forkserver._forkserver_pid != server
+"""
+
+
+def test_process_starts_although_the_fork_server_is_killed_meanwhile(tmp_path: Path) -> None:
+    script = tmp_path / "killing.py"
+    script.write_text(KILLING)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60)
+
+
 def test_unguarded_script_has_its_exit_code_in_a_forked_process(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
