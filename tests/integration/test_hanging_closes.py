@@ -17,7 +17,7 @@ from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import default_manager
-from dingsdk.runtime import deadline
+from dingsdk.runtime import deadline, spawn
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.comm import learner as comm_learner
@@ -193,6 +193,8 @@ def test_worker_abandons_a_hook_that_hangs_in_close_with_a_warning(
     transport: str,
 ) -> None:
     monkeypatch.setattr(comm_learner, "PART_CLOSE_S", 0.5)  # has no effect in separate processes
+    # A fork server that an earlier test has started writes to the stderr of that test.
+    monkeypatch.setattr(spawn, "_server_environment", {"": ""})
     hooks = default_manager().registry("learner_hooks")
     hooks.register("hanging", HangingHook, force_overwrite=True)
     hook = "policy.learn.learner.hook.mine={type: hanging, position: after_iter}"

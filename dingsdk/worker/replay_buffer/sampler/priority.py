@@ -200,6 +200,8 @@ class OldestSampler(PrioritySampler):
 
         type: str = "oldest"
 
+    # It does not draw by priority as its family does; the rules of the buffer ``queue`` cover it.
+    contract_capabilities: ClassVar[None] = None
     draws_oldest: ClassVar[bool] = True
 
     def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
