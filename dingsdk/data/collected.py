@@ -36,7 +36,7 @@ def with_collected(
             added[name] = column[np.concatenate(([0], ends[:-1]))]
         elif name == "collect_iter":
             added[name] = np.full(rows, column.min())
-    return samples.with_columns(**added)
+    return SampleBatch.trusted({**samples.columns, **added}, rows) if added else samples
 
 
 def versions_of(samples: SampleBatch) -> NDArray[np.int64] | None:

@@ -499,7 +499,7 @@ def _check_unrolls(run: _Run) -> str:
     elif "episode_return" in run.collect["added_columns"]:
         key = "collect.added_columns"
         why = "are cut before the returns of their episodes are known; leave episode_return out"
-    elif run.fact(_BUFFER, "draws", "rows") != "rows":
+    elif drawn_by(run.cfg, run.classes) != "rows":
         key, why = "other.replay_buffer.type", "are one row each; choose naive or advanced"
     elif run.collector != "sample":
         key, why = "collect.collector.type", "are cut by the collector 'sample'; choose it"

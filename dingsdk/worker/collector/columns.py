@@ -144,12 +144,10 @@ class BatchedRollout(Rollout):
         self.env_steps -= len(env_ids)
         for env_id in env_ids:
             self._begun[env_id] = self._time
-        if have_failed:
-            self._abandon(env_ids)
-        else:
-            if self._writer is not None:
-                self._writer.skip(env_ids)
-            self._policy.reset(env_ids)
+        if self._writer is not None:
+            forget = self._writer.drop if have_failed else self._writer.skip
+            forget(env_ids)
+        self._policy.reset(env_ids)
 
     def _spread(self, rows: Any) -> Any:
         """Expand rows of the stepped envs to rows of all envs, with zeros for the others."""

@@ -94,14 +94,16 @@ CFG = {
 }
 
 
-def collect(manager: dict[str, Any], calls: int, in_dicts: bool = False) -> list[SampleBatch]:
+def collect(
+    folder: Path, manager: dict[str, Any], calls: int, in_dicts: bool = False
+) -> list[SampleBatch]:
     envs = create_env_manager(manager, [Counting] * ENVS)
     envs.seed(0)
     envs.launch()
     mode = UnrollPolicy(CFG, ["collect"], seed=0).collect_mode
     if in_dicts:
         mode = mode._replace(forward_batch=None)
-    collector = SampleSerialCollector({}, env=envs, policy=mode)
+    collector = SampleSerialCollector({}, env=envs, policy=mode, exp_name=str(folder))
     try:
         return [collector.collect(train_iter=call) for call in range(calls)]  # type: ignore[misc]
     finally:
@@ -129,9 +131,9 @@ NAMES = ("obs", "next_obs", "reward", "done", "state", "collect_iter")
     ids=["columns", "vector", "dicts"],
 )
 def test_unrolls_are_whole_and_continue_across_episodes(
-    manager: dict[str, Any], in_dicts: bool
+    tmp_path: Path, manager: dict[str, Any], in_dicts: bool
 ) -> None:
-    found = rows_of(collect(manager, 9, in_dicts))
+    found = rows_of(collect(tmp_path, manager, 9, in_dicts))
     assert found["obs"].shape == (9 * 4, T, 2)
     totals = found["obs"][:, :, 0]
     # Each unroll has T consecutive steps of one env, and the unrolls of an env follow each other.
@@ -151,8 +153,8 @@ def test_unrolls_are_whole_and_continue_across_episodes(
     assert not UnrollPolicy.given & {"collect_iter", "seed", "env_id"}
 
 
-def test_version_of_an_unroll_is_that_of_its_first_step() -> None:
-    iters = rows_of(collect({"type": "in_process"}, 4))["collect_iter"]
+def test_version_of_an_unroll_is_that_of_its_first_step(tmp_path: Path) -> None:
+    iters = rows_of(collect(tmp_path, {"type": "in_process"}, 4))["collect_iter"]
     # The 3 envs end an unroll at a time, and each call returns 4 of them.
     assert iters.reshape(-1).tolist()[:12] == [0] * 6 + [1] * 3 + [2] * 3
 

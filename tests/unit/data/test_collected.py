@@ -1,4 +1,4 @@
-"""The versions of the policies that collected the samples of a payload."""
+"""The columns that collectors add to samples, and the versions of policies among them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.collected import counted, versions_of
+from dingsdk.data.collected import counted, versions_of, with_collected
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,16 @@ def test_samples_are_counted_by_the_version_of_their_oldest_step(
 )
 def test_samples_without_a_column_of_versions_have_none(columns: dict) -> None:
     assert versions_of(SampleBatch(columns)) is None
+
+
+def test_samples_get_the_columns_of_their_steps_or_of_the_first_step_of_their_piece() -> None:
+    ends = np.array([2, 5])
+    columns = {"collect_iter": np.array([7, 8, 3, 4, 5]), "env_id": np.array([0, 0, 1, 1, 1])}
+    found = {n: with_collected(SampleBatch({"obs": np.zeros(n)}), columns, ends) for n in (5, 2, 3)}
+    assert found[5].columns["collect_iter"].tolist() == [7, 8, 3, 4, 5]
+    assert found[2].columns["collect_iter"].tolist() == [7, 3]
+    assert found[2].columns["env_id"].tolist() == [0, 1]
+    assert found[3].columns["collect_iter"].tolist() == [3, 3, 3]
+    assert "env_id" not in found[3].columns
+    own = SampleBatch({"collect_iter": np.array([1, 1])})
+    assert with_collected(own, columns, ends).columns["collect_iter"].tolist() == [1, 1]
