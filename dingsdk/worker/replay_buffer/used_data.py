@@ -67,7 +67,7 @@ class UsedData(RowListener):
         with self._lock:
             known = [each for each in ids if each in self._rows]
             self._rows.subtract(known)
-            unused = {each for each in known if self._rows[each] <= 0}
+            unused = dict.fromkeys(each for each in known if self._rows[each] <= 0)
             for data_id in unused:
                 del self._rows[data_id]
         for data_id in unused:
