@@ -36,14 +36,14 @@ def _impatient_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(tmp_path: Path, *sets: str) -> tuple[JobCluster, FullCoordinator]:
-    cluster = JobCluster(tmp_path, None, *SETS, *sets, coordinator_cls=FullCoordinator)
+    cluster = JobCluster(tmp_path, None, *sets, coordinator_cls=FullCoordinator)
     assert isinstance(cluster.coordinator, FullCoordinator)
     return cluster, cluster.coordinator
 
 
 def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with torch_threads(1):
-        cluster, coordinator = start(tmp_path)
+        cluster, coordinator = start(tmp_path, *SETS)
         with coordinator.outage:
             cluster.expect(lambda: "ENOSPC" in coordinator.status().held_up_by)
             cluster.running("collector")

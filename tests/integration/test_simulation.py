@@ -388,8 +388,8 @@ def test_every_defect_can_be_applied() -> None:
             pass
 
 
-# A search stops after 120 s of CPU time, which may take longer.
-@pytest.mark.timeout(600)
+# A search stops after 300 s of CPU time, which may take longer.
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "mutant",
     [

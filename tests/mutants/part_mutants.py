@@ -245,7 +245,7 @@ class Ratio(Mutant, SamplesPerInsertLimiter):
 class Rate(Mutant, PushSampleRateLimiter):
     kind = "limiter"
     capabilities = frozenset({"bounded", "timed"})
-    cfg: ClassVar = {"max": 2.0, "min": 0.5}
+    cfg: ClassVar = dict(PushSampleRateLimiter.contract_config)
 
 
 @mutant(1, 5)

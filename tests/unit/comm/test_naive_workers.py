@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> No
     assert cluster.coordinator.wait(20.0)
     assert cluster.coordinator.failure is None
     assert cluster.coordinator.status().train_iter == 5
-    assert 1 <= len(learner.seen) <= PAYLOADS
+    # The collector may get a second task before the learner is done.
+    tasks = Counter(data_id.rpartition("_")[0] for data_id in learner.seen)
+    assert 1 <= max(tasks.values()) <= PAYLOADS
     assert cluster.coordinator.close() == []
     for worker in (collector, learner):
         worker.close()
