@@ -57,6 +57,14 @@ class PlayerCommander(SoloCommander):
     """
 
     Config = OneVsOneSection
+    saved = (
+        *SoloCommander.saved,
+        "_difficulty",
+        "job_count",
+        "episode_count",
+        "sample_count",
+        "_jobs",
+    )
     _own: OneVsOneSection
 
     def __init__(
@@ -125,6 +133,8 @@ class PlayerCommander(SoloCommander):
         return task
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        if not self.is_owner_of(task_id):
+            return
         super().update_learner_info(task_id, info)
         job = {"player_id": self.player_id, "train_iteration": self._newest_iter}
         self.league.update_active_player(job)
@@ -154,24 +164,6 @@ class PlayerCommander(SoloCommander):
         """Return the sizes of the league, the opponent of evaluations, and the win rates."""
         statistics = league_statistics(self.league, self.player_id)
         return {"eval_opponent": float(self._difficulty), **statistics}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "difficulty": self._difficulty,
-            "job_count": self.job_count,
-            "episode_count": self.episode_count,
-            "sample_count": self.sample_count,
-            "jobs": {task_id: dict(job) for task_id, job in self._jobs.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._difficulty = int(state["difficulty"])
-        self.job_count = int(state["job_count"])
-        self.episode_count = int(state["episode_count"])
-        self.sample_count = int(state["sample_count"])
-        self._jobs = {task_id: dict(job) for task_id, job in state["jobs"].items()}
 
     @property
     def _player(self) -> Player:
@@ -284,42 +276,35 @@ class OneVsOneCommander(BaseParallelCommander):
         return _first_of(each.get_last_eval_task for each in self._commanders.values())
 
     def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
-        owner = self._owner(task_id)
-        return None if owner is None else owner.get_collect_setting(task_id)
+        return self._owner(task_id).get_collect_setting(task_id)
 
     def wants_end_of(self, task_id: str) -> bool:
-        owner = self._owner(task_id)
-        return owner is not None and owner.wants_end_of(task_id)
+        return self._owner(task_id).wants_end_of(task_id)
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        if (owner := self._owner(task_id)) is not None:
-            owner.update_learner_info(task_id, info)
+        self._owner(task_id).update_learner_info(task_id, info)
 
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        if (owner := self._owner(task_id)) is not None:
-            owner.update_collector_info(task_id, info)
+        self._owner(task_id).update_collector_info(task_id, info)
 
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
-        if (owner := self._owner(task_id)) is not None:
-            owner.finish_collector_task(task_id, finished_task)
-            if not finished_task.get("eval_flag"):
-                self._count(owner, finished_task)
+        owner = self._owner(task_id)
+        if owner.is_owner_of(task_id) and not finished_task.get("eval_flag"):
+            self._count(owner, finished_task)
+        owner.finish_collector_task(task_id, finished_task)
         return self.first.has_reached_goal
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
-        if (owner := self._owner(task["task_id"])) is not None:
-            owner.notify_fail_collector_task(task)
+        self._owner(task["task_id"]).notify_fail_collector_task(task)
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
-        if (owner := self._owner(task_id)) is not None:
-            owner.finish_learner_task(task_id, finished_task)
-            if len(self._commanders) > 1:  # the other players continue to train
-                self._trained_out.add(owner.player_id)
-        return str(finished_task["buffer_id"])
+        owner = self._owner(task_id)
+        if owner.is_owner_of(task_id) and len(self._commanders) > 1:
+            self._trained_out.add(owner.player_id)  # the other players continue to train
+        return owner.finish_learner_task(task_id, finished_task)
 
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
-        if (owner := self._owner(task["task_id"])) is not None:
-            owner.notify_fail_learner_task(task)
+        self._owner(task["task_id"]).notify_fail_learner_task(task)
 
     def statistics(self) -> dict[str, float]:
         """As ``PlayerCommander.statistics``; names of later players are ``<player>/<name>``."""
@@ -387,12 +372,10 @@ class OneVsOneCommander(BaseParallelCommander):
             if not (each.is_training or player_id in self._trained_out)
         ]
 
-    def _owner(self, task_id: str) -> PlayerCommander | None:
-        """Return the commander of an unfinished task; None for any other task."""
-        for each in self._commanders.values():
-            if each.is_owner_of(task_id):
-                return each
-        return None
+    def _owner(self, task_id: str) -> PlayerCommander:
+        """Return the commander of an unfinished task; the first one, which ignores other tasks."""
+        found = (each for each in self._commanders.values() if each.is_owner_of(task_id))
+        return next(found, self.first)
 
     def _copy(self, source: str, target: str) -> None:
         version, state = self._newest_of(source)

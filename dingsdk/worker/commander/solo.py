@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dingsdk.config import to_plain
 from dingsdk.policy import create_policy
@@ -18,15 +19,6 @@ from dingsdk.worker.evaluator.schedule import EvalSchedule
 _log = logging.getLogger(__name__)
 _LEARNER_IDS = ("task_id", "buffer_id", "policy_id")
 """Ids of a learner task that later tasks need."""
-_SAVED = (
-    "run_id",
-    "newest_iter",
-    "evaluated_iter",
-    "ended_env_steps",
-    "learner_info",
-    "has_collected",
-)
-"""Attributes that are saved as they are, without their underscore."""
 
 
 @dataclass(slots=True)
@@ -59,6 +51,17 @@ class SoloCommander(BaseParallelCommander):
         """Section ``policy.other.commander``."""
 
         type: str = "solo"
+
+    saved: ClassVar[tuple[str, ...]] = (
+        "_run_id",
+        "_newest_iter",
+        "_evaluated_iter",
+        "_ended_env_steps",
+        "_learner_info",
+        "_has_collected",
+        "has_reached_goal",
+    )
+    """Attributes that are saved as they are, by their names without underscore."""
 
     def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(cfg)
@@ -225,9 +228,8 @@ class SoloCommander(BaseParallelCommander):
             "collector_tasks": tasks,
             "learner_tasks": sorted(self._learner_tasks),
             "newest": None if newest is None else {key: newest[key] for key in _LEARNER_IDS},
-            **{name: getattr(self, f"_{name}") for name in _SAVED},
+            **{name.lstrip("_"): copy.copy(getattr(self, name)) for name in self.saved},
             "schedule": self._schedule.state_dict(),
-            "has_reached_goal": self.has_reached_goal,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -240,10 +242,9 @@ class SoloCommander(BaseParallelCommander):
         }
         self._learner_tasks = set(state["learner_tasks"])
         self._newest = None if state["newest"] is None else dict(state["newest"])
-        for name in _SAVED:
-            setattr(self, f"_{name}", state[name])
+        for name in self.saved:
+            setattr(self, name, state[name.lstrip("_")])
         self._schedule.load_state_dict(state["schedule"])
-        self.has_reached_goal = bool(state["has_reached_goal"])
 
     def _is_current(self, task: _CollectorTask) -> bool:
         return self._current is not None and self._is_newest(task)
