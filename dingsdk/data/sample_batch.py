@@ -349,11 +349,6 @@ class Row(dict[str, Any]):
 
     __hash__ = None
 
-    @classmethod
-    def fromkeys(cls, keys: Iterable[str], value: Any = None, /) -> dict[str, Any]:  # type: ignore[override]
-        """Return a plain dict, because a row exists only as part of a batch."""
-        return dict.fromkeys(keys, value)
-
 
 _HINTS = {
     "NoneType": "sample() of a buffer returns None if it has too few rows",

@@ -9,9 +9,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
 from dingsdk.errors import ConfigError, wrong_type
 
@@ -98,16 +97,6 @@ def set_patience(link: Connection, seconds: float) -> None:
             view.setsockopt(socket.SOL_SOCKET, option, time_value)
 
 
-class Closable(Protocol):
-    """An object with a ``close()``."""
-
-    def close(self) -> object:
-        """Close the object; may take any time."""
-
-
-Part = TypeVar("Part", bound=Closable)
-
-
 def close_in_time(close: Callable[[], object], path: str) -> None:
     """Call ``close`` of a part; stop waiting after ``CLOSE_S``, and log that.
 
@@ -128,12 +117,3 @@ def warn_of_left(path: str, part: str = "") -> None:
     """
     where = path + (part and f", in {part}")
     _log.warning("close() of %s did not return in time; it is abandoned", where)
-
-
-@contextmanager
-def closing_in_time(part: Part, path: str) -> Iterator[Part]:
-    """Close the part at the end of the block, as ``close_in_time`` does."""
-    try:
-        yield part
-    finally:
-        close_in_time(part.close, path)

@@ -170,12 +170,6 @@ def test_copies_of_a_row_are_plain_dicts() -> None:
     assert batch == make_batch()
 
 
-def test_fromkeys_of_a_row_gives_a_plain_dict() -> None:
-    plain = type(make_batch()[0]).fromkeys(["a", "b"], 3)
-    assert type(plain) is dict
-    assert plain == {"a": 3, "b": 3}
-
-
 def test_a_copy_shares_arrays_and_a_deep_copy_has_its_own() -> None:
     batch = make_batch()
     shallow, deep = copy.copy(batch), copy.deepcopy(batch)

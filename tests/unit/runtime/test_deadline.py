@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from multiprocessing import Pipe
 
 import pytest
@@ -17,7 +16,6 @@ import pytest
 from dingsdk.runtime import deadline
 from dingsdk.runtime.deadline import (
     close_in_time,
-    closing_in_time,
     returns_within,
     set_patience,
     warn_of_left,
@@ -113,23 +111,6 @@ def test_warning_names_the_part_if_one_is_given(
     warn_of_left("some.key")
     warn_of_left("some.key", "the second hook")
     assert caplog.messages == [LEFT, LEFT.replace("some.key", "some.key, in the second hook")]
-
-
-def test_part_is_closed_when_its_block_raises() -> None:
-    part = Part()
-    with suppress(ZeroDivisionError), closing_in_time(part, "some.key") as found:
-        assert found is part
-        assert part.closes == 0
-        raise ZeroDivisionError
-    assert part.closes == 1
-
-
-def test_part_that_does_not_close_is_left_when_its_block_ends(
-    hanging: Part, caplog: pytest.LogCaptureFixture
-) -> None:
-    with closing_in_time(hanging, "some.key"):
-        pass
-    assert caplog.messages == [LEFT]
 
 
 def test_incomplete_send_and_incomplete_receive_time_out() -> None:
