@@ -1,12 +1,14 @@
 """Each rule of the kit detects its mutants, and other rules of the same kind do not.
 
 A mutant is a part with one defect. It must break its own rule. Rules that the same defect also
-breaks are listed in its ``also``. The rules of buffers and transports have files of their own.
+breaks are listed in its ``also``. The rules of buffers, and those of transports about network
+faults, have files of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from dingsdk.testing import (
     PART_RULES,
     POLICY_CAPABILITIES,
     POLICY_RULES,
+    RULES,
     ContractReport,
     Rule,
     check_collector,
@@ -34,6 +37,7 @@ from dingsdk.testing import (
     check_extension,
     check_part,
     check_policy,
+    check_transport,
 )
 
 from . import (
@@ -44,6 +48,10 @@ from . import (
     extension_mutants,
     part_mutants,
     policy_mutants,
+    transport_life_mutants,
+    transport_message_mutants,  # noqa: F401 - they register
+    transport_mutant,
+    transport_store_mutants,  # noqa: F401 - they register
 )
 from .mutant_list import expect_own_rule_broken
 
@@ -107,6 +115,12 @@ KINDS: Mapping[str, Kind] = {
         lambda made: check_evaluator(made, capabilities=EVALUATOR_CAPABILITIES),
     ),
     "policy": Kind(POLICY_RULES, policy_mutants.MUTANTS, [policy_mutants.Mutant], check_policy_of),
+    "transport": Kind(
+        [rule for rule in RULES if not rule.needs],
+        transport_mutant.MUTANTS,
+        [transport_mutant.Mutant],
+        lambda made: check_transport(made, patience_s=transport_mutant.PATIENCE_S),
+    ),
     **{
         kind: Kind(book.rules, of_kind(part_mutants, kind), [], check_part_of)
         for kind, book in PART_RULES.items()
@@ -141,6 +155,14 @@ def cases(of: Callable[[Kind], Sequence[Any]]) -> list[Any]:
         for made in of(found)
         if not hasattr(made, "only")
     ]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_open_or_imported() -> Iterator[None]:
+    yield
+    sys.modules.pop("tabnanny", None)
+    while left := transport_life_mutants.LeavesAFile.left:  # type: ignore[attr-defined]
+        left.pop().close()
 
 
 @pytest.mark.parametrize(("kind", "made"), cases(lambda kind: kind.mutants))
