@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from dingsdk_flask_fs.transport import FlaskFSTransport
 from dingsdk_in_memory.transport import InMemoryTransport
@@ -283,15 +281,6 @@ def test_task_that_cannot_be_sent_is_refused(cluster: Cluster) -> None:
         cluster.master.ask("w0", {"name": "x", "function": print}, 5.0)
 
 
-def test_two_workers_serve_side_by_side(cluster: Cluster) -> None:
-    counts = {"w0": itertools.count(), "w1": itertools.count()}
-    for name, counter in counts.items():
-        cluster.add(name, count=lambda task, counter=counter: {"n": next(counter)})
-    tasks = [cluster.master.new_task(name, {"name": "count"}).start() for name in ("w0", "w1") * 5]
-    results = [(task.worker_id, task.value(5.0)["n"]) for task in tasks]
-    assert sorted(results) == sorted((name, n) for name in counts for n in range(5))
-
-
 def test_thousands_of_tasks_at_once_complete_in_order(cluster: Cluster) -> None:
     done: list[int] = []
     cluster.add("w0", count=lambda task: {"n": task["n"]})
@@ -322,15 +311,6 @@ def test_result_that_cannot_be_sent_fails_its_task_and_the_worker_continues(
     assert "Traceback" not in str(caught.value)
     assert caught.value.traceback.startswith("Traceback")
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
-
-
-def test_arrays_and_infinities_travel_both_ways(cluster: Cluster) -> None:
-    cluster.add("w0", echo=lambda task: {"x": task["x"]})
-    result = cluster.master.ask(
-        "w0", {"name": "echo", "x": {"rows": np.arange(3), "limit": float("inf")}}, 5.0
-    )
-    assert result["x"]["rows"].tolist() == [0, 1, 2]
-    assert result["x"]["limit"] == float("inf")
 
 
 def test_workers_end_at_once_when_the_master_closes(cluster: Cluster) -> None:

@@ -207,16 +207,6 @@ def test_points_of_an_evaluation_decide_and_not_the_signs_of_its_returns(
         assert commander.statistics()["eval_opponent"] == opponent
 
 
-def test_win_of_an_untrained_player_changes_nothing(make_commander: Any) -> None:
-    commander = make_commander(("a:weak", "a:strong"))
-    commander.get_learner_task()
-    task = commander.get_collector_task()
-    info = {"train_iter": 0, "reward_mean": 1.0, "reward_raw": [1.0], "game_result": [["wins"]]}
-
-    assert commander.finish_collector_task(task["task_id"], info) is False
-    assert commander.statistics()["eval_opponent"] == 0
-
-
 def test_next_learner_has_a_new_policy_and_plays_the_same_snapshots(make_commander: Any) -> None:
     commander = make_commander()
     first = start(commander)

@@ -310,10 +310,6 @@ def test_a_number_outside_of_the_range_of_its_column_is_not_written(value: Any) 
     assert batch.columns["b"].tolist() == [[1, 1], [1, 1]]
 
 
-def test_rows_may_come_from_a_generator() -> None:
-    assert SampleBatch.from_rows({"a": i} for i in range(3)).columns["a"].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("rows", [{"a": 1}, {1, 2}, np.zeros((2, 3)), "ab"])
 def test_rows_that_are_no_dicts_are_refused(rows: Any) -> None:
     with pytest.raises(SchemaMismatchError, match="row 0"):
@@ -475,13 +471,6 @@ def test_collate_stacks_lists_as_torch_does() -> None:
     assert torch.equal(
         collate([torch.zeros(2), torch.ones(2)]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     )
-
-
-def test_collate_stacks_the_rows_of_a_batch_without_changing_it() -> None:
-    batch = make_batch()
-    found = collate(list(batch))
-    assert torch.equal(found["obs"]["pos"], batch.tensors()["obs"]["pos"])
-    assert batch == make_batch()
 
 
 @pytest.mark.parametrize(

@@ -179,14 +179,6 @@ def test_all_ranks_use_as_many_threads_as_rank_0_and_follow_no_links_in_its_run_
         assert (log["threads"], log["refused"]) == (count, 1.0)  # the means of both ranks
 
 
-def test_parts_of_a_batch_are_equal_and_in_order() -> None:
-    batch = next(batches(1, size=6))
-    parts = split_batch(batch, 3)
-    assert [part.columns["obs"].tolist() for part in parts] == [
-        batch.columns["obs"][start : start + 2].tolist() for start in (0, 2, 4)
-    ]
-
-
 def test_a_batch_with_a_remainder_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         split_batch(next(batches(1, size=7)), 2)

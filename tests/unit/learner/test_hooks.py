@@ -444,13 +444,6 @@ class TestLoad:
 
 
 class TestLogReduce:
-    def test_with_world_size_1_nothing_changes(self, make_learner, scripted):
-        learner = make_learner(
-            scripted(lambda data: {"loss": 1.5}), {"hook": {"log_reduce_after_iter": True}}
-        )
-
-        assert learner.train([{}]) == [{"loss": 1.5}]
-
     def test_learners_with_several_ranks_have_the_hook_unless_it_is_disabled(
         self, make_learner, scripted
     ):

@@ -41,18 +41,6 @@ def record_all(learner):
     return calls
 
 
-def test_train_returns_the_log_of_an_update_and_counts_it(make_learner, learn_mode, batch):
-    learner = make_learner(learn_mode(), QUIET)
-    assert (learner.train_iter, learner.collector_envstep) == (0, 0)
-
-    logs = learner.train(batch(), envstep=96)
-
-    assert len(logs) == 1
-    assert np.isfinite(logs[0]["total_loss"])
-    assert learner.train_iter == 1
-    assert learner.collector_envstep == 96
-
-
 def test_learner_before_training_has_empty_logs_and_counts(make_learner, scripted):
     learner = make_learner(None, QUIET)
 
@@ -60,9 +48,10 @@ def test_learner_before_training_has_empty_logs_and_counts(make_learner, scripte
     assert learner.log_buffer == {"scalar": {}, "scalars": {}, "histogram": {}}
     assert learner.monitor.averages() == {}
     assert learner.learn_info["learner_done"] is False
+    assert (learner.train_iter, learner.collector_envstep) == (0, 0)
     learner.policy = scripted(lambda data: {"loss": 1.0})
-    learner.train([{}, {}])
-    assert (learner.sample_count, learner.collector_envstep) == (2, -1)
+    assert learner.train([{}, {}]) == [{"loss": 1.0}]
+    assert (learner.train_iter, learner.sample_count, learner.collector_envstep) == (1, 2, -1)
 
 
 def test_data_time_and_train_time_are_logged(make_learner, scripted, monkeypatch):
@@ -108,31 +97,6 @@ def test_loss_is_the_latest_one_if_it_is_a_number(make_learner, scripted):
     assert learner.loss is None
 
 
-def test_train_on_rows_equals_train_on_columns(make_learner, learn_mode, batch, tmp_path):
-    columns = batch()
-    rows = [dict(row) for row in columns]
-
-    from_columns = make_learner(learn_mode(), QUIET, exp_name=str(tmp_path / "a")).train(columns)
-    from_rows = make_learner(learn_mode(), QUIET, exp_name=str(tmp_path / "b")).train(rows)
-
-    assert from_rows[0]["total_loss"] == pytest.approx(from_columns[0]["total_loss"])
-
-
-def test_hooks_after_an_iteration_see_its_number_starting_at_zero(make_learner, scripted):
-    learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
-    calls = record_all(learner)
-
-    learner.train([{}])
-    learner.train([{}])
-
-    assert [(position, n) for _, position, n in calls] == [
-        ("before_iter", 0),
-        ("after_iter", 0),
-        ("before_iter", 1),
-        ("after_iter", 1),
-    ]
-
-
 def test_a_list_of_logs_advances_by_one_iteration_each(make_learner, scripted):
     learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), QUIET)
     calls = record_all(learner)
@@ -141,8 +105,8 @@ def test_a_list_of_logs_advances_by_one_iteration_each(make_learner, scripted):
 
     assert logs == [{"loss": 1.0}, {"loss": 2.0}]
     assert learner.train_iter == 2
-    after = [iteration for _, position, iteration in calls if position == "after_iter"]
-    assert after == [0, 1]
+    seen = [(position, iteration) for _, position, iteration in calls]
+    assert seen == [("before_iter", 0), ("after_iter", 0), ("after_iter", 1)]
 
 
 def test_prefixed_entries_reach_the_hooks_but_not_the_caller(make_learner, scripted):
@@ -236,21 +200,6 @@ def test_output_that_is_not_a_log_is_refused(make_learner, scripted, output):
 
     assert isinstance(caught.value, TypeError)
     assert learner.train_iter == 0
-
-
-def test_error_of_a_nan_loss_is_raised_unchanged(make_learner, learn_mode, batch):
-    learner = make_learner(learn_mode(), QUIET)
-
-    with pytest.raises(NonFiniteError) as caught:
-        learner.train(batch(reward=np.full(8, np.nan, np.float32)))
-
-    assert caught.value.facts["key"] == "reward"
-    assert learner.train_iter == 0
-
-
-def test_train_without_a_policy_says_what_to_do(make_learner):
-    with pytest.raises(ConfigError, match="please set learner policy"):
-        make_learner(None, QUIET).train([{}])
 
 
 def test_observers_are_called_for_every_iteration(make_learner, scripted):
@@ -363,21 +312,11 @@ class TestStart:
             scripted(lambda data: {"loss": 1.0}), {**QUIET, "train_iterations": 3}
         )
         learner.get_data = lambda size: [{}] * size
-
-        learner.start()
-
-        assert learner.train_iter == 3
-
-    def test_start_keeps_env_steps_that_were_set_before(self, make_learner, scripted):
-        learner = make_learner(
-            scripted(lambda data: {"loss": 1.0}), {**QUIET, "train_iterations": 1}
-        )
-        learner.get_data = lambda size: [{}]
         learner.collector_envstep = 320
 
         learner.start()
 
-        assert learner.collector_envstep == 320
+        assert (learner.train_iter, learner.collector_envstep) == (3, 320)
 
     def test_callables_in_the_data_are_called_for_their_rows(self, make_learner, scripted):
         seen = []

@@ -122,13 +122,15 @@ class TestBuildLogger:
         logger.close()
         writer.close()
 
-    def test_logger_without_text_or_tensorboard_writes_no_file(self, tmp_path):
-        logger, writer = build_logger(tmp_path / "log", need_tb=False, need_text=False)
-        logger.info("into the void")
+    @pytest.mark.parametrize("need_text", [False, True])
+    def test_unnamed_component_can_have_only_a_text_log_or_none(self, tmp_path, need_text):
+        logger, writer = build_logger(tmp_path / "log", need_tb=False, need_text=need_text)
+        logger.info("text")
         logger.close()
 
         assert writer is None
-        assert not (tmp_path / "log").exists()
+        found = [path.name for path in tmp_path.glob("log/*")]
+        assert found == ["default_logger.txt"] * need_text
 
     def test_global_logging_is_not_changed(self, tmp_path):
         handlers = list(logging.getLogger().handlers)
@@ -227,14 +229,6 @@ class TestBuildLogger:
         assert caught.value.facts["path"] == str(folder / blocked)
         gc.collect()  # an open file would raise a ResourceWarning, which is an error here
 
-    def test_unnamed_component_can_have_only_a_text_log(self, tmp_path):
-        logger, writer = build_logger(tmp_path / "log", need_tb=False)
-        logger.info("text")
-        logger.close()
-
-        assert writer is None
-        assert [path.name for path in (tmp_path / "log").iterdir()] == ["default_logger.txt"]
-
     def test_line_that_cannot_be_formatted_is_reported_and_the_log_continues(
         self, tmp_path, capsys
     ):
@@ -262,15 +256,6 @@ class TestBuildLogger:
         writer.close()
 
         assert written == [[], [], [0, 20, 31], [0, 20, 31], [0, 20, 31], [0, 20, 31, 50, 61, 62]]
-
-    def test_points_are_on_the_disk_after_a_flush(self, tmp_path):
-        writer = build_tb_logger(tmp_path, "a")
-        writer.add_scalar("x", 1.0, 7)
-
-        writer.flush()
-
-        assert list(read_events(tmp_path / "a_tb_logger")) == [("x", 7, 1.0)]
-        writer.close()
 
     def test_full_disk_at_close_is_reported(self, tmp_path, caplog):
         writer = build_tb_logger(tmp_path, "a")
@@ -390,25 +375,17 @@ class TestLogShow:
         shown = [step for tag, step, _ in events if tag == "learner_iter/loss_avg"]
         assert shown == [0, 1, 2, 4, 8, 16, 32]
 
-    def test_without_env_steps_there_are_no_curves_over_them(
-        self, make_learner, scripted, tmp_path
+    @pytest.mark.parametrize(("envstep", "axes"), [(-1, {"iter"}), (0, {"iter", "step"})])
+    def test_curves_over_env_steps_start_at_step_0_if_the_steps_are_known(
+        self, make_learner, scripted, tmp_path, envstep, axes
     ):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
 
-        learner.train([{}])
+        learner.train([{}], envstep)
         learner.close()
 
         events = list(read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger"))
-        assert {tag.split("/")[0] for tag, _, _ in events} == {"learner_iter"}
-
-    def test_curves_over_env_steps_can_start_at_step_0(self, make_learner, scripted, tmp_path):
-        learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
-
-        learner.train([{}], envstep=0)
-        learner.close()
-
-        events = set(read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger"))
-        assert ("learner_step/loss_avg", 0, 1.0) in events
+        assert {tag.partition("/")[0] for tag, _, _ in events} == {f"learner_{a}" for a in axes}
 
     def test_a_shared_writer_is_used_and_left_open(self, make_learner, scripted, tmp_path):
         _, writer = build_logger(tmp_path / "shared", "run", need_text=False)
