@@ -51,9 +51,16 @@ def test_refused_columns_say_what_was_expected_and_found(
     [
         ([{"a": 1}, 5], "", 1, "dict", "int"),
         ([{"a": 1}, {"a": 1, "b": 2}], "b", 1, ["a"], ["a", "b"]),
+        ([{"a": 1, "b": 2}, {"a": 1}], "b", 1, ["a", "b"], ["a"]),
+        ([{"o": {"x": 1}}, {"o": {"y": 1}}], "o.x", 1, ["x"], ["y"]),
+        ([{"o": {"x": 1}}, {"o": 1}], "o", 1, "dict", "int"),
         ([{}], "", 0, "keys", "{}"),
         ([{"o": {2: 1}}], "o", 0, "keys of type str", "2"),
         ([{"a": [[1], [1, 2]]}], "a", None, "a regular array", "list"),
+        ([{"a": 1}, {"a": "text"}], "a", 1, "a number or an array", "str"),
+        ([{"a": 1}, {"a": None}], "a", 1, "a number or an array", "NoneType"),
+        ([{"a": 1}, {"a": np.array(["x"])}], "a", 1, "a numeric dtype", "<U1"),
+        ([{"a": np.zeros(2)}] * 2 + [{"a": np.zeros(3)}], "a", 2, [2], [3]),
         ([{"a": np.zeros(2)}, {"a": np.zeros(2, np.int8)}], "a", 1, "float64", "int8"),
         ([{"a": LARGEST}, {"a": 1e300}], "a", 1, "numbers in the range of float32", 1e300),
         (
@@ -62,6 +69,10 @@ def test_refused_columns_say_what_was_expected_and_found(
         ),
         ([{"a": -(2**63)}, {"a": 200}, {"a": 2**63}], "a", 2, "an integer of 64 bits", None),
         ([{"a": 0}, {"a": -(2**63) - 1}], "a", 1, "an integer of 64 bits", None),
+        (
+            [{"a": np.float64(1)}, {"a": np.float64(-1e300)}],
+            *("a", 1, "numbers in the range of float32", -1e300),
+        ),
     ],
     ids=str,
 )
