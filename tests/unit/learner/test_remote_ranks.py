@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -299,19 +298,6 @@ def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture)
                     pass
         assert remote._links == {}
     assert "was refused" in caplog.text
-
-
-def test_idle_strangers_do_not_keep_a_rank_out(place: RankPlace) -> None:
-    other = dataclasses.replace(place, rank=1, has_agent=True)
-    with closing(RemoteRanks(place)) as remote, contextlib.ExitStack() as stack:
-        address = remote._server.getsockname()
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(address))
-        begun = time.monotonic()
-        link = remote_ranks.dial(other, threading.Event())
-        assert link is not None
-        stack.enter_context(link)
-        assert time.monotonic() - begun < 1.0
 
 
 def test_invalid_rank_is_disconnected_and_a_new_process_replaces_the_old(

@@ -69,30 +69,26 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_write_atomic_replaces_the_file_and_makes_it_private(tmp_path: Path, durable: bool) -> None:
+def test_write_atomic_replaces_the_file_and_makes_it_private(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     with Folder(tmp_path, create=False) as folder:
-        folder.write_atomic("a.bin", [b"old"], durable)
-        with recorded_writes() as log:
-            folder.write_atomic("a.bin", [memoryview(b"new content")], durable)
+        folder.write_atomic("a.bin", [b"old"])
+        folder.write_atomic("a.bin", [memoryview(b"new content")])
     assert target.read_bytes() == b"new content"
     assert mode(target) == 0o600
     assert tree(tmp_path) == ["a.bin"]
-    assert log.is_durable(target) is durable
-    assert durable or not any(call[0] == "sync" for call in log.calls)
 
 
-def test_a_folder_at_the_path_is_a_typed_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "advice"), [("taken", "choose another path"), ("absent/a", "create the folder")]
+)
+def test_json_cannot_be_written_onto_or_into_another_folder(
+    tmp_path: Path, name: str, advice: str
+) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(RunFolderError, match="choose another path"):
-        atomic_write_json(tmp_path / "taken", "x")
+    with pytest.raises(RunFolderError, match=advice):
+        atomic_write_json(tmp_path / name, "x")
     assert tree(tmp_path) == ["taken"]
-
-
-def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="create the folder"):
-        atomic_write_json(tmp_path / "absent" / "a", "x")
 
 
 def test_json_is_written_readable_and_strict(tmp_path: Path) -> None:
