@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from dingsdk.data import derive_seed
 from dingsdk.errors import NonFiniteError, TaskFail
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
-from dingsdk.runtime.connections import parse_address
 from dingsdk.testing import open_files
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
@@ -249,21 +247,6 @@ def test_store_is_read_at_intervals_or_for_an_unknown_version(
         assert looks == [None, 1, 1]
 
 
-def test_server_calls_advance_in_each_round_until_it_is_stopped(tmp_path: Path) -> None:
-    with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0", seed=1)) as server:
-        rounds: list[int] = []
-
-        def advance() -> None:
-            rounds.append(len(rounds))
-            if len(rounds) == 3:
-                server.stop()
-
-        server.run(advance)
-        assert len(rounds) == 3
-        server.run(advance)
-        assert len(rounds) == 3
-
-
 def test_requests_for_exact_versions_are_in_separate_batches(tmp_path: Path) -> None:
     store = Store()
     server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
@@ -279,16 +262,6 @@ def test_requests_for_exact_versions_are_in_separate_batches(tmp_path: Path) -> 
     with closing(server), waiting(server, partial(ask, 1), partial(ask, 2)):
         assert found == {version: best(policy_of(version)) for version in (1, 2)}
         assert (server.request_count, server.batch_count) == (2, 2)
-
-
-def test_newer_version_is_used_without_a_request_for_it(tmp_path: Path) -> None:
-    store = Store()
-    publish(store, policy_of(1), 1)
-    with serving(tmp_path, store) as server, Collector(tmp_path, policy_of(5), 1) as collector:
-        assert collector.act() == best(policy_of(1))
-        publish(store, policy_of(2), 2)
-        server._looked_at["p"] -= 1
-        assert (collector.act(), collector.client.version) == (best(policy_of(2)), 2)
 
 
 def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
@@ -452,21 +425,6 @@ def test_client_with_a_wrong_secret_gets_no_answer(
     assert "a client does not know the secret" in caplog.text
 
 
-def test_idle_strangers_do_not_keep_a_collector_out(tmp_path: Path) -> None:
-    store, own = Store(), policy_of(5)
-    publish(store, policy_of(2), 1)
-    with serving(tmp_path, store) as server, ExitStack() as stack:
-        address = (tmp_path / FOLDER / "inference-0.address").read_text()
-        for _ in range(300):
-            stack.enter_context(socket.create_connection(parse_address(address), PATIENCE_S))
-        with Collector(tmp_path, own, 1) as collector:
-            began = time.monotonic()
-            assert collector.client._is_connected()
-            assert time.monotonic() - began < 1.0
-            collector.act()
-        assert server.request_count == 1
-
-
 def test_error_of_the_policy_is_raised_in_the_collector(tmp_path: Path) -> None:
     store = Store()
     publish(store, policy_of(2), 1)
@@ -570,26 +528,6 @@ def test_failed_server_fails_the_tasks_of_its_worker(
     transport.close()
 
 
-def test_collector_may_be_silent_for_an_hour_and_has_5_s_for_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[float, float | None]] = []
-    receive = client.Channel.receive
-
-    def note(link: Any, kind: Any, timeout_s: float, idle_s: float | None = None) -> Any:
-        if kind is client.Act:
-            asked.append((timeout_s, idle_s))
-        return receive(link, kind, timeout_s, idle_s)
-
-    monkeypatch.setattr(client.Channel, "receive", note)
-    store = Store()
-    publish(store, policy_of(2), 1)
-    with serving(tmp_path, store), Collector(tmp_path, policy_of(5), 1) as collector:
-        assert collector.client.version == 0
-        collector.act()
-    assert set(asked) == {(5.0, 3600.0)}
-
-
 def test_closed_client_closes_its_connection(tmp_path: Path) -> None:
     store = Store()
     publish(store, policy_of(2), 1)
@@ -601,42 +539,6 @@ def test_closed_client_closes_its_connection(tmp_path: Path) -> None:
             collector.client.close()
         assert link._sock.fileno() == -1
         assert collector.client._channel is None
-
-
-def test_each_policy_of_a_server_has_its_own_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, seeds = Store(), list[int | None]()
-    create = server_module.create_policy
-
-    def noted(*given: Any, seed: int | None, **options: Any) -> Any:
-        seeds.append(seed)
-        return create(*given, seed=seed, **options)
-
-    monkeypatch.setattr(server_module, "create_policy", noted)
-    with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=7)) as server:
-        for version in range(6):
-            publish(store, policy_of(version), version)
-            server._look("p", version)
-    assert seeds == [7, 8, 9, 10]
-
-
-def test_long_error_of_a_policy_is_truncated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(head: client.Act) -> Any:
-        raise ValueError("x" * 9000)
-
-    answers: list[Any] = []
-    link: Any = SimpleNamespace(send=lambda head, frame, timeout_s: answers.append((head, frame)))
-    with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0")) as server:
-        monkeypatch.setattr(server, "_policy", fail)
-        head = client.Act("p", 1, False)
-        server._answer([server_module._Request(link, head, OBS, {}, 16)] * 2)
-        assert (server.request_count, server.batch_count) == (0, 0)
-    assert [(type(each), len(each.text), frame) for each, frame in answers] == [
-        (client.NotActed, 500, [])
-    ] * 2
 
 
 class Asked(InferenceClient):

@@ -416,16 +416,6 @@ def test_error_for_a_script_without_a_main_guard_says_so() -> None:
     assert caught.value.path == "system.learner_num"
 
 
-@pytest.mark.parametrize(("cuda", "taken"), [(True, [3]), (False, [])])
-def test_rank_uses_the_gpu_with_its_number(
-    monkeypatch: pytest.MonkeyPatch, cuda: bool, taken: list[int]
-) -> None:
-    found: list[int] = []
-    monkeypatch.setattr(torch.cuda, "set_device", found.append)
-    aggregator._take_gpu({"cuda": cuda}, 3)
-    assert found == taken
-
-
 DONE, LOST = ("done", {"total_loss": 1.0}), ("lost", None)
 FAILED = ("failed", ["failed: NaN", "Traceback ..."])
 

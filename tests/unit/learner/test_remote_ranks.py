@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,19 +154,6 @@ def test_rank_connects_again_after_rank_0_was_restarted(place: RankPlace) -> Non
     assert pauses == [remote_ranks.RETRY_S]
 
 
-def test_rank_says_why_it_waits_for_a_new_group(
-    place: RankPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    links = iter([Connection(ours.detach()), None])
-    monkeypatch.setattr(aggregator, "dial", lambda *_: next(links))
-
-    serve_remote(dataclasses.replace(place, rank=1), CFG, threading.Event())
-
-    assert caplog.messages == ["rank 1 waits for a new group: rank 0 hung up"]
-
-
 class Served:
     """A rank in a group of one, served by a thread, and the other end of its link."""
 
@@ -273,17 +259,6 @@ def test_links_use_keepalive_timeouts_and_no_delay() -> None:
                 patience = view.getsockopt(socket.SOL_SOCKET, option, 16)
                 seconds, _ = struct.unpack("ll", patience)
                 assert 0 < seconds <= 5
-
-
-def test_new_group_does_not_see_values_of_earlier_groups(place: RankPlace) -> None:
-    with closing(RemoteRanks(place)) as remote:
-        first, second = remote.new_group(), remote.new_group()
-        first.set("address", "old")
-        assert first.check(["address"])
-        assert not second.check(["address"])
-        assert remote.groups == 2
-        # Any free port, but none that needs privileges.
-        assert remote._server.getsockname()[1] >= 1024
 
 
 def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture) -> None:
