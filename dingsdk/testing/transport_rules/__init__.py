@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dingsdk.testing.runner import Contract, RuleBook, collect
-from dingsdk.testing.transport_rules import (
-    closing,
-    faults,
-    incarnations,
-    messages,
-    payloads,
-    policies,
-    safety,
-)
+from dingsdk.testing.transport_rules import closing, faults, safety, stores, workers
 from dingsdk.testing.transport_rules.bench import Bench
 from dingsdk.worker.comm import Transport
 
@@ -32,9 +24,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
 """The optional capabilities of a transport, and what each promises."""
 
 TRANSPORT_BOOK: Final = RuleBook(
-    collect(messages, incarnations, closing, payloads, policies, safety, faults),
-    CAPABILITIES,
-    Bench,
+    collect(workers, closing, stores, safety, faults), CAPABILITIES, Bench
 )
 RULES: Final = TRANSPORT_BOOK.rules
 """All rules, ordered by number. The number of a removed rule is never used again."""

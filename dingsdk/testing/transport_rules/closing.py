@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dingsdk.errors import ClosedError, DataMissingError, WorkerLostError
 from dingsdk.testing.expect import Call, expect, expect_equal, leaves_nothing, raises
-from dingsdk.testing.transport_rules.bench import Bench
-from dingsdk.testing.transport_rules.samples import batch, policy
+from dingsdk.testing.transport_rules.bench import Bench, batch, policy
 from dingsdk.worker.comm import SlaveEnd, Transport, WorkerInfo
 
 _WAIT_S = 0.06
