@@ -112,7 +112,7 @@ class BaseParallelCommander(Configurable, ABC):
         eval_interval: NotNegative | None = None
         max_policy_lag: Whole | None = 0
 
-    policy_store: PolicyStore | None = None
+    policy_store: PolicyStore
     """The store of the run's policies; set by the coordinator before the first task."""
     begins_at: PlayerProgress = NO_PROGRESS
     """Progress of the checkpoint that the learners load; set like ``policy_store``."""

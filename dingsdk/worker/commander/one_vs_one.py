@@ -251,10 +251,10 @@ class OneVsOneCommander(BaseParallelCommander):
         return {player_id: each.progress for player_id, each in self._commanders.items()}
 
     def get_learner_task(self) -> Task | None:
-        if not self._has_loaded:
-            past = self._cfg["policy"]["other"]["league"].get("load_path")
-            load_league(self.league, past, self._folder, self._publish)
-            self._has_loaded = True
+        past = self._cfg["policy"]["other"]["league"].get("load_path")
+        if past is not None and not self._has_loaded:
+            load_league(self.league, past, self._folder, self.policy_store.publish)
+        self._has_loaded = True
         waiting = self._without_learner()
         for each in waiting:
             each.begins_at = self.begins_at
@@ -349,9 +349,10 @@ class OneVsOneCommander(BaseParallelCommander):
                 continue  # its learner publishes its policy
             else:
                 path = self._folder / player.checkpoint
-            if self._find(player.checkpoint) is None:
+            if self.policy_store.newest(player.checkpoint) is None:
                 found = load_checkpoint(path)
-                self._publish(player.checkpoint, found.state["model"], found.iteration)
+                state = found.state["model"]
+                self.policy_store.publish(player.checkpoint, state, found.iteration)
 
     def _count(self, owner: PlayerCommander, finished_task: Mapping[str, Any]) -> None:
         """Count episodes and samples of a task for the players that they were collected for."""
@@ -379,19 +380,11 @@ class OneVsOneCommander(BaseParallelCommander):
 
     def _copy(self, source: str, target: str) -> None:
         version, state = self._newest_of(source)
-        self._publish(target, state, version)
+        self.policy_store.publish(target, state, version)
         _log.info("version %d of the policy is %s of the league now", version, target)
 
-    def _publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        assert self.policy_store is not None  # set by the coordinator
-        self.policy_store.publish(policy_id, state, version)
-
-    def _find(self, policy_id: str) -> tuple[int, dict[str, Any]] | None:
-        assert self.policy_store is not None  # set by the coordinator
-        return self.policy_store.newest(policy_id)
-
     def _newest_of(self, policy_id: str) -> tuple[int, dict[str, Any]]:
-        newest = self._find(policy_id)
+        newest = self.policy_store.newest(policy_id)
         if newest is None:
             raise DataMissingError(f"policy {policy_id} is not published yet", data_id=policy_id)
         return newest
@@ -542,7 +535,7 @@ def take_snapshot(
 
 def load_league(
     league: OneVsOneLeague,
-    path: str | None,
+    path: str,
     folder: Path,
     put: Callable[[str, Mapping[str, Any], int], None],
 ) -> None:
@@ -556,8 +549,6 @@ def load_league(
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
-    if path is None:
-        return
     own = {player_id: league.players[player_id] for player_id in league.active_players_ids}
     new = league.state_dict()
     league.load_state_dict({**saved_league(path), "payoff": new["payoff"], "rng": new["rng"]})
