@@ -93,12 +93,6 @@ class TestSequenceOverLinkedPackedMaps(PackedContract):
     capabilities = BASE | {"columns", "sequences", "durable"}
 
 
-@pytest.mark.slow
-class TestNaiveByFirstRow(Contract):
-    parts: ClassVar = {"type": "naive"}
-    capabilities = ROWS | {"columns", "objects"}
-
-
 class TestElastic(Contract):
     parts: ClassVar = {"type": "elastic", "storage": {"type": "array"}}
     capabilities = BASE | {"columns", "distinct", "elastic"}

@@ -31,10 +31,3 @@ def test_places_and_task_numbers_continue_from_a_saved_state(main_config):
     commander.finish_learner_task(learner["task_id"], learner)
     assert commander.finished_collector_tasks == 2
     assert commander.get_learner_task()["task_id"] == "learner_task_id1"
-
-
-def test_commander_has_one_policy_and_no_named_players(main_config):
-    commander = NaiveCommander(main_config(type="naive"))
-
-    assert NaiveCommander.policy_num(main_config(type="naive")) == 1
-    assert commander.players() == {}

@@ -228,24 +228,11 @@ def test_merging_tables_with_different_positions_is_refused():
 
 
 class TestSave:
-    def test_the_first_iteration_is_saved_and_then_every_freq(self, make_learner, scripted):
-        learner = make_learner(
-            scripted(lambda data: {"loss": 1.0}),
-            {"hook": {"save_ckpt_after_iter": 2, "save_ckpt_after_run": True}},
-        )
-
-        for _ in range(5):
-            learner.train([{}])
-        learner.call_hook("after_run")
-
-        names = {path.stem for path in learner.checkpoint_dir.iterdir()}
-        assert names == {"iteration_0", "iteration_2", "iteration_4", "iteration_5", "latest"}
-
     @pytest.mark.parametrize(
         ("per_training", "expected"),
         [(1, {0: 1, 2: 3, 4: 5, 6: 6}), (3, {0: 3, 2: 3, 4: 6, 6: 6})],
     )
-    def test_checkpoint_counts_the_iterations_that_its_weights_were_trained_for(
+    def test_every_second_checkpoint_counts_the_iterations_that_its_weights_were_trained_for(
         self, make_learner, scripted, per_training, expected
     ):
         learner = make_learner(
@@ -259,6 +246,8 @@ class TestSave:
         for name, count in expected.items():
             path = learner.checkpoint_dir / f"iteration_{name}.safetensors"
             assert load_checkpoint(path).iteration == count
+        names = {path.stem for path in learner.checkpoint_dir.iterdir()}
+        assert names == {"latest", *(f"iteration_{name}" for name in expected)}
         assert learner.updates == learner.train_iter == 6
 
     def test_only_rank_0_saves(self, make_learner, scripted):
