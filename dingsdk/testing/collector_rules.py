@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Self
 
 import gymnasium as gym
@@ -159,17 +160,10 @@ class SerialObserver:
         self.evaluations.append((mean_return, train_iter, envstep))
 
 
-class NoScalars:
-    """A tensorboard writer that writes nothing."""
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        """Ignore a point."""
-
-    def add_histogram(self, tag: str, values: Any, step: int) -> None:
-        """Ignore a histogram."""
-
-    def flush(self) -> None:
-        """Do nothing."""
+NO_SCALARS: Final = SimpleNamespace(
+    add_scalar=lambda *point: None, add_histogram=lambda *values: None, flush=lambda: None
+)
+"""A tensorboard writer that writes nothing."""
 
 
 class SerialBench(RuleBench[Callable[..., Any]]):
@@ -211,7 +205,7 @@ class SerialBench(RuleBench[Callable[..., Any]]):
         """Return a fresh collector or evaluator."""
         self._runs += 1
         folder = str(self.folder / f"run{self._runs}")
-        return self.keep(self._make(cfg, env, policy, NoScalars(), folder))
+        return self.keep(self._make(cfg, env, policy, NO_SCALARS, folder))
 
     def ready(
         self,
