@@ -412,10 +412,19 @@ class Folder(Closing):
                 os.close(descriptor)
         return sum(len(buffer) for buffer in buffers)
 
-    def sync(self) -> None:
-        """Wait until the names in the folder are on the disk."""
-        with self._use("write") as folder:
-            os.fsync(folder)
+    def sync(self, name: str | None = None) -> None:
+        """Wait until the content of a file is on the disk; without a name, the folder's entries."""
+        if name is not None:
+            self._check_name(name)
+        with self._use("write", name or "") as folder:
+            if name is None:
+                os.fsync(folder)
+                return
+            descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
+            try:
+                os.fsync(descriptor)
+            finally:
+                close_reader(descriptor)
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """Return a file's content.

@@ -169,6 +169,7 @@ def test_invalid_ids_are_refused_and_change_no_files(
             lambda: folder.read(text, 10),
             lambda: folder.unlink(text),
             lambda: folder.stat(text),
+            lambda: folder.sync(text),
             lambda: folder.move(text, folder, "fine"),
             lambda: folder.move("fine", folder, text),
             lambda: folder.rewrite(text, [b"x"], folder, "fine"),
@@ -634,10 +635,16 @@ def test_a_tree_that_cannot_be_removed_is_named(folder: PrivateDir) -> None:
     assert tree(folder.path) == ["tree"]
 
 
-def test_sync_waits_for_the_names_in_the_folder(folder: PrivateDir) -> None:
+def test_sync_makes_an_earlier_write_durable(folder: PrivateDir) -> None:
+    folder.write_atomic("a", [b"1"])
+    before = open_files(collect=True)
     with recorded_writes() as log:
+        folder.sync("a")
         folder.sync()
-    assert log.calls == [("sync", str(folder.path))]
+    assert open_files() == before
+    assert log.calls == [("sync", str(folder.path / "a")), ("sync", str(folder.path))]
+    with pytest.raises(RunFolderError, match=f"cannot write {folder.path / 'absent'}"):
+        folder.sync("absent")
 
 
 @pytest.mark.parametrize("old", [b"", b"short", b"longer than the new content"])
