@@ -189,9 +189,7 @@ class OneVsOneLeague(Configurable):
                 the built-in opponent of the env.
 
         Returns:
-            ``launch_player``, ``player_id`` (home first), ``checkpoint_path`` and
-            ``player_active_flag`` (whether it is an active player), each with one entry for each
-            player, and ``agent_num``.
+            ``player_id`` (home first) and ``checkpoint_path``, each with one entry for each player.
 
         Raises:
             ConfigError: there is no such active player.
@@ -199,11 +197,8 @@ class OneVsOneLeague(Configurable):
         home = self._active(player_id)
         playing = [home] if eval_flag else [home, self._draw_opponent(home)]
         return {
-            "agent_num": len(playing),
-            "launch_player": home.player_id,
             "player_id": [player.player_id for player in playing],
             "checkpoint_path": [player.checkpoint for player in playing],
-            "player_active_flag": [player.is_active for player in playing],
         }
 
     def finish_job(self, job_info: Mapping[str, Any]) -> None:

@@ -147,7 +147,7 @@ class PlayerCommander(SoloCommander):
 
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
         job = self._jobs.pop(task_id, None)
-        if job is not None and job["agent_num"] > 1:
+        if job is not None and len(job["player_id"]) > 1:
             self.league.finish_job({**job, "result": finished_task.get("game_result") or []})
             ids = {each.checkpoint: name for name, each in self.league.players.items()}
             for paths, outcome in finished_task.get("earlier_games") or ():
