@@ -173,7 +173,8 @@ class LearnerAggregator(Closing):
             self._ranks += [_Rank(rank, link, rank_s) for rank, link in remote.links().items()]
         begin = [group, rank_s, to_plain(self._policy_cfg)]
         for each in self._ranks:
-            each.send(_BEGIN, [*begin, _rank_seed(self._seed, each.number)])
+            seed = None if self._seed is None else derive_seed(self._seed, "rank", each.number)
+            each.send(_BEGIN, [*begin, seed])
         deadline = time.monotonic() + START_S
         for each in self._ranks:
             each.answer(deadline)
@@ -304,10 +305,6 @@ class LearnerAggregator(Closing):
             deadline = time.monotonic() + self._rank_s
             answers += [rank.answer(deadline) for rank in self._ranks]
         return answers
-
-
-def _rank_seed(seed: int | None, rank: int) -> int | None:
-    return None if seed is None else derive_seed(seed, "rank", rank)
 
 
 class _Rank:
@@ -441,11 +438,6 @@ def rank_main(
     os._exit(code)
 
 
-def _do_as_told(policy: LearnMode, link: Connection, name: str, value: Any) -> None:
-    found = policy.forward(value) if name == _FORWARD else getattr(policy, name)(*value)
-    _send(link, _DONE, found)
-
-
 def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threading.Event) -> None:
     """Train as a rank that rank 0 has not started, until the run is over or ``stop`` is set.
 
@@ -486,7 +478,9 @@ def _serve_group(
             elif name == _END:
                 policy = None
             elif policy is not None:
-                _do_as_told(policy, link, name, value)
+                is_update = name == _FORWARD
+                found = policy.forward(value) if is_update else getattr(policy, name)(*value)
+                _send(link, _DONE, found)
         except ConnectionError:
             _send(link, _LOST, None)
             raise
@@ -512,7 +506,8 @@ def _begin(
                 f"{policy_of_rank_0.get(key)}; start all learners with the same config",
                 path=f"policy.{key}",
             )
-    _take_gpu(own, place.local_rank)
+    if own.get("cuda"):
+        torch.cuda.set_device(place.local_rank)
     policy = create_policy(own, enable_field=["learn"], seed=seed).learn_mode
     store = place.group_store(group)
     _send(link, _DONE, None)
@@ -575,12 +570,6 @@ def process_group(
     # By default gloo would listen on the address of the host's name.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, rank, world_size, options)
-
-
-def _take_gpu(policy_cfg: Mapping[str, Any], number: int) -> None:
-    """Choose the GPU of this process, if its policy uses one."""
-    if policy_cfg.get("cuda"):
-        torch.cuda.set_device(number)
 
 
 def split_batch(batch: SampleBatch, count: int) -> list[SampleBatch]:
