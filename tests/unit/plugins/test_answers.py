@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dingsdk.errors import ConfigError, PluginHookError, PluginLoadError
@@ -184,20 +183,6 @@ def test_failed_report_is_logged_once_and_other_reports_are_kept(
     assert record.levelno == logging.ERROR
     assert "acme-0" in record.getMessage()
     assert "progress_columns" in record.getMessage()
-
-
-def test_column_that_is_no_number_or_text_is_shown_as_text_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    columns = {"gpu": np.float32(0.5), "odd": [1], "name": "a", "none": None}
-    answers = manager_of(plugin(progress_columns=lambda: columns)).answers
-
-    for _ in range(2):
-        assert answers.progress_columns(run_dir=Path()) == {**columns, "odd": "[1]"}
-
-    (record,) = caplog.records
-    assert "plugin acme-0, dingsdk_progress_columns" in record.getMessage()
-    assert "'odd' the value [1], no number" in record.getMessage()
 
 
 def test_unmarked_hook_is_refused_even_if_other_hooks_are_marked() -> None:
