@@ -241,8 +241,8 @@ SUMS = (
 )
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 REFUSED = (
-    *(refused("", each, mode="parallel") for each in OUT_OF_RANGE),
-    *(refused("", each) for each in USELESS),
+    *(refused(".", each, mode="parallel") for each in OUT_OF_RANGE),
+    *(refused(".", each) for each in USELESS),
     refused(
         "is 1,001: .* at most 1,000",
         "policy.learn.update_per_collect=1001",
