@@ -61,20 +61,6 @@ def test_unrescale_is_the_inverse_of_rescale() -> None:
     )
 
 
-def test_nstep_sums_stay_within_the_trajectory() -> None:
-    reward = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 9.0]])
-    terminated = torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1]]).bool()
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool()
-
-    sums, discount, index = nstep_in_sequences(reward, terminated, mask, gamma=0.5, nstep=2)
-
-    assert sums.tolist() == [[2, 4, 8, 8], [2, 4, 4, 0]]
-    assert discount[0].tolist() == [0.25, 0.25, 0.25, 0.5]
-    assert discount[1, :3].tolist() == [0.25, 0, 0]
-    assert index[0].tolist() == [2, 3, 4, 4]
-    assert index[1, :3].tolist() == [2, 3, 3]
-
-
 @pytest.mark.parametrize("nstep", [1, 3, 9])
 def test_nstep_sums_equal_a_plain_loop(nstep) -> None:
     rng = np.random.default_rng(0)
