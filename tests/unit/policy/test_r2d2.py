@@ -290,6 +290,8 @@ def test_batch_of_single_steps_is_refused() -> None:
     [
         ({"sequence_length": 5}, "sequence_length is 5, but learn.sequence_length is 4"),
         ({"sampler": {"type": "sequence", "burn_in": 1}}, "sampler.burn_in is 1, but .* is 3"),
+        ({"sampler": {"type": "uniform"}}, "sampler.burn_in is 0, but .* is 3"),
+        ({"sampler": None}, "sampler.burn_in is 0, but .* is 3"),
     ],
 )
 def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
@@ -298,18 +300,6 @@ def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
 
     with pytest.raises(ConfigError, match=key):
         make(other={"replay_buffer": {"type": "sequence", **fitting, **buffer}})
-
-
-@pytest.mark.parametrize(
-    ("sampler", "wrote"),
-    [({"type": "uniform"}, "sampler.type is 'uniform'"), (None, "sampler is null")],
-)
-def test_error_for_a_sampler_without_burn_in_quotes_the_config(sampler, wrote) -> None:
-    write = r"write sampler: \{type: sequence, burn_in: 3, pad: true\}"
-    with pytest.raises(ConfigError, match=f"other.replay_buffer.{wrote}, .*; {write}"):
-        make(
-            other={"replay_buffer": {"type": "sequence", "sequence_length": 4, "sampler": sampler}}
-        )
 
 
 def test_sampler_without_burn_in_is_accepted_when_burn_in_is_0() -> None:
