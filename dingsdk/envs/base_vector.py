@@ -151,6 +151,8 @@ class BaseVectorEnvManager(EnvManager):
                 step = self._settle(step, infos)
         except Exception as error:
             return self._restart(error)
+        if self._looks_beyond:
+            self._look_beyond([step.final_obs])
         return step
 
     @property

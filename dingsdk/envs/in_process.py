@@ -58,6 +58,8 @@ class InProcessEnvManager(EnvManager):
             obs, reward, terminated, truncated, info = self._step_one(env_id, action)
             ends = {"terminated": terminated, "truncated": truncated}
             timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
+        if self._looks_beyond:
+            self._look_beyond([each.obs for each in timesteps.values()])
         return timesteps
 
     def current_obs(self) -> Obs:
@@ -96,6 +98,8 @@ class InProcessEnvManager(EnvManager):
                 if info.get(EPISODE_INFO):
                     episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
+        if self._looks_beyond:
+            self._look_beyond([final_obs])
         obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info

@@ -247,6 +247,8 @@ class SubprocessEnvManager(EnvManager):
                 self._group_of[env_id].failures_in_row = 0
                 if info := infos.get(env_id, {}).get(EPISODE_INFO):
                     episode_info[row] = info
+        if self._looks_beyond:
+            self._look_beyond([final_obs])
         step = step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
