@@ -487,17 +487,6 @@ def test_close_wakes_a_collector_that_waits_for_its_first_policy(make_zergling) 
     assert (info["step_count"], info["collector_done"]) == (0, False)
 
 
-def test_close_ends_the_loop_without_sending_the_rest(make_zergling) -> None:
-    wire = Wire()
-    collector = make_zergling(wire=wire, env={"collector_episode_num": None})
-    collector.send_metadata = lambda meta: (wire.metas.append(meta), collector.close())
-
-    collector.start()
-
-    assert len(wire.metas) <= 2
-    assert collector.get_finish_info()["step_count"] > 0
-
-
 def test_close_before_start_makes_start_return(make_zergling) -> None:
     wire = Wire()
     collector = make_zergling(wire=wire)
@@ -676,14 +665,6 @@ def test_env_manager_of_a_collector_without_envs_is_an_error(make_zergling) -> N
         _ = collector.env_manager
 
 
-def test_close_of_a_collector_that_never_started_closes_its_envs_once(make_zergling) -> None:
-    collector = make_zergling()
-    assert not collector.env_manager.closed
-    collector.close()
-    collector.close()
-    assert collector.env_manager.closed
-
-
 def test_start_during_a_close_leaves_the_envs_to_the_close(make_zergling) -> None:
     class Pool(EnvPool):
         def give_back(self, *args: Any, **kwargs: Any) -> None:
@@ -698,8 +679,8 @@ def test_start_during_a_close_leaves_the_envs_to_the_close(make_zergling) -> Non
     assert len(returned) == 1
 
 
-def test_close_of_a_running_collector_lets_it_close_its_envs(make_zergling) -> None:
-    collector = make_zergling(wire=Wire())
+def test_running_collector_that_is_closed_sends_no_rest_and_closes_its_envs(make_zergling) -> None:
+    collector = make_zergling(wire=Wire(), env={"collector_episode_num": None})
     was_closed = []
 
     def close(meta: dict[str, Any]) -> None:
@@ -708,7 +689,7 @@ def test_close_of_a_running_collector_lets_it_close_its_envs(make_zergling) -> N
 
     collector.send_metadata = close
     collector.start()
-    assert was_closed
+    assert 1 <= len(was_closed) <= 2
     assert not any(was_closed)
     assert collector.env_manager.closed
 
