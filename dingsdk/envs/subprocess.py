@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
 from typing import Any, NamedTuple
@@ -51,6 +50,8 @@ IMPORT_S = 300.0
 
 # Commands to a process. Its answer to a step is an empty message, unless there are infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
+_DATA = b"d"
+"""An answer whose next message is an object."""
 _CALLED = "called"
 """Key of an answer that holds the result of a called method."""
 # Columns of the board that say how a step ended.
@@ -524,7 +525,7 @@ class _Group:
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
             raise ProcessLostError(f"{self} gave no answer in time")
         try:
-            data = self.connection.recv_bytes()
+            answer = self.connection.recv() if self.connection.recv_bytes() else {}
         except BlockingIOError:
             raise ProcessLostError(f"{self} stopped in the middle of its answer") from None
         except (EOFError, OSError):
@@ -532,7 +533,6 @@ class _Group:
             code = self.process.exitcode
             check_guarded(code, "env_manager.type")
             raise ProcessLostError(f"{self} died: {how_it_ended(code)}") from None
-        answer = ForkingPickler.loads(data) if data else {}
         if isinstance(answer, _Failure):
             answer.error.add_note(f"In the child process:\n{answer.text}")
             raise answer.error
@@ -590,15 +590,15 @@ class _Board:
 def _serve(connection: Connection) -> None:
     """Make the envs of a group, and run the manager's commands; runs in the child process."""
     envs: dict[int, GuardedEnv] = {}
-    memory = None
+    memory, answers = None, _Answers(connection)
     try:
         env_num, env_fns = connection.recv()  # imports the code of the envs
-        _answer(connection)
+        answers.send()
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
         first = next(iter(envs.values()))
         spaces = (first.observation_space, first.action_space, first.player_num)
-        _answer(connection, spaces)
+        answers.send(spaces)
         memory = SharedMemory(connection.recv())
         schema = ObservationSchema(spaces[0])
         shape = (env_num, spaces[2]) if spaces[2] > 1 else (env_num,)
@@ -623,7 +623,7 @@ def _serve(connection: Connection) -> None:
                         infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
                     elif command == _STEP_WITH_INFOS and info:
                         infos[env_id] = info
-            _answer(connection, infos)
+            answers.send(infos)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
@@ -631,7 +631,7 @@ def _serve(connection: Connection) -> None:
         if not isinstance(error, DingError):
             error = EnvError(f"{type(error).__name__}: {error}", env_id=None, traceback=text)
         with contextlib.suppress(OSError):
-            _answer(connection, _Failure(error, error.facts.get("traceback", text)))
+            answers.send(_Failure(error, error.facts.get("traceback", text)))
     finally:
         close_quietly(*envs.values())
         board = None  # type: ignore[assignment]
@@ -639,22 +639,37 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
-def _answer(connection: Connection, answer: Any = None) -> None:
-    """Send spaces, infos of envs, what a method returned, or a failure to the manager.
+class _Answers:
+    """Sends answers to the manager: an empty message, or ``_DATA`` and then an object."""
 
-    Raises:
-        EnvError: the answer cannot be pickled, and nothing was sent.
-    """
-    try:
-        data = ForkingPickler.dumps(answer) if answer else b""
-    except Exception as error:
-        raise EnvError(
-            f"an env gave a value that cannot be sent to the manager's process ({error}): "
-            f"{answer} ; make it of data and of objects of importable classes, or use "
-            "env_manager.type in_process",
-            env_id=None,
-        ) from error
-    connection.send_bytes(data)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_announced = False
+
+    def send(self, answer: Any = None) -> None:
+        """Send infos of envs, what one of their methods returned, or a failure.
+
+        Raises:
+            EnvError: the answer cannot be pickled; send a failure in its place.
+        """
+        if not answer:
+            self._connection.send_bytes(b"")
+            return
+        if not self._is_announced:
+            self._connection.send_bytes(_DATA)
+            self._is_announced = True
+        try:
+            self._connection.send(answer)  # which writes nothing if it cannot be pickled
+        except OSError:
+            raise  # the manager's process has ended
+        except Exception as error:
+            raise EnvError(
+                f"an env gave a value that cannot be sent to the manager's process ({error}): "
+                f"{answer} ; make it of data and of objects of importable classes, or use "
+                "env_manager.type in_process",
+                env_id=None,
+            ) from error
+        self._is_announced = False
 
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
