@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -36,8 +35,6 @@ from dingsdk_flask_fs.server import KNOWN, HttpServer
 
 if TYPE_CHECKING:
     from dingsdk_flask_fs.transport import FlaskFSTransport
-
-_log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
 """Fewest threads that are reserved for requests that do not wait."""
