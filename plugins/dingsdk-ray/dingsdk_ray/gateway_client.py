@@ -22,12 +22,8 @@ from dingsdk.runtime import check_id, checked_timeout
 from dingsdk.worker.comm import PolicyStore, StepDataStore
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import POLICY, joined
+from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 
-LONGEST_WAIT_S = 5.0
-"""Longest wait of one call to the gateway; for longer waits the call is repeated."""
-UNSENT_BYTES = 1 << 20
-"""Largest size of all payloads that wait for the next flush."""
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is called again."""
 _WAITING = ("join", "turn")
@@ -125,15 +121,6 @@ class GatewayCalls:
                     raise
                 self._closed.wait(_RETRY_S)
 
-    def fetch(self, reference: Any, timeout_s: float) -> Any:
-        """Return the object of a reference from the gateway. Raises GatewayGoneError."""
-        import ray
-
-        try:
-            return ray.get(reference, timeout=timeout_s)
-        except ray.exceptions.RayError as error:
-            raise GatewayGoneError(f"an object is lost: {_line(error)}") from error
-
     def cancel(self, owner: object) -> None:
         """End an owner's calls in progress with GatewayGoneError."""
         with self._lock:
@@ -203,10 +190,8 @@ class GatewayDataStore(StepDataStore):
         self._max_bytes = max_payload_bytes
         self._algorithm = algorithm
         self._lock = threading.Lock()
-        self._sending = threading.Lock()
         self._unsent: dict[str, Any] = {}
         """Frames from ``put_soon`` that are not sent yet, by id."""
-        self._unsent_bytes = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         frame, info = self._encode(data_id, batch)
@@ -214,32 +199,24 @@ class GatewayDataStore(StepDataStore):
         return info
 
     def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Keep a payload for the next ``flush``; first flush if too many bytes are waiting.
-
-        Raises:
-            Exception: as ``put``, for an earlier payload; this one was not taken.
-        """
+        """Store a large payload; keep a small one, as ``flush`` stores many by one call."""
         frame, info = self._encode(data_id, batch)
-        if self._unsent_bytes + info.size_bytes > UNSENT_BYTES:
-            self.flush()
-        with self._lock:
-            self._unsent[data_id] = frame
-            self._unsent_bytes += info.size_bytes
+        if info.size_bytes > SMALL_BYTES:
+            self._send({data_id: frame})
+        else:
+            with self._lock:
+                self._unsent[data_id] = frame
         return info
 
     def flush(self) -> None:
-        # A second caller returns once the payloads of the first one are stored.
-        with self._sending:
-            with self._lock:
-                unsent, self._unsent, self._unsent_bytes = self._unsent, {}, 0
+        with self._lock:  # a second caller returns once the payloads of the first one are stored
+            unsent, self._unsent = self._unsent, {}
             if not unsent:
                 return
             try:
                 self._send(unsent)
             except StorageFullError:
-                with self._lock:
-                    self._unsent = unsent | self._unsent
-                    self._unsent_bytes = sum(map(len, self._unsent.values()))
+                self._unsent = unsent
                 raise
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
@@ -275,30 +252,18 @@ class GatewayDataStore(StepDataStore):
         try:
             return decode_batch(memoryview(self._wait("get", data_id, digest, timeout_s=timeout_s)))
         except GatewayGoneError as error:
-            why = str(error)
+            raise DataMissingError(
+                f"no payload {data_id!r} within {timeout_s} s: {error}", data_id=data_id
+            ) from error
         except DataCorruptError as error:
             raise DataCorruptError(
                 f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
             ) from error
-        raise DataMissingError(
-            f"no payload {data_id!r} within {timeout_s} s: {why}", data_id=data_id
-        )
 
     def _wait(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Repeat a call, with a limited wait each time, until the deadline; at least once."""
-        deadline = time.monotonic() + checked_timeout(timeout_s)
-        while True:
-            wait_s = max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT_S))
-            limit_s = wait_s + self._timeout_s
-            is_last = time.monotonic() + wait_s >= deadline
-            try:
-                found = self._calls.call(method, *args, wait_s, timeout_s=limit_s, waits=wait_s > 0)
-            except DataMissingError:
-                if is_last:
-                    raise
-                continue
-            if is_last or found is not False:
-                return found
+        wait_s = checked_timeout(timeout_s)
+        limit_s = checked_timeout(wait_s + self._timeout_s)
+        return self._calls.call(method, *args, wait_s, timeout_s=limit_s, waits=wait_s > 0)
 
 
 class GatewayPolicyStore(PolicyStore):
@@ -324,14 +289,16 @@ class GatewayPolicyStore(PolicyStore):
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
+        import ray
+
         check_id(policy_id, "policy_id")
         found = _ask(self._calls, "newest", policy_id, newer_than, timeout_s=self._timeout_s)
         if found is None:
             return None
         version, (reference,) = found
         try:
-            frame = memoryview(self._calls.fetch(reference, self._timeout_s)).toreadonly()
-        except GatewayGoneError:
+            frame = memoryview(ray.get(reference, timeout=self._timeout_s)).toreadonly()
+        except ray.exceptions.RayError:
             return None  # replaced or lost meanwhile; the next call finds it or a newer one
         return version, dict(decode_frame(POLICY, frame, max_bytes=len(frame)))
 

@@ -81,7 +81,6 @@ class RayTransport(SharedMemoryTransport):
         start_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
 
         def __post_init__(self) -> None:
-            cluster.check_ray()
             known = default_manager().known("roles") if self.resources else ()
             for role, found in self.resources.items():
                 if role not in known:
