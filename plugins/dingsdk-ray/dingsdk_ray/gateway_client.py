@@ -47,17 +47,10 @@ class GatewayCalls:
         self._name = name
         self._lock = threading.Lock()
         self._actor: Any = None
-        self._waits: dict[threading.Event, object] = {}
+        self._waits: set[threading.Event] = set()
         self._closed = threading.Event()
 
-    def call(
-        self,
-        method: str,
-        *args: Any,
-        timeout_s: float,
-        waits: bool = False,
-        owner: object = None,
-    ) -> Any:
+    def call(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
         """Call a method of the gateway and return its result; its errors are raised here.
 
         Args:
@@ -65,7 +58,6 @@ class GatewayCalls:
             *args: Arguments of the method.
             timeout_s: How long to wait for the answer.
             waits: Whether the method may block while it waits for something.
-            owner: The object that may cancel the call.
 
         Raises:
             GatewayGoneError: no answer.
@@ -76,7 +68,7 @@ class GatewayCalls:
         done = threading.Event()
         with self._lock:
             self._check()
-            self._waits[done] = owner
+            self._waits.add(done)
         try:
             if self._actor is None:
                 self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
@@ -105,28 +97,28 @@ class GatewayCalls:
             raise GatewayGoneError(f"{method}: {_line(error)}") from error
         finally:
             with self._lock:
-                del self._waits[done]
+                self._waits.remove(done)
         self._check()
         raise GatewayGoneError(f"the gateway did not answer {method} in time")
 
-    def insist(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
-        """As ``call``, but repeat the call until there is an answer, or ``timeout_s`` is over."""
+    def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """As ``call``, but repeat the call until there is an answer.
+
+        Raises:
+            WorkerLostError: there was none within ``timeout_s``.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             try:
-                return self.call(method, *args, timeout_s=left_s, waits=waits)
-            except GatewayGoneError:
+                return self.call(method, *args, timeout_s=left_s)
+            except GatewayGoneError as error:
                 if left_s <= _RETRY_S:
-                    raise
-                self._closed.wait(_RETRY_S)
-
-    def cancel(self, owner: object) -> None:
-        """End an owner's calls in progress with GatewayGoneError."""
-        with self._lock:
-            for done, found in self._waits.items():
-                if found is owner:
-                    done.set()
+                    raise WorkerLostError(
+                        f"the gateway of the run, on the coordinator's node: {error}",
+                        worker_id="gateway",
+                    ) from error
+            self._closed.wait(_RETRY_S)
 
     def close(self) -> None:
         """End all calls in progress with ClosedError."""
@@ -137,32 +129,28 @@ class GatewayCalls:
 
     def _check(self) -> None:
         if self._closed.is_set():
-            raise ClosedError("the transport was closed", what="transport")
+            raise ClosedError("the connection with the gateway is closed", what="transport")
 
 
 class GatewayLink(Link[bool]):
     """A worker's connection. Requests are not signed: Ray's tokens protect the gateway."""
 
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
-        self._is_closed = False
+    def __init__(self, name: str) -> None:
+        self._calls = GatewayCalls(name)
 
     def post(self, target: str, body: bytes, key: bool, deadline: float) -> Answer:
-        if self._is_closed:
-            raise LinkError("this connection is closed")
         timeout_s = max(0.0, deadline - time.monotonic())
         waits = target.rpartition("/")[2] in _WAITING
         try:
             answer = self._calls.call(
-                "request", target, body, timeout_s, timeout_s=timeout_s, waits=waits, owner=self
+                "request", target, body, timeout_s, timeout_s=timeout_s, waits=waits
             )
         except (GatewayGoneError, ClosedError) as error:
             raise LinkError(str(error)) from error
         return Answer(*answer)
 
     def close(self) -> None:
-        self._is_closed = True
-        self._calls.cancel(self)
+        self._calls.close()
 
 
 class GatewayDataStore(StepDataStore):
@@ -234,10 +222,10 @@ class GatewayDataStore(StepDataStore):
 
     def delete(self, data_ids: Iterable[str]) -> None:
         names = [check_id(data_id, "data_id") for data_id in data_ids]
-        _ask(self._calls, "delete", names, timeout_s=self._timeout_s)
+        self._calls.ask("delete", names, timeout_s=self._timeout_s)
 
     def __len__(self) -> int:
-        return int(_ask(self._calls, "count", timeout_s=self._timeout_s))
+        return int(self._calls.ask("count", timeout_s=self._timeout_s))
 
     def _encode(self, data_id: str, batch: SampleBatch) -> tuple[Any, FrameInfo]:
         check_id(data_id, "data_id")
@@ -245,7 +233,7 @@ class GatewayDataStore(StepDataStore):
         return joined(buffers, info.size_bytes), info
 
     def _send(self, frames: Mapping[str, Any]) -> None:
-        _ask(self._calls, "put", frames, timeout_s=self._timeout_s)
+        self._calls.ask("put", frames, timeout_s=self._timeout_s)
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
         check_id(data_id, "data_id")
@@ -284,7 +272,7 @@ class GatewayPolicyStore(PolicyStore):
         check_id(policy_id, "policy_id")
         buffers, info = encode_frame(POLICY, dict(state))
         frame = joined(buffers, info.size_bytes)
-        _ask(self._calls, "publish", policy_id, version, frame, timeout_s=self._timeout_s)
+        self._calls.ask("publish", policy_id, version, frame, timeout_s=self._timeout_s)
 
     def newest(
         self, policy_id: str, newer_than: int | None = None
@@ -292,7 +280,7 @@ class GatewayPolicyStore(PolicyStore):
         import ray
 
         check_id(policy_id, "policy_id")
-        found = _ask(self._calls, "newest", policy_id, newer_than, timeout_s=self._timeout_s)
+        found = self._calls.ask("newest", policy_id, newer_than, timeout_s=self._timeout_s)
         if found is None:
             return None
         version, (reference,) = found
@@ -304,16 +292,7 @@ class GatewayPolicyStore(PolicyStore):
 
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")
-        _ask(self._calls, "discard", policy_id, timeout_s=self._timeout_s)
-
-
-def _ask(calls: GatewayCalls, method: str, *args: Any, timeout_s: float) -> Any:
-    try:
-        return calls.insist(method, *args, timeout_s=timeout_s)
-    except GatewayGoneError as error:
-        raise WorkerLostError(
-            f"the gateway of the run, on the coordinator's node: {error}", worker_id="gateway"
-        ) from error
+        self._calls.ask("discard", policy_id, timeout_s=self._timeout_s)
 
 
 def _line(error: Exception) -> str:

@@ -139,8 +139,7 @@ class RayTransport(SharedMemoryTransport):
             if self._data_store is not None or self._policy_store is not None:
                 raise RuntimeError("call data_store() and policy_store() after slave_end()")
             self._gateway_calls = GatewayCalls(name)
-        calls = self._gateway_calls
-        return self.slave_end_of(address, lambda: GatewayLink(calls), lambda run: True)
+        return self.slave_end_of(address, lambda: GatewayLink(name), lambda run: True)
 
     def make_data_store(self) -> StepDataStore:
         if self._gateway_calls is None:
