@@ -42,23 +42,10 @@ def test_run_that_wrote_nothing_for_long_is_silent(run_folder: Path) -> None:
     assert state(-5.0) == ("under way", 0.0)
 
 
-def test_resumed_run_is_running_although_a_result_exists(run_folder: Path) -> None:
-    (run_folder / "result.json").write_text(json.dumps({"format": 1, "reason": "limit"}))
-
-    assert Run(run_folder).status()["state"] == "under way"
-
-
-def test_run_without_a_status_shows_its_result(run_folder: Path) -> None:
+def test_run_without_a_status_has_not_begun(run_folder: Path) -> None:
     (run_folder / "status.json").unlink()
-    assert Run(run_folder).status()["state"] == "not begun"
-    result = {"format": 1, "reason": "error", "env_steps": 7, "evaluations": [{"mean": 1.0}]}
-    (run_folder / "result.json").write_text(json.dumps(result))
-
     found = Run(run_folder).status()
-
-    assert (found["state"], found["reason"]) == ("over", "error")
-    assert found["status"] == {"env_steps": 7}
-    assert found["evaluations"] == [{"mean": 1.0}]
+    assert (found["state"], found["status"], found["evaluations"]) == ("not begun", {}, [])
 
 
 BAD = [
@@ -86,8 +73,8 @@ def test_file_that_cannot_be_read_is_named_and_the_rest_is_shown(
 
 
 def test_file_without_an_end_or_content_does_not_stop_the_reader(run_folder: Path) -> None:
-    for name in ("status.json", "result.json", "progress.jsonl"):
-        (run_folder / name).unlink(missing_ok=True)
+    for name in ("status.json", "progress.jsonl"):
+        (run_folder / name).unlink()
         os.mkfifo(run_folder / name)
     run = Run(run_folder)
     assert "status.json is refused: it is not a regular file" in run.status()["error"]
@@ -192,13 +179,14 @@ def test_nothing_outside_the_run_folder_is_read(run_folder: Path, tmp_path: Path
     secret.write_text('{"format": 1, "secret": 1}')
     (run_folder / "log" / "link.txt").symlink_to(secret)
     os.mkfifo(run_folder / "log" / "fifo.txt")
-    (run_folder / "result.json").symlink_to(secret)
+    (run_folder / "status.json").unlink()
+    (run_folder / "status.json").symlink_to(secret)
     run = Run(run_folder)
 
     assert run.logs() == ["learner/learner_logger.txt"]
     for name in ("link.txt", "../../secret.txt", "../config.yaml", str(secret), "absent.txt"):
         assert run.tail(name) is None
-    assert "result.json" in run.status()["error"]
+    assert "status.json" in run.status()["error"]
     (run_folder / "log").rename(tmp_path / "log")
     (run_folder / "log").symlink_to(tmp_path / "log")
     assert run.logs() == []
