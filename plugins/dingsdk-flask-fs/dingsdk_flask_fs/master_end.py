@@ -30,7 +30,7 @@ from dingsdk.worker.comm.requests import (
 )
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
-from dingsdk_flask_fs.guard import HEALTH, Guard, Throttle
+from dingsdk_flask_fs.guard import HEALTH, Guard
 from dingsdk_flask_fs.server import KNOWN, HttpServer
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ class HttpMasterEnd(RequestMasterEnd):
             verifier = Verifier(secret)
             guard = Guard(
                 verifier,
-                Throttle(),
                 _own_names(host) | set(cfg.allowed_hosts),
                 any_address=_is_wildcard(host),
                 max_bytes=max_bytes,

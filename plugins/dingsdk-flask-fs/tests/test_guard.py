@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from dingsdk_flask_fs import guard
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
-from dingsdk_flask_fs.guard import Guard, Throttle
+from dingsdk_flask_fs.guard import Guard
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.runtime import Refusal, Secret
@@ -133,13 +134,11 @@ def test_only_json_is_accepted(served: Any, kind: str) -> None:
 class Guarded:
     """A guard with a fake clock."""
 
-    def __init__(self, burst: int = 32) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
         secret = Secret(OTHER.encode(), source="test", is_explicit=True)
-        throttle = Throttle(burst=burst, clock=lambda: self.now)
         self.guard = Guard(
             Verifier(secret),
-            throttle,
             {"Here"},
             any_address=False,
             max_bytes=100,
@@ -163,8 +162,9 @@ class Guarded:
         return caught.value
 
 
-def test_peer_that_failed_too_often_is_told_when_to_retry() -> None:
-    site = Guarded(burst=1)
+def test_peer_that_failed_too_often_is_told_when_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BURST", 1)
+    site = Guarded()
     found = [site.refusal() for _ in range(2)]
     assert [(each.status, each.retry_after_s) for each in found] == [(401, 0), (429, 1)]
     site.now += 0.75
