@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +43,6 @@ class Run:
         self.path = path.absolute()
         self.name = self.path.name
         self._clock = clock
-        self._lock = threading.Lock()
-        self._rows: list[dict[str, Any]] = []
-        self._offset = 0
-        self._last_line = b""
         try:
             is_folder, reason = self.path.is_dir(), "no such folder"
         except OSError as error:  # the name is too long
@@ -97,10 +92,7 @@ class Run:
         Nested values are named ``exploration/eps``, ``policy_lag/mean`` and ``columns/<name>``;
         a value that is missing is None.
         """
-        with self._lock:
-            self._take_lines()
-            rows = _thinned(self._rows, points)
-        flat = [dict(_flat(row)) for row in rows]
+        flat = [dict(_flat(row)) for row in _thinned(list(self._rows()), points)]
         names = dict.fromkeys(name for row in flat for name in row)
         return {name: [row.get(name) for row in flat] for name in names}
 
@@ -142,26 +134,20 @@ class Run:
         except (DataCorruptError, RunFolderError) as error:
             return {}, str(error)
 
-    def _take_lines(self) -> None:
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the whole lines of the progress file; runs write a few thousand lines a day."""
         try:
             with self._open() as folder:
                 content = folder.read(PROGRESS, MAX_BYTES)
         except (DataMissingError, DataCorruptError, RunFolderError):
             return
-        if not content[: self._offset].endswith(self._last_line):
-            # Another run has taken the folder, or a resumed run has removed lines.
-            self._rows, self._offset = [], 0
-        end = content.rfind(b"\n") + 1
-        lines = bytes(content[self._offset : end]).splitlines()
-        for line in lines:
+        for line in content.split(b"\n")[:-1]:
             try:
                 row = msgspec.json.decode(line, type=dict[str, Scalar | dict[str, Scalar]])
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
                 continue
             if isinstance(row.get("elapsed_s"), int | float):
-                self._rows.append(row)
-        if lines:
-            self._offset, self._last_line = end, lines[-1] + b"\n"
+                yield row
 
 
 def open_runs(paths: Iterable[Path]) -> list[Run]:

@@ -116,25 +116,6 @@ def test_added_lines_are_read_once_they_are_complete(run_folder: Path) -> None:
     assert run.curves()["env_steps"] == [0, 100, 200, 300]
 
 
-def test_lines_that_were_read_are_not_read_again(run_folder: Path) -> None:
-    run, path = Run(run_folder), run_folder / "progress.jsonl"
-    assert run.curves()["env_steps"] == [0, 100, 200]
-    content = path.read_text()
-    for added, steps in (("", []), ('{"elapsed_s": 3.0, "env_steps": 300}\n', [300])):
-        path.write_text(content.replace('"env_steps": 100', '"env_steps": 999') + added)
-        assert run.curves()["env_steps"] == [0, 100, 200, *steps]
-
-
-def test_curves_are_read_again_after_lines_were_removed(run_folder: Path) -> None:
-    run, path = Run(run_folder), run_folder / "progress.jsonl"
-    run.curves()
-    first, second, _ = path.read_text().splitlines(keepends=True)
-    more = [f'{{"elapsed_s": {second_s}.5, "env_steps": {second_s}}}\n' for second_s in range(1, 9)]
-    path.write_text("".join([first, second, *more]))
-
-    assert run.curves()["env_steps"] == [0, 100, *range(1, 9)]
-
-
 def test_long_curves_are_thinned_evenly_with_both_ends(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "run", lines=1000))
 
