@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dingsdk.pipeline.status_file import ResultRecord as ResultRecord
-    from dingsdk.pipeline.status_file import StatusRecord as StatusRecord
     from dingsdk.pipeline.status_file import read_record as read_record
     from dingsdk.pipeline.worker_process import WorkerSpec as WorkerSpec
     from dingsdk.pipeline.worker_process import work as work

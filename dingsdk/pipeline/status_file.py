@@ -1,4 +1,4 @@
-"""Writes the status of a run to files in the run folder, and reads it and the result again.
+"""Writes the status of a run to files in the run folder, and reads it again.
 
 ``status.json`` is written every ``INTERVAL_S``, more often in the first seconds, and once at the
 end. It is replaced in one step, so readers never see a partial file. Some values of it are also
@@ -24,7 +24,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,6 @@ from dingsdk.pipeline.context import Mode, RunContext, RunStatus
 from dingsdk.pipeline.progress import RunRates
 from dingsdk.pipeline.run_folder import (
     PROGRESS_NAME,
-    RESULT_FORMAT,
     RESULT_NAME,
     STATUS_NAME,
     finite,
@@ -42,7 +41,6 @@ from dingsdk.pipeline.run_folder import (
 )
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Folder, atomic_write_json, folder_error, keep_lines, open_private
-from dingsdk.worker.sample_counts import SampleCounts
 
 INTERVAL_S = 2.0
 """Longest time between two writes of a run's status."""
@@ -69,7 +67,6 @@ STATUS_FORMAT = 1
 MAX_BYTES = 64 << 20
 """Largest file about a run that is read."""
 Scalar = bool | int | float | str | None
-RecordT = TypeVar("RecordT", bound="StatusRecord | ResultRecord")
 _log = logging.getLogger(__name__)
 
 
@@ -198,9 +195,6 @@ class Version(msgspec.Struct):
 class StatusRecord(RunStatus):
     """What ``status.json`` contains; None in place of a number that is not finite."""
 
-    NAME: ClassVar[str] = STATUS_NAME
-    FORMAT: ClassVar[int] = STATUS_FORMAT
-
     format: int
     mode: str
     reason: str | None
@@ -214,43 +208,24 @@ class StatusRecord(RunStatus):
     evaluations: list[dict[str, Scalar]]
 
 
-class ResultRecord(msgspec.Struct, omit_defaults=True):
-    """What ``result.json`` contains, as far as it is shown."""
-
-    NAME: ClassVar[str] = RESULT_NAME
-    FORMAT: ClassVar[int] = RESULT_FORMAT
-
-    reason: str | None = None
-    evaluations: list[dict[str, Scalar]] = []
-    env_steps: Number | None = None
-    train_iter: Number | None = None
-    elapsed_s: float | None = None
-    last_return: float | None = None
-    best_return: float | None = None
-    mode: str | None = None
-    samples: SampleCounts | None = None
-
-
-def read_record(folder: Folder, kind: type[RecordT]) -> RecordT:
-    """Return the content of the status or the result of a run.
-
-    Args:
-        folder: The run folder.
-        kind: ``StatusRecord`` or ``ResultRecord``.
+def read_record(folder: Folder) -> dict[str, Any]:
+    """Return the content of ``status.json`` in a run folder.
 
     Raises:
         DataMissingError: there is no such file.
         DataCorruptError: it is no regular file, too large, in another format, or lacks a field.
     """
-    content = folder.read(kind.NAME, MAX_BYTES)
+    content = folder.read(STATUS_NAME, MAX_BYTES)
     try:
         found = msgspec.json.decode(content, type=Version).format
-        if found == kind.FORMAT:
-            return msgspec.json.decode(content, type=kind)
-        problem = f"it is of format {found}; this version of dingsdk reads {kind.FORMAT}"
+        if found == STATUS_FORMAT:
+            record = msgspec.json.decode(content, type=StatusRecord)
+            return dict(msgspec.to_builtins(record))
+        problem = f"it is of format {found}; this version of dingsdk reads {STATUS_FORMAT}"
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         problem = str(error)
-    raise DataCorruptError(f"{folder.path / kind.NAME} cannot be read: {problem}", where=kind.NAME)
+    path = folder.path / STATUS_NAME
+    raise DataCorruptError(f"{path} cannot be read: {problem}", where=STATUS_NAME)
 
 
 def read_status(run: Path) -> dict[str, Any]:
@@ -264,7 +239,7 @@ def read_status(run: Path) -> dict[str, Any]:
         if not run.is_dir():
             raise DataMissingError("no folder")
         with Folder(run, create=False) as folder:
-            record = read_record(folder, StatusRecord)
+            return read_record(folder)
     except DataMissingError:
         text = no_run_text(run)
         if text is None and (run / RESULT_NAME).is_file():
@@ -273,5 +248,3 @@ def read_status(run: Path) -> dict[str, Any]:
         raise RunFolderError(text, path=str(path)) from None
     except DataCorruptError as error:
         raise RunFolderError(str(error), path=str(path)) from error
-    found: dict[str, Any] = msgspec.to_builtins(record)
-    return found

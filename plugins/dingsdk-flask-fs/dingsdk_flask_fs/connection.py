@@ -56,8 +56,6 @@ class Connection(ReconnectingLink[Signer, "_Link"]):
             if int(length) > self._max_bytes:
                 raise LinkError(f"an answer of {length} bytes; at most {self._max_bytes} are read")
             content = answer.read()
-        if headers.get("connection", "").lower() == "close":
-            self.hang_up()
         if not key.is_answer(headers.get(MAC_HEADER, ""), nonce, status, content):
             raise _foreign(status, headers)
         return Answer(status, content)
@@ -66,15 +64,13 @@ class Connection(ReconnectingLink[Signer, "_Link"]):
         """Return a connection whose waits end at the deadline; connect again if needed."""
         link = self._channel
         if link is not None and not link.is_connected:
-            # The server closed it while it was idle, as servers do.
+            # The server closed it, after an answer that said so or while it was idle.
             self.hang_up()
             link = None
         if link is None:
             link = _Link(*self._address, timeout=min(CONNECT_TIMEOUT_S, _left(deadline)))
             link.connect()
             self.keep(link)
-            if link.is_own_echo:
-                raise LinkError("the connection is closed")
         link.hold_to(deadline)
         return link
 
@@ -104,14 +100,6 @@ class _Link(HTTPConnection):
 
     def hold_to(self, deadline: float) -> None:
         self.sock.deadline = deadline
-
-    @property
-    def is_own_echo(self) -> bool:
-        """Whether the socket is connected to itself, as can happen with a free local port."""
-        try:
-            return bool(self.sock.getsockname() == self.sock.getpeername())
-        except OSError:
-            return True
 
     def shut_down(self) -> None:
         """End all waits on the socket, from another thread; the thread that uses it closes it."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from dingsdk.errors import RunDirLockedError, RunFolderError
 from dingsdk.runtime import open_private
@@ -24,32 +23,24 @@ def folder_lock(folder: Path) -> Iterator[None]:
         RunDirLockedError: another run holds the lock.
         RunFolderError: the folder cannot be written to.
     """
-    path, text = folder / LOCK_NAME, str(folder)
-    lock = FileLock(path, timeout=0, mode=0o600, thread_local=False)
-    owner = ""
-    # Before acquiring the lock, which empties the file.
-    with (
-        contextlib.suppress(FileNotFoundError, PermissionError),
-        open(path, encoding="utf-8", errors="replace", opener=open_private) as file,
-    ):
-        owner = file.read(200)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise RunDirLockedError(
-            f"the folder {folder} is in use by another run ({owner or 'unknown'}); end that one, "
-            "or give this run a folder of its own (system.transport.data_dir)",
-            path=text,
-        ) from None
-    except OSError as error:
-        why = f"{error.strerror}; choose a folder that you may write to"
-        raise RunFolderError(f"cannot lock {folder}: {why}", path=text) from error
-    try:
-        with (
-            contextlib.suppress(OSError),  # the name is for people; a full disk may refuse it
-            open(path, "w", encoding="utf-8", opener=open_private) as file,
-        ):
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = open_private(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(descriptor, 200).decode("utf-8", "replace")
+            raise RunDirLockedError(
+                f"the folder {folder} is in use by another run ({owner or 'unknown'}); end that "
+                "one, or give this run a folder of its own (system.transport.data_dir)",
+                path=str(folder),
+            ) from error
+        except RunFolderError:
+            raise
+        except OSError as error:
+            why = f"{error.strerror}; choose a folder that you may write to"
+            raise RunFolderError(f"cannot lock {folder}: {why}", path=str(folder)) from error
+        with contextlib.suppress(OSError):  # the name is for people; a full disk may refuse it
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
-    finally:
-        lock.release()

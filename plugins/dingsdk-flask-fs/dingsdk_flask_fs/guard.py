@@ -28,27 +28,15 @@ costs less than refusing the request. A join is smaller."""
 class Throttle:
     """Limits the failures of each address and kind of sender. Thread safe.
 
-    A failure uses up one of ``burst`` allowed failures; they refill at ``per_s``. While none is
+    A failure uses up one of ``BURST`` allowed failures; they refill at ``PER_S``. While none is
     left, the server does no work for this sender. Memory is bounded: the entry with the oldest
     failure is deleted.
 
     Args:
-        burst: Failures allowed at once.
-        per_s: Failures allowed per second after that.
-        max_entries: Largest number of stored pairs of an address and a kind.
         clock: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        burst: int = BURST,
-        per_s: float = PER_S,
-        max_entries: int = MAX_ENTRIES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._burst = burst
-        self._per_s = per_s
-        self._max_entries = max_entries
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._left: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
@@ -61,7 +49,7 @@ class Throttle:
         """Return how many seconds this kind of sender has to wait, 0 if it may send now."""
         with self._lock:
             left = self._allowance((network_of(address), kind))
-        return 0.0 if left >= 1 else (1 - left) / self._per_s
+        return 0.0 if left >= 1 else (1 - left) / PER_S
 
     def note_failure(self, address: str, kind: str) -> None:
         """Count a failed request from an address."""
@@ -72,12 +60,12 @@ class Throttle:
             left = max(self._allowance(key) - 1, -1.0)
             self._left[key] = (left, self._clock())
             self._left.move_to_end(key)
-            if len(self._left) > self._max_entries:
+            if len(self._left) > MAX_ENTRIES:
                 self._left.popitem(last=False)
 
     def _allowance(self, key: tuple[str, str]) -> float:
-        left, since = self._left.get(key, (float(self._burst), 0.0))
-        return min(float(self._burst), left + (self._clock() - since) * self._per_s)
+        left, since = self._left.get(key, (float(BURST), 0.0))
+        return min(float(BURST), left + (self._clock() - since) * PER_S)
 
 
 def network_of(address: str) -> str:
@@ -104,7 +92,6 @@ class Guard(HttpGuard):
 
     Args:
         verifier: Checks the signature.
-        throttle: Counts the failures.
         hosts: As in ``HttpGuard``, like ``any_address`` and ``clock``.
         max_bytes: Size of the largest body.
     """
@@ -112,7 +99,6 @@ class Guard(HttpGuard):
     def __init__(
         self,
         verifier: Verifier,
-        throttle: Throttle,
         hosts: Collection[str],
         *,
         any_address: bool,
@@ -121,7 +107,7 @@ class Guard(HttpGuard):
     ) -> None:
         super().__init__(hosts, any_address=any_address, clock=clock)
         self._verifier = verifier
-        self._throttle = throttle
+        self._throttle = Throttle(clock)
         self._max_bytes = max_bytes
 
     def admit(self, environ: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -31,13 +30,11 @@ from dingsdk.worker.comm.requests import (
 )
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
-from dingsdk_flask_fs.guard import HEALTH, Guard, Throttle
+from dingsdk_flask_fs.guard import HEALTH, Guard
 from dingsdk_flask_fs.server import KNOWN, HttpServer
 
 if TYPE_CHECKING:
     from dingsdk_flask_fs.transport import FlaskFSTransport
-
-_log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
 """Fewest threads that are reserved for requests that do not wait."""
@@ -96,7 +93,6 @@ class HttpMasterEnd(RequestMasterEnd):
             verifier = Verifier(secret)
             guard = Guard(
                 verifier,
-                Throttle(),
                 _own_names(host) | set(cfg.allowed_hosts),
                 any_address=_is_wildcard(host),
                 max_bytes=max_bytes,

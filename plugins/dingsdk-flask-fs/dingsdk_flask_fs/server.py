@@ -88,35 +88,29 @@ class HttpServer:
         self._dispatcher = _Dispatcher()
         self._loop: threading.Thread | None = None
         self._server: TcpWSGIServer | None = None
-        self._lock = threading.Lock()
-        self._is_closed = False
         self._is_stopped = False
         self._flush_until = 0.0
 
     def start(self, app: Callable[..., Any]) -> None:
-        """Serve ``app`` from now on."""
-        with self._lock:
-            if self._is_closed or self._loop is not None:
-                return
-            self._dispatcher.set_thread_count(self._threads)
-            self._server = _Server(
-                app,
-                self._map,
-                _sock=self._socket,
-                dispatcher=self._dispatcher,
-                adj=self._adjustments,
-                bind_socket=False,
-                sockinfo=(self._socket.family, self._socket.type, 0, None),
-            )
-            self._loop = threading.Thread(target=self._run, name="http-server", daemon=True)
-            self._loop.start()
+        """Serve ``app`` from now on; called once."""
+        self._dispatcher.set_thread_count(self._threads)
+        self._server = _Server(
+            app,
+            self._map,
+            _sock=self._socket,
+            dispatcher=self._dispatcher,
+            adj=self._adjustments,
+            bind_socket=False,
+            sockinfo=(self._socket.family, self._socket.type, 0, None),
+        )
+        self._loop = threading.Thread(target=self._run, name="http-server", daemon=True)
+        self._loop.start()
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Finish the requests being served, then end; return whether all ended in time."""
-        with self._lock:
-            if self._is_closed:
-                return True
-            self._is_closed = True
+        """Finish the requests being served, then end; return whether all ended in time.
+
+        Called once, also if the server was not started.
+        """
         deadline = time.monotonic() + timeout_s
         if self._loop is None:
             self._socket.close()

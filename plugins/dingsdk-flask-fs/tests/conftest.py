@@ -149,20 +149,15 @@ class Peer:
         self.inc = answer["inc"]
         return self.inc
 
-    def turn(self, ack: int = 0, answers: Any = (), wait_s: float = 0.0, **changes: Any) -> Any:
-        body = {"answers": list(answers), "ack": ack, "want": 8, "wait_s": wait_s}
-        return self.call("turn", body, **changes)
 
-
-def an_answer(number: int, task_id: str = "t1", **result: Any) -> dict[str, Any]:
-    return {
-        "n": number,
-        "task_id": task_id,
-        "completed": True,
-        "result": result,
-        "message": "",
-        "traceback": "",
-    }
+AN_ANSWER = {
+    "n": 1,
+    "task_id": "t1",
+    "completed": True,
+    "result": {},
+    "message": "",
+    "traceback": "",
+}
 
 
 @pytest.fixture
@@ -213,11 +208,6 @@ def served(transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch) -> Iter
     # Peers do not sign off, and close() waits for workers that have joined.
     for (worker_id,) in made.listener.of("joined"):
         made.end.abandon_worker(worker_id)
-
-
-@pytest.fixture
-def answer_item() -> Callable[..., dict[str, Any]]:
-    return an_answer
 
 
 @pytest.fixture

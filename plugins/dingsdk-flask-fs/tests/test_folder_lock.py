@@ -51,13 +51,6 @@ def test_second_run_in_a_folder_is_refused_and_deletes_nothing(tmp_path: Path) -
     assert not (tmp_path / "data").exists()
 
 
-def test_folder_is_free_after_the_run(tmp_path: Path) -> None:
-    for _ in range(2):
-        transport = transport_in(tmp_path / "data")
-        transport.master_end().open(Listener())
-        transport.close()
-
-
 def test_lock_fails_without_waiting_and_any_thread_can_release_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from dingsdk_flask_fs import connection
 from dingsdk_flask_fs.auth import Signer, Verifier
-from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError, _left
+from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.errors import AuthError, WorkerLostError
@@ -68,54 +65,6 @@ def test_connection_is_closed_if_the_answer_asks_for_it(header: bytes, links: in
     assert len(dialled) == links
 
 
-def test_close_ends_the_read_of_a_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_head, real, ended = threading.Event(), connection._Link.close, list[str]()
-
-    def answer(link: socket.socket, over: threading.Event) -> None:
-        read_request(link)
-        link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{")
-        over.wait(20.0)
-
-    def close(link: connection._Link) -> None:
-        real(link)  # the HTTP client calls it before the body is read
-        has_head.set()
-
-    def post() -> None:
-        try:
-            link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 20.0)
-        except LinkError as error:
-            ended.append(str(error))
-
-    monkeypatch.setattr(connection._Link, "close", close)
-    impostor = Impostor(answer)
-    link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
-    thread = threading.Thread(target=post)
-    thread.start()
-    assert has_head.wait(10.0)
-    started = time.monotonic()
-    link.close()
-    thread.join(20.0)
-    assert len(ended) == 1
-    assert time.monotonic() - started < 5.0
-    impostor.close()
-
-
-def test_truncated_headers_are_an_error_without_a_log_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def cut(link: socket.socket, over: threading.Event) -> None:
-        read_request(link)
-        link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-Ding-M")
-
-    impostor = Impostor(cut)
-    link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
-    with pytest.raises(LinkError, match="MissingHeaderBodySeparator"):
-        link.post("/v1/join", b"{}", SIGNER, time.monotonic() + 5.0)
-    link.close()
-    impostor.close()
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -128,10 +77,11 @@ def test_truncated_headers_are_an_error_without_a_log_line(
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: \xff\r\n" * 10_000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-Ding-M",
     ],
     ids=lambda answer: repr(answer[:40]),
 )
-def test_invalid_answer_is_a_link_error(answer: bytes) -> None:
+def test_invalid_answer_is_a_link_error(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
     def speak(link: socket.socket, over: threading.Event) -> None:
         read_request(link)
         link.sendall(answer)
@@ -141,6 +91,7 @@ def test_invalid_answer_is_a_link_error(answer: bytes) -> None:
     with pytest.raises(LinkError) as caught:
         link.post("/v1/join", b"{}", SIGNER, time.monotonic() + 5.0)
     assert not isinstance(caught.value, ForeignAnswerError)
+    assert "parse headers" not in caplog.text  # of urllib3, with a traceback
     link.close()
     impostor.close()
 
@@ -232,60 +183,3 @@ def test_redirect_is_not_followed(
         trap.accept()
     trap.close()
     impostor.close()
-
-
-def test_interrupt_during_a_request_reaches_the_caller_and_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    dialled = []
-
-    class Interrupted:
-        def __init__(self, *address: Any, **options: Any) -> None:
-            self.is_open = self.is_connected = True
-            self.is_own_echo = False
-            dialled.append(self)
-
-        def connect(self) -> None: ...
-
-        def hold_to(self, deadline: float) -> None: ...
-
-        def request(self, *request: Any, **options: Any) -> None:
-            raise KeyboardInterrupt
-
-        def close(self) -> None:
-            self.is_open = False
-
-    monkeypatch.setattr(connection, "_Link", Interrupted)
-    link = Connection("127.0.0.1", 9, max_bytes=40)
-    for count in (1, 2):
-        with pytest.raises(KeyboardInterrupt):
-            link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 20.0)
-        assert [each.is_open for each in dialled] == [False] * count
-
-
-@pytest.mark.parametrize(("left_s", "timeout_s"), [(100.0, 2.0), (0.5, 0.5)])
-def test_connect_uses_only_a_part_of_the_time_of_a_request(
-    monkeypatch: pytest.MonkeyPatch, left_s: float, timeout_s: float
-) -> None:
-    made: list[float] = []
-
-    def refuse(host: str, port: int, *, timeout: float) -> Any:
-        made.append(timeout)
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr(connection, "_Link", refuse)
-    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: 50.0))
-    link = Connection("127.0.0.1", 9, max_bytes=40)
-    with pytest.raises(LinkError, match="ConnectionRefusedError"):
-        link.post("/v1/turn", b"{}", SIGNER, 50.0 + left_s)
-    assert made == [timeout_s]
-
-
-def test_timeout_of_a_request_is_the_remaining_time_up_to_an_hour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: 50.0))
-    assert [_left(deadline) for deadline in (50.5, 60.0, 1e9)] == [0.5, 10.0, 3600.0]
-    for deadline in (50.0, 49.0):
-        with pytest.raises(TimeoutError, match="no answer in time"):
-            _left(deadline)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 from dingsdk.errors import AuthError, ClosedError, WorkerLostError
 from dingsdk.worker.comm import TaskAnswer, TaskMessage, WorkerInfo
 
-from .conftest import Listener, Served
+from .conftest import SECRET, Listener, Served
 from .network import Proxy
 
 
@@ -38,11 +40,35 @@ def test_lost_reply_has_no_second_effect(served: Served, proxy: Proxy, kind: str
     assert served.listener.of("left") == [("w0", "it left")]
 
 
-def test_answer_is_sent_without_another_call(served: Served) -> None:
-    end = served.slave()
-    end.answer(TaskAnswer("t1", True))
-    served.listener.expect(lambda events: ("answered", "w0", "t1", {}) in events)
-    end.close()
+def test_renewal_without_replies_ends_although_polls_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    transport = FlaskFSTransport({"threads": 8, "lost_after_s": 0.9}, tmp_path / "run")
+    served = Served(transport)
+    proxy = Proxy(served.port)
+    end = served.slave(address=proxy.address)
+    proxy.swallow = [b"/v1/renew"] * 1000
+    raised: list[Exception] = []
+
+    def poll() -> None:
+        try:
+            while True:
+                end.next_task(0.1)
+        except WorkerLostError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(WorkerLostError):
+        end.renew(1)
+    assert time.monotonic() - started < 4.5
+    assert len(proxy.swallowed) < 100  # the worker pauses between tries
+    thread.join(5.0)
+    assert len(raised) == 1
+    proxy.close()
+    transport.close()
 
 
 def test_restarted_master_refuses_the_old_epoch_and_lets_the_worker_rejoin(

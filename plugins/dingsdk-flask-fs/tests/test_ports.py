@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from dingsdk_flask_fs.connection import _Link
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.errors import PortInUseError
@@ -27,22 +26,6 @@ def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Pa
     assert set(threading.enumerate()) == threads
     assert open_sockets() == sockets
     other.close()
-
-
-def test_connection_to_itself_on_a_free_port_is_detected() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host, port = listener.getsockname()
-        link = _Link(host, port, timeout=5.0)
-        link.connect()
-        assert not link.is_own_echo
-        link.close()
-    link.sock = socket.socket()
-    link.sock.bind((host, 0))
-    link.sock.connect(link.sock.getsockname())
-    assert link.is_own_echo
-    link.close()
-    with socket.socket() as link.sock:  # not connected
-        assert link.is_own_echo
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
@@ -64,14 +47,6 @@ def test_ipv6_loopback_serves(host: str, tmp_path: Path) -> None:
     other.close()
     transport.close()
     assert parse_address(served.address) == ("::1", served.port)
-
-
-def test_closed_port_can_be_reused_at_once(served: Served, tmp_path: Path) -> None:
-    served.slave().close()
-    served.end.close()
-    other = FlaskFSTransport({"port": served.port}, tmp_path / "other")
-    other.master_end().open(Listener())
-    other.close()
 
 
 @pytest.mark.parametrize("is_listening", [True, False])

@@ -6,8 +6,8 @@ import json
 import resource
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dingsdk.errors import ClosedError
 from dingsdk.worker.comm import TaskMessage
 
-Item = Callable[..., dict[str, Any]]
+from .conftest import AN_ANSWER
 
 BODIES = {
     "join": {"role": "collector", "resource": {}},
@@ -124,11 +125,6 @@ def test_recorded_requests_have_no_effect_on_a_restarted_master(
         assert restarted.listener.events == []
 
 
-def test_other_version_is_told_the_supported_versions(served: Any) -> None:
-    status, answer = served.peer().call("join", BODIES["join"], v=2)
-    assert (status, answer["supported"]) == (400, [1])
-
-
 def test_unknown_optional_fields_are_ignored(served: Any) -> None:
     peer = served.peer()
     peer.join()
@@ -218,71 +214,10 @@ def test_thousands_of_headers_are_refused(served: Any) -> None:
 # Repeated, late, foreign --------------------------------------------------------------------
 
 
-def test_repeated_request_has_one_effect(served: Any, answer_item: Item) -> None:
-    peer = served.peer()
-    peer.join()
-    for n in (1, 2):
-        served.end.send("peer", 1, TaskMessage(f"t{n}", {"name": "x"}))
-    first = peer.turn()
-    assert [task["task_id"] for task in first[1]["tasks"]] == ["t1", "t2"]
-    assert peer.turn() == first  # nothing was acknowledged, as after a lost answer
-    answers = [answer_item(1, "t1", x=1), answer_item(2, "t2", x=2)]
-    for _ in range(3):
-        assert peer.turn(ack=2, answers=answers) == (200, {"answered": 2, "tasks": []})
-        assert peer.call("answer", {"answers": answers}) == (200, {"answered": 2})
-    assert served.listener.of("answered") == [("peer", "t1", {"x": 1}), ("peer", "t2", {"x": 2})]
-    assert peer.call("leave", {"answers": answers})[0] == 200
-    assert served.listener.of("left") == [("peer", "it left")]
-
-
-def test_repeated_join_is_reported_once_with_the_same_incarnation(served: Any) -> None:
-    peer = served.peer()
-    peer.join()
-    same = [peer.call("join", BODIES["join"], idem="again") for _ in range(3)]
-    assert same == [same[0]] * 3
-    assert served.listener.of("joined") == [("peer",), ("peer",)]
-    served.end.drop("peer", same[0][1]["inc"], "test")
-    assert peer.call("join", BODIES["join"], idem="again")[0] == 409
-
-
-def test_requests_of_one_worker_at_the_same_time_keep_their_order(
-    served: Any, answer_item: Item
-) -> None:
-    peer = served.peer()
-    peer.join()
-    items = [answer_item(n, f"t{n}") for n in range(1, 101)]
-
-    def send(first: int) -> None:
-        other = served.peer()
-        other.run, other.epoch, other.inc = peer.run, peer.epoch, peer.inc
-        for end in range(first, 101, 4):
-            other.call("answer", {"answers": items[:end]})
-
-    threads = [threading.Thread(target=send, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20.0)
-    peer.call("answer", {"answers": items})
-    assert [event[1] for event in served.listener.of("answered")] == [
-        f"t{n}" for n in range(1, 101)
-    ]
-
-
-def test_answers_with_a_gap_are_refused(served: Any, answer_item: Item) -> None:
-    peer = served.peer()
-    peer.join()
-    assert peer.call("answer", {"answers": [answer_item(2)]})[0] == 400
-    assert peer.call("answer", {"answers": [answer_item(1), answer_item(3)]})[0] == 400
-    assert served.listener.of("answered") == []
-
-
-def test_message_of_another_run_epoch_or_incarnation_is_stale(
-    served: Any, answer_item: Item
-) -> None:
+def test_message_of_another_run_epoch_or_incarnation_is_stale(served: Any) -> None:
     peer = served.peer()
     old = peer.join()
-    answers = {"answers": [answer_item(1)]}
+    answers = {"answers": [AN_ANSWER]}
     for changes in ({"run": "other"}, {"epoch": peer.epoch + 1}, {"inc": 99}, {"worker": "w9"}):
         status, answer = peer.call("answer", answers, **changes)
         assert (status, answer["code"]) == (409, "StaleEpochError")
@@ -294,46 +229,21 @@ def test_message_of_another_run_epoch_or_incarnation_is_stale(
     assert served.listener.of("renewed") == []
 
 
-def test_waiting_request_ends_when_its_sender_asks_again(served: Any) -> None:
-    peer = served.peer()
-    peer.join()
-    results: list[Any] = []
-    waiting = threading.Thread(target=lambda: results.append(peer.turn(wait_s=20.0, seq=1000)))
-    waiting.start()
-    other = served.peer()
-    other.run, other.epoch, other.inc = peer.run, peer.epoch, peer.inc
-    while not results:
-        other.seq += 2000
-        other.turn(wait_s=0.05)
-    waiting.join(5.0)
-    assert results == [(200, {"answered": 0, "tasks": []})]
-
-
 def test_more_waiting_workers_than_threads_leave_some_for_answers(served: Any) -> None:
-    peers = []
-    for n in range(20):
-        peer = served.peer()
-        peer.worker = f"p{n}"
-        peer.run, peer.epoch, peer.inc = "", 0, 0
-        peers.append(peer)
-    done = threading.Event()
+    def wait(end: Any) -> None:
+        with suppress(ClosedError):
+            end.next_task(60.0)
 
-    def poll(n: int, peer: Any) -> None:
-        name = {"worker": f"p{n}"}
-        _, answer = peer.call("join", BODIES["join"], **name)
-        peer.run, peer.epoch = answer["run"], answer["epoch"]
-        _, answer = peer.call("join", BODIES["join"], **name)
-        peer.inc = answer["inc"]
-        while not done.is_set():
-            peer.turn(wait_s=1.0, **name)
-
-    threads = [threading.Thread(target=poll, args=each) for each in enumerate(peers)]
-    for thread in threads:
+    ends = [served.slave(f"w{n}") for n in range(20)]
+    waits = [threading.Thread(target=wait, args=(end,)) for end in ends]
+    for thread in waits:
         thread.start()
-    served.listener.expect(lambda events: len(events) == 20)
+    started = time.monotonic()
     for _ in range(5):
         still_serves(served)
-    done.set()
-    for thread in threads:
+    assert time.monotonic() - started < 4.0  # a request of a worker may wait for 5 s
+    for end in ends:
+        end.close()
+    for thread in waits:
         thread.join(10.0)
         assert not thread.is_alive()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from dingsdk.errors import AuthError, InsecureBindError, WorkerLostError
 from dingsdk.runtime import PrivateDir, check_reach, create_secret, find_secret, named_secret
 from dingsdk.testing import open_files
 from dingsdk.worker.comm import WorkerInfo
-from tools.os_calls import recorded_writes
 
 from .conftest import Listener, Served
 
@@ -48,16 +46,6 @@ def test_worker_with_another_folder_does_not_join(served: Served, tmp_path: Path
         another_run.slave_end(served.address).join(WorkerInfo("w0", "collector"), 0.5)
     another_run.close()
     served.slave().close()
-
-
-@pytest.mark.usefixtures("served")
-def test_worker_without_a_master_tells_why(transport: FlaskFSTransport) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        end = transport.slave_end(f"http://127.0.0.1:{port}")
-        with pytest.raises(WorkerLostError, match=r"within 0\.5 s: \[Errno 111\] Connection ref"):
-            end.join(WorkerInfo("w0", "collector"), 0.5)
 
 
 def test_worker_without_a_secret_names_the_folder(
@@ -99,12 +87,6 @@ def test_order_of_secrets_is_named_file_then_variable_then_own_file(
         assert by_file.is_explicit
         assert by_variable.is_explicit
         assert (by_file.source, by_variable.source) == (str(path), "DINGSDK_SECRET")
-
-
-def test_created_secret_is_durable(folder: PrivateDir) -> None:
-    with recorded_writes() as log:
-        create_secret(folder, {})
-    assert log.is_durable(folder.path / "secret")
 
 
 def test_secret_of_16_bytes_is_accepted() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs.server import HttpServer, _Channel, _Dispatcher
+from dingsdk_flask_fs.server import HttpServer
 
 SOON_S = 0.5
 """Less than the loop sleeps if it is not woken."""
@@ -33,42 +31,6 @@ def link() -> Iterator[socket.socket]:
     assert server.close()
 
 
-def slow_peer(age_s: float | None) -> Any:
-    """Return a connection whose request began to arrive this long ago."""
-    peer: Any = _Channel.__new__(_Channel)
-    peer.begun_at = None if age_s is None else time.monotonic() - age_s
-    peer.will_close, peer.total_outbufs_len = False, 0
-    return peer
-
-
-def test_request_must_arrive_within_ten_seconds_by_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
-    monkeypatch.setattr("dingsdk_flask_fs.server.time", SimpleNamespace(monotonic=lambda: 100.0))
-    peers = [slow_peer(None) for _ in range(2)]
-    for peer, begun_at in zip(peers, (90.0, 89.5), strict=True):
-        peer.begun_at = begun_at
-    server._map = dict(enumerate(peers))
-    server._sweep()
-    assert [peer.will_close for peer in peers] == [False, True]
-    server._socket.close()
-
-
-def test_server_starts_once_and_not_after_its_close() -> None:
-    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
-    server.start(lambda *given: [])
-    loop = server._loop
-    assert loop is not None
-    server.start(lambda *given: [])
-    assert server._loop is loop
-    assert server.close()
-    closed = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
-    assert closed.close()
-    closed.start(lambda *given: [])
-    assert closed._loop is None
-
-
 def test_connection_is_not_late_between_two_requests() -> None:
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         start_response("200 OK", [("Content-Length", "0")])
@@ -88,30 +50,6 @@ def test_connection_is_not_late_between_two_requests() -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
     assert server.close()
-
-
-def test_unsent_answers_are_kept_for_a_limited_time_after_the_close() -> None:
-    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
-    peer = slow_peer(None)
-    server._map = {0: slow_peer(None), 1: peer}
-    for size, left_s, has_unsent in ((1, 60.0, True), (0, 60.0, False), (1, -1.0, False)):
-        peer.total_outbufs_len, server._flush_until = size, time.monotonic() + left_s
-        assert server._has_unsent() is has_unsent
-    assert server.close()
-
-
-def test_unserved_requests_are_cancelled_at_the_close() -> None:
-    dispatcher, cancelled = _Dispatcher(), list[int]()
-    for number in range(3):
-        dispatcher.add_task(SimpleNamespace(cancel=lambda n=number: cancelled.append(n)))
-    assert dispatcher.end(time.monotonic())
-    assert cancelled == [0, 1, 2]
-
-
-def test_threads_of_a_server_keep_no_process_alive(link: socket.socket) -> None:
-    names = ("http-server", "http-0")
-    threads = [each for each in threading.enumerate() if each.name in names]
-    assert [each.daemon for each in threads] == [True, True]
 
 
 def ask(link: socket.socket, *sizes: int) -> None:

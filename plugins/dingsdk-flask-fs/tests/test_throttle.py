@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from dingsdk_flask_fs import guard
 from dingsdk_flask_fs.auth import MAC_HEADER, Signer, Verifier
 from dingsdk_flask_fs.guard import BURST, SMALL_BYTES, Throttle, network_of
 
@@ -110,9 +111,11 @@ def test_flood_from_an_address_does_not_block_workers_there(served: Any, kind: A
     assert statuses <= {401, 429}
 
 
-def test_success_costs_nothing() -> None:
+def test_success_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BURST", 2)
+    monkeypatch.setattr(guard, "PER_S", 0.5)
     clock = Clock()
-    throttle = Throttle(burst=2, per_s=0.5, clock=clock)
+    throttle = Throttle(clock)
     assert [throttle.wait_s("10.0.0.1", "claimant") for _ in range(5)] == [0.0] * 5
     throttle.note_failure("10.0.0.1", "claimant")
     assert throttle.wait_s("10.0.0.1", "claimant") == 0.0
@@ -127,15 +130,16 @@ def test_success_costs_nothing() -> None:
 
 
 def test_allowance_is_never_overdrawn_for_long() -> None:
-    clock = Clock()
-    throttle = Throttle(burst=2, per_s=1.0, clock=clock)
+    throttle = Throttle(Clock())
     for _ in range(100):  # many threads may check at the moment when the allowance is used up
         throttle.note_failure("10.0.0.1", "stranger")
     assert throttle.wait_s("10.0.0.1", "stranger") <= 2.0
 
 
-def test_memory_is_bounded_and_the_oldest_is_forgotten() -> None:
-    throttle = Throttle(burst=1, max_entries=8, clock=Clock())
+def test_memory_is_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BURST", 1)
+    monkeypatch.setattr(guard, "MAX_ENTRIES", 8)
+    throttle = Throttle(Clock())
     for n in range(100):
         throttle.note_failure(f"10.0.0.{n}", "stranger")
     assert len(throttle) == 8

@@ -47,26 +47,6 @@ def test_jobs_that_yield_alternate_on_one_thread(scheduler: GreenletScheduler) -
     assert threading.get_ident() not in threads
 
 
-def test_wait_ends_when_another_job_notifies(scheduler: GreenletScheduler) -> None:
-    condition = scheduler.condition()
-    items: list[int] = []
-    got: list[bool] = []
-
-    def consumer() -> None:
-        with condition:
-            got.append(condition.wait_for(lambda: bool(items), 5.0))
-
-    def producer() -> None:
-        with condition:
-            items.append(1)
-            condition.notify_all()
-
-    jobs = [scheduler.spawn(consumer, "consumer"), scheduler.spawn(producer, "producer")]
-
-    assert all(job.join(5.0) for job in jobs)
-    assert got == [True]
-
-
 def test_wait_without_notice_ends_at_its_deadline(scheduler: GreenletScheduler) -> None:
     condition = scheduler.condition()
     took: list[float] = []
@@ -126,20 +106,6 @@ def test_yield_outside_of_a_job_does_nothing(scheduler: GreenletScheduler) -> No
     assert scheduler.spawn(lambda: None, "first").join(5.0)
     scheduler.yield_turn()
     assert not scheduler.is_here
-
-
-def test_thread_outside_waits_for_a_job(scheduler: GreenletScheduler) -> None:
-    condition = scheduler.condition()
-    done: list[int] = []
-
-    def job() -> None:
-        with condition:
-            done.append(1)
-            condition.notify_all()
-
-    with condition:
-        scheduler.spawn(job, "works")
-        assert condition.wait_for(lambda: bool(done), 5.0)
 
 
 def test_error_of_a_job_is_kept_and_others_continue(scheduler: GreenletScheduler) -> None:

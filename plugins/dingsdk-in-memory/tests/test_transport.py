@@ -50,11 +50,6 @@ def test_foreign_address_is_refused(transport: InMemoryTransport) -> None:
         transport.slave_end("http://elsewhere:7235")
 
 
-def test_unknown_concurrency_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"greenlets, threads"):
-        InMemoryTransport({"concurrency": "fibers"}, tmp_path)
-
-
 def test_messages_cross_by_reference_unless_they_are_checked(tmp_path: Path) -> None:
     transport = InMemoryTransport({"concurrency": "threads"}, tmp_path)
     master = Master(
@@ -94,17 +89,6 @@ def test_another_payload_under_a_used_id_is_refused(transport: InMemoryTransport
     assert store.get("p1").columns["reward"][0] == 1.0
 
 
-def test_transport_closes_its_jobs_within_five_seconds(
-    transport: InMemoryTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[float] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(transport.scheduler, "close", waited.append)
-        transport.close()
-        transport.close(1.5)
-    assert waited == [5.0, 1.5]
-
-
 NOBODY: Any = SimpleNamespace(
     worker_joined=lambda info: None, worker_left=lambda worker_id, reason: None
 )
@@ -120,27 +104,3 @@ def test_worker_that_is_early_joins_once_the_master_opens(transport: InMemoryTra
     joining.join(20.0)
     assert not joining.is_alive()
     end.check()
-
-
-@pytest.mark.parametrize("how", ["drop", "abandon"])
-def test_worker_that_is_given_up_is_woken(transport: InMemoryTransport, how: str) -> None:
-    master = transport.master_end()
-    end = transport.slave_end(master.open(NOBODY))
-    end.join(WorkerInfo("w0", "collector"), 5.0)
-    found: list[WorkerLostError] = []
-
-    def wait() -> None:
-        try:
-            end.next_task(600.0)
-        except WorkerLostError as error:
-            found.append(error)
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    threading.Event().wait(0.02)
-    if how == "drop":
-        master.drop("w0", 1, "silent")
-    else:
-        transport.abandon_worker("w0")
-    waiting.join(20.0)
-    assert len(found) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import logging
 import os
 import secrets
@@ -15,11 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
+from dingsdk.errors import ConfigError, InsecureBindError
 from dingsdk.runtime import is_loopback
 
-LEAST_VERSION = (2, 54)
-"""The oldest Ray that works."""
 NAMESPACE = "dingsdk"
 """Ray's namespace of the actors of all runs."""
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
@@ -37,22 +34,6 @@ _lock = threading.RLock()
 _users = 0
 _started: dict[str, str | None] | None = None
 """If this process started or joined Ray, the environment variables from before."""
-
-
-def check_ray() -> None:
-    """Raise PluginNotInstalledError unless a usable version of Ray is installed."""
-    try:
-        found = importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
-        found = ""
-    least = ".".join(map(str, LEAST_VERSION))
-    if found and tuple(map(int, found.split(".")[:2])) >= LEAST_VERSION:
-        return
-    raise PluginNotInstalledError(
-        f"the transport 'ray' needs ray >= {least}, found {found or 'none'}: "
-        f"pip install 'ray>={least}'",
-        name="ray",
-    )
 
 
 def connect(
@@ -79,7 +60,6 @@ def connect(
         InsecureBindError: the cluster works without tokens.
     """
     global _users, _started
-    check_ray()
     with _lock:
         names = (*_QUIET, AUTH_MODE, AUTH_TOKEN, _GCS_TIMEOUT)
         environ = {name: os.environ.get(name) for name in names}

@@ -22,12 +22,8 @@ from dingsdk.runtime import check_id, checked_timeout
 from dingsdk.worker.comm import PolicyStore, StepDataStore
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import POLICY, joined
+from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 
-LONGEST_WAIT_S = 5.0
-"""Longest wait of one call to the gateway; for longer waits the call is repeated."""
-UNSENT_BYTES = 1 << 20
-"""Largest size of all payloads that wait for the next flush."""
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is called again."""
 _WAITING = ("join", "turn")
@@ -51,17 +47,10 @@ class GatewayCalls:
         self._name = name
         self._lock = threading.Lock()
         self._actor: Any = None
-        self._waits: dict[threading.Event, object] = {}
+        self._waits: set[threading.Event] = set()
         self._closed = threading.Event()
 
-    def call(
-        self,
-        method: str,
-        *args: Any,
-        timeout_s: float,
-        waits: bool = False,
-        owner: object = None,
-    ) -> Any:
+    def call(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
         """Call a method of the gateway and return its result; its errors are raised here.
 
         Args:
@@ -69,7 +58,6 @@ class GatewayCalls:
             *args: Arguments of the method.
             timeout_s: How long to wait for the answer.
             waits: Whether the method may block while it waits for something.
-            owner: The object that may cancel the call.
 
         Raises:
             GatewayGoneError: no answer.
@@ -80,7 +68,7 @@ class GatewayCalls:
         done = threading.Event()
         with self._lock:
             self._check()
-            self._waits[done] = owner
+            self._waits.add(done)
         try:
             if self._actor is None:
                 self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
@@ -109,37 +97,28 @@ class GatewayCalls:
             raise GatewayGoneError(f"{method}: {_line(error)}") from error
         finally:
             with self._lock:
-                del self._waits[done]
+                self._waits.remove(done)
         self._check()
         raise GatewayGoneError(f"the gateway did not answer {method} in time")
 
-    def insist(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
-        """As ``call``, but repeat the call until there is an answer, or ``timeout_s`` is over."""
+    def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """As ``call``, but repeat the call until there is an answer.
+
+        Raises:
+            WorkerLostError: there was none within ``timeout_s``.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             try:
-                return self.call(method, *args, timeout_s=left_s, waits=waits)
-            except GatewayGoneError:
+                return self.call(method, *args, timeout_s=left_s)
+            except GatewayGoneError as error:
                 if left_s <= _RETRY_S:
-                    raise
-                self._closed.wait(_RETRY_S)
-
-    def fetch(self, reference: Any, timeout_s: float) -> Any:
-        """Return the object of a reference from the gateway. Raises GatewayGoneError."""
-        import ray
-
-        try:
-            return ray.get(reference, timeout=timeout_s)
-        except ray.exceptions.RayError as error:
-            raise GatewayGoneError(f"an object is lost: {_line(error)}") from error
-
-    def cancel(self, owner: object) -> None:
-        """End an owner's calls in progress with GatewayGoneError."""
-        with self._lock:
-            for done, found in self._waits.items():
-                if found is owner:
-                    done.set()
+                    raise WorkerLostError(
+                        f"the gateway of the run, on the coordinator's node: {error}",
+                        worker_id="gateway",
+                    ) from error
+            self._closed.wait(_RETRY_S)
 
     def close(self) -> None:
         """End all calls in progress with ClosedError."""
@@ -150,32 +129,28 @@ class GatewayCalls:
 
     def _check(self) -> None:
         if self._closed.is_set():
-            raise ClosedError("the transport was closed", what="transport")
+            raise ClosedError("the connection with the gateway is closed", what="transport")
 
 
 class GatewayLink(Link[bool]):
     """A worker's connection. Requests are not signed: Ray's tokens protect the gateway."""
 
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
-        self._is_closed = False
+    def __init__(self, name: str) -> None:
+        self._calls = GatewayCalls(name)
 
     def post(self, target: str, body: bytes, key: bool, deadline: float) -> Answer:
-        if self._is_closed:
-            raise LinkError("this connection is closed")
         timeout_s = max(0.0, deadline - time.monotonic())
         waits = target.rpartition("/")[2] in _WAITING
         try:
             answer = self._calls.call(
-                "request", target, body, timeout_s, timeout_s=timeout_s, waits=waits, owner=self
+                "request", target, body, timeout_s, timeout_s=timeout_s, waits=waits
             )
         except (GatewayGoneError, ClosedError) as error:
             raise LinkError(str(error)) from error
         return Answer(*answer)
 
     def close(self) -> None:
-        self._is_closed = True
-        self._calls.cancel(self)
+        self._calls.close()
 
 
 class GatewayDataStore(StepDataStore):
@@ -203,10 +178,8 @@ class GatewayDataStore(StepDataStore):
         self._max_bytes = max_payload_bytes
         self._algorithm = algorithm
         self._lock = threading.Lock()
-        self._sending = threading.Lock()
         self._unsent: dict[str, Any] = {}
         """Frames from ``put_soon`` that are not sent yet, by id."""
-        self._unsent_bytes = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         frame, info = self._encode(data_id, batch)
@@ -214,32 +187,24 @@ class GatewayDataStore(StepDataStore):
         return info
 
     def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Keep a payload for the next ``flush``; first flush if too many bytes are waiting.
-
-        Raises:
-            Exception: as ``put``, for an earlier payload; this one was not taken.
-        """
+        """Store a large payload; keep a small one, as ``flush`` stores many by one call."""
         frame, info = self._encode(data_id, batch)
-        if self._unsent_bytes + info.size_bytes > UNSENT_BYTES:
-            self.flush()
-        with self._lock:
-            self._unsent[data_id] = frame
-            self._unsent_bytes += info.size_bytes
+        if info.size_bytes > SMALL_BYTES:
+            self._send({data_id: frame})
+        else:
+            with self._lock:
+                self._unsent[data_id] = frame
         return info
 
     def flush(self) -> None:
-        # A second caller returns once the payloads of the first one are stored.
-        with self._sending:
-            with self._lock:
-                unsent, self._unsent, self._unsent_bytes = self._unsent, {}, 0
+        with self._lock:  # a second caller returns once the payloads of the first one are stored
+            unsent, self._unsent = self._unsent, {}
             if not unsent:
                 return
             try:
                 self._send(unsent)
             except StorageFullError:
-                with self._lock:
-                    self._unsent = unsent | self._unsent
-                    self._unsent_bytes = sum(map(len, self._unsent.values()))
+                self._unsent = unsent
                 raise
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
@@ -257,10 +222,10 @@ class GatewayDataStore(StepDataStore):
 
     def delete(self, data_ids: Iterable[str]) -> None:
         names = [check_id(data_id, "data_id") for data_id in data_ids]
-        _ask(self._calls, "delete", names, timeout_s=self._timeout_s)
+        self._calls.ask("delete", names, timeout_s=self._timeout_s)
 
     def __len__(self) -> int:
-        return int(_ask(self._calls, "count", timeout_s=self._timeout_s))
+        return int(self._calls.ask("count", timeout_s=self._timeout_s))
 
     def _encode(self, data_id: str, batch: SampleBatch) -> tuple[Any, FrameInfo]:
         check_id(data_id, "data_id")
@@ -268,37 +233,25 @@ class GatewayDataStore(StepDataStore):
         return joined(buffers, info.size_bytes), info
 
     def _send(self, frames: Mapping[str, Any]) -> None:
-        _ask(self._calls, "put", frames, timeout_s=self._timeout_s)
+        self._calls.ask("put", frames, timeout_s=self._timeout_s)
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
         check_id(data_id, "data_id")
         try:
             return decode_batch(memoryview(self._wait("get", data_id, digest, timeout_s=timeout_s)))
         except GatewayGoneError as error:
-            why = str(error)
+            raise DataMissingError(
+                f"no payload {data_id!r} within {timeout_s} s: {error}", data_id=data_id
+            ) from error
         except DataCorruptError as error:
             raise DataCorruptError(
                 f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
             ) from error
-        raise DataMissingError(
-            f"no payload {data_id!r} within {timeout_s} s: {why}", data_id=data_id
-        )
 
     def _wait(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Repeat a call, with a limited wait each time, until the deadline; at least once."""
-        deadline = time.monotonic() + checked_timeout(timeout_s)
-        while True:
-            wait_s = max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT_S))
-            limit_s = wait_s + self._timeout_s
-            is_last = time.monotonic() + wait_s >= deadline
-            try:
-                found = self._calls.call(method, *args, wait_s, timeout_s=limit_s, waits=wait_s > 0)
-            except DataMissingError:
-                if is_last:
-                    raise
-                continue
-            if is_last or found is not False:
-                return found
+        wait_s = checked_timeout(timeout_s)
+        limit_s = checked_timeout(wait_s + self._timeout_s)
+        return self._calls.call(method, *args, wait_s, timeout_s=limit_s, waits=wait_s > 0)
 
 
 class GatewayPolicyStore(PolicyStore):
@@ -319,34 +272,27 @@ class GatewayPolicyStore(PolicyStore):
         check_id(policy_id, "policy_id")
         buffers, info = encode_frame(POLICY, dict(state))
         frame = joined(buffers, info.size_bytes)
-        _ask(self._calls, "publish", policy_id, version, frame, timeout_s=self._timeout_s)
+        self._calls.ask("publish", policy_id, version, frame, timeout_s=self._timeout_s)
 
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
+        import ray
+
         check_id(policy_id, "policy_id")
-        found = _ask(self._calls, "newest", policy_id, newer_than, timeout_s=self._timeout_s)
+        found = self._calls.ask("newest", policy_id, newer_than, timeout_s=self._timeout_s)
         if found is None:
             return None
         version, (reference,) = found
         try:
-            frame = memoryview(self._calls.fetch(reference, self._timeout_s)).toreadonly()
-        except GatewayGoneError:
+            frame = memoryview(ray.get(reference, timeout=self._timeout_s)).toreadonly()
+        except ray.exceptions.RayError:
             return None  # replaced or lost meanwhile; the next call finds it or a newer one
         return version, dict(decode_frame(POLICY, frame, max_bytes=len(frame)))
 
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")
-        _ask(self._calls, "discard", policy_id, timeout_s=self._timeout_s)
-
-
-def _ask(calls: GatewayCalls, method: str, *args: Any, timeout_s: float) -> Any:
-    try:
-        return calls.insist(method, *args, timeout_s=timeout_s)
-    except GatewayGoneError as error:
-        raise WorkerLostError(
-            f"the gateway of the run, on the coordinator's node: {error}", worker_id="gateway"
-        ) from error
+        self._calls.ask("discard", policy_id, timeout_s=self._timeout_s)
 
 
 def _line(error: Exception) -> str:

@@ -81,7 +81,6 @@ class RayTransport(SharedMemoryTransport):
         start_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
 
         def __post_init__(self) -> None:
-            cluster.check_ray()
             known = default_manager().known("roles") if self.resources else ()
             for role, found in self.resources.items():
                 if role not in known:
@@ -140,8 +139,7 @@ class RayTransport(SharedMemoryTransport):
             if self._data_store is not None or self._policy_store is not None:
                 raise RuntimeError("call data_store() and policy_store() after slave_end()")
             self._gateway_calls = GatewayCalls(name)
-        calls = self._gateway_calls
-        return self.slave_end_of(address, lambda: GatewayLink(calls), lambda run: True)
+        return self.slave_end_of(address, lambda: GatewayLink(name), lambda run: True)
 
     def make_data_store(self) -> StepDataStore:
         if self._gateway_calls is None:

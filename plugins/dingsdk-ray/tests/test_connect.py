@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import threading
-from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,32 +18,9 @@ from dingsdk_ray import cluster
 from dingsdk.errors import (
     ConfigError,
     InsecureBindError,
-    PluginNotInstalledError,
 )
 
 GCS_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
-
-
-@pytest.mark.parametrize("found", ["2.53.0", "1.13.0", ""])
-def test_old_or_missing_ray_is_reported_before_a_run_folder_is_created(
-    monkeypatch: pytest.MonkeyPatch, found: str
-) -> None:
-    def version(name: str) -> str:
-        if name == "ray" and not found:
-            raise metadata.PackageNotFoundError(name)
-        return found
-
-    monkeypatch.setattr(cluster.importlib.metadata, "version", version)
-    with pytest.raises(PluginNotInstalledError, match=r"ray >= 2\.54.*pip install"):
-        cluster.check_ray()
-    with pytest.raises(PluginNotInstalledError):
-        cluster.connect("local")
-
-
-@pytest.mark.parametrize("found", ["2.54.0", "2.100.1", "3.0.0"])
-def test_ray_that_is_new_enough_is_used(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(cluster.importlib.metadata, "version", lambda name: found)
-    cluster.check_ray()
 
 
 class Ray:
@@ -152,48 +128,6 @@ def test_signals_are_handled_as_before_ray_was_started_and_stopped(fake: Ray) ->
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def test_ray_is_started_from_other_threads_without_signal_handlers(
-    fake: Ray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(cluster.connect("local")))
-    with monkeypatch.context() as patch:
-        patch.setattr(signal, "signal", lambda number, handler: None)
-        patch.setattr(signal, "getsignal", found.append)
-        thread.start()
-        thread.join(20.0)
-    assert found == ["10.0.0.1:6379"]
-    cluster.disconnect()
-
-
-def test_unexpected_error_at_the_start_of_ray_is_raised_unchanged(
-    fake: Ray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def init(**options: Any) -> None:
-        raise TypeError("a defect")
-
-    environ = dict(os.environ)
-    monkeypatch.setattr("ray.init", init)
-    with pytest.raises(TypeError, match="a defect"):
-        cluster.connect("local")
-    assert dict(os.environ) == environ
-    monkeypatch.setattr("ray.init", fake.init)  # a new try works after the failed one
-    cluster.connect("local")
-    cluster.disconnect()
-    assert fake.stopped == 1
-
-
-def test_reason_of_ray_is_cut_to_300_characters(fake: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(**options: Any) -> None:
-        raise RuntimeError("x" * 400)
-
-    monkeypatch.setattr("ray.init", init)
-    with pytest.raises(ConfigError) as caught:
-        cluster.connect("local")
-    assert str(caught.value).count("x") == 300
-    assert caught.value.path == "system.transport.address"
 
 
 def test_ray_that_does_not_start_in_time_is_a_one_line_error(
@@ -319,13 +253,9 @@ def test_silent_cluster_is_reported_before_ray_waits_for_it(
 @pytest.mark.parametrize("address", ["10.0.0.1", "head:a", "head:6379/", "ray://head:10001"])
 def test_invalid_cluster_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(cluster, "REACH_S", 0.5)
-    with pytest.raises(ConfigError, match=f"no Ray cluster at .*{address}"):
+    with pytest.raises(ConfigError, match=f"no Ray cluster at .*{address}") as caught:
         cluster.connect(address, allow_insecure=True)
-
-
-def test_invalid_port_is_named() -> None:
-    with pytest.raises(ConfigError, match="'6379x' is no port"):
-        cluster.connect("head:6379x", allow_insecure=True)
+    assert caught.value.path == "system.transport.address"
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head:6379"])

@@ -15,6 +15,7 @@ import ray
 from dingsdk_ray import gateway
 from dingsdk_ray.gateway import QUICK_CALLS, WAITING_CALLS, Gateway
 from dingsdk_ray.transport import RayTransport
+from dingsdk_shared_memory.run_memory import folder_of
 
 from dingsdk.testing import TransportContract
 
@@ -66,7 +67,15 @@ class TestRayTransport(TransportContract):
     patience_s = 90.0  # more than lost_after_s, how long a worker waits if it misses a close
 
     @pytest.fixture(autouse=True)
-    def _transports(self, ray_address: str, gateways: Actor, far_class: Any) -> Iterator[None]:
+    def _transports(
+        self,
+        ray_address: str,
+        gateways: Actor,
+        far_class: Any,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Iterator[None]:
+        actors: dict[str, Actor] = {}
+
         class TwoNodes(far_class):  # type: ignore[misc]
             """The first transport of a run is the coordinator's; others are on another node."""
 
@@ -77,17 +86,19 @@ class TestRayTransport(TransportContract):
                 actor = Actor(gateways._call, dict(cfg), run_dir)
                 if self.made.setdefault(run_dir, self) is self:
                     ray.get(actor.open.remote(), timeout=60.0)
+                    actors[folder_of(run_dir).name] = actor
                 else:
                     self.find_gateway()
-                    self._gateway_calls._actor = actor
 
             def make_master_end(self) -> Any:
                 return super(RayTransport, self).make_master_end()
 
             def make_slave_end(self, address: str) -> Any:
                 is_far = self._gateway_calls is not None
-                return super().make_slave_end("ray://elsewhere/run" if is_far else address)
+                gateway = f"ray://elsewhere/{folder_of(self.run_dir).name}"
+                return super().make_slave_end(gateway if is_far else address)
 
+        monkeypatch.setattr("ray.get_actor", lambda name, namespace: actors[name])
         self.section = {"address": ray_address, "lost_after_s": 60.0}
         self.two_nodes = TwoNodes
         yield

@@ -154,13 +154,6 @@ def test_payloads_beyond_the_size_of_the_object_store_arrive(near: RayTransport,
         assert all(each == payload(rows) for each in held)
 
 
-def test_large_payloads_are_read_without_a_copy(near: RayTransport) -> None:
-    store = near.data_store()
-    store.put("large", payload(SIZES["large"]))
-    first, second = (store.get("large").columns["obs"] for _ in range(2))
-    assert first.__array_interface__["data"][0] == second.__array_interface__["data"][0]
-
-
 def test_workers_start_on_a_node_that_joins_and_payloads_survive_the_node_of_their_writer(
     tmp_path: Path,
 ) -> None:

@@ -173,3 +173,7 @@ def test_detached_run_continues_without_the_process_that_started_it(
     assert subprocess.run([*detached, "stop", "r"], timeout=PATIENCE_S).returncode == 0
     result = wait_for(lambda: (tmp_path / "cartpole-dqn" / "result.json").read_text())
     assert json.loads(result)["reason"] == "interrupted"
+    assert (tmp_path / "r.log").is_file()
+    stop = [*detached, "stop", "r"]
+    # The actor ends with its command.
+    wait_for(lambda: subprocess.run(stop, capture_output=True, timeout=PATIENCE_S).returncode == 2)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from dingsdk_ray import cluster
 from dingsdk_ray.frames import SMALL_BYTES, joined
-from dingsdk_ray.gateway_client import GatewayCalls, GatewayDataStore, GatewayPolicyStore
 from dingsdk_ray.transport import RayTransport, parse_address
-from dingsdk_shared_memory.data_store import SharedDataStore
-from dingsdk_shared_memory.policy_store import SharedPolicyStore
-from dingsdk_shared_memory.run_memory import folder_of
 
 from dingsdk import SampleBatch
 from dingsdk.errors import ClosedError, ConfigError
@@ -88,24 +82,6 @@ def test_values_beyond_their_bounds_are_refused(
         RayTransport(wrong, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("address", "is_far"), [("local", False), ("10.0.0.1:6379", False), ("10.0.0.1:6379", True)]
-)
-def test_stores_are_those_of_the_gateway_if_the_worker_is_on_another_node(
-    tmp_path: Path, address: str, is_far: bool
-) -> None:
-    transport = RayTransport({"address": address}, tmp_path)
-    transport._gateway_calls = GatewayCalls("run") if is_far else None
-    try:
-        data, policies = transport.data_store(), transport.policy_store()
-        assert isinstance(data, GatewayDataStore if is_far else SharedDataStore)
-        assert isinstance(policies, GatewayPolicyStore if is_far else SharedPolicyStore)
-        assert (transport.data_store(), transport.policy_store()) == (data, policies)
-    finally:
-        transport.close()
-        transport.remove_data()
-
-
 @pytest.mark.parametrize("store", ["data_store", "policy_store"])
 def test_store_of_the_wrong_node_is_refused(tmp_path: Path, store: str) -> None:
     transport = FarTransport({"address": "auto"}, tmp_path)
@@ -114,21 +90,6 @@ def test_store_of_the_wrong_node_is_refused(tmp_path: Path, store: str) -> None:
         transport.slave_end("ray://1f/run")
     transport.close()
     transport.remove_data()
-
-
-def test_stores_of_another_node_wait_for_the_gateway_as_long_as_for_a_lost_coordinator(
-    tmp_path: Path,
-) -> None:
-    waited_s: list[float] = []
-    transport = RayTransport({"address": "auto", "lost_after_s": 7.0}, tmp_path)
-    calls: Any = SimpleNamespace(
-        insist=lambda *given, timeout_s: waited_s.append(timeout_s), close=lambda: None
-    )
-    transport._gateway_calls = calls
-    transport.data_store().delete(["a"])
-    transport.policy_store().discard("p")
-    assert waited_s == [7.0, 7.0]
-    transport.close()
 
 
 class Listener:
@@ -194,91 +155,13 @@ def test_worker_on_another_node_works_through_the_gateway(
     assert set(listener.seen[1:]) == {"w at 7", "w left"}
 
 
-def test_worker_of_a_local_ray_dials_the_socket_of_its_coordinator(tmp_path: Path) -> None:
-    coordinators, workers = (RayTransport({}, tmp_path) for _ in range(2))
-    end, listener = coordinators.master_end(), Listener()
-    try:
-        address = end.open(listener)
-        assert address == f"unix:{coordinators.data_dir / 'socket'}"
-        workers.slave_end(address).join(WorkerInfo("w", "collector"), 10.0)
-        assert listener.seen == ["w joined"]
-    finally:
-        workers.close()
-        end.close(5.0)
-        coordinators.close()
-        coordinators.remove_data()
-
-
-class Cluster:
-    """A fake cluster; this process is on its node ``1f2e``."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.joined: list[tuple[str, dict[str, Any]]] = []
-        self.left = 0
-        self.killed: list[tuple[Any, bool]] = []
-        context = SimpleNamespace(get_node_id=lambda: "1f2e")
-        monkeypatch.setattr("ray.get_runtime_context", lambda: context)
-        monkeypatch.setattr(
-            "ray.kill", lambda actor, no_restart: self.killed.append((actor, no_restart))
-        )
-        monkeypatch.setattr(
-            cluster, "connect", lambda address, **given: self.joined.append((address, given))
-        )
-        monkeypatch.setattr(cluster, "disconnect", self.leave)
-
-    def leave(self) -> None:
-        self.left += 1
-
-
-def test_worker_on_the_node_of_the_coordinator_dials_its_socket(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    found = Cluster(monkeypatch)
-    started: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(
-        "dingsdk_ray.gateway.start_gateway", lambda *given: started.append(given) or "gateway"
-    )
-    section = {"address": "10.0.0.1:6379", "allow_insecure_ray": True, "object_store_bytes": 5}
-    coordinators, workers = (RayTransport(section, tmp_path) for _ in range(2))
-    end, listener = coordinators.master_end(), Listener()
-    try:
-        address = end.open(listener)
-        name = folder_of(tmp_path).name
-        assert address == f"ray://1f2e/{name}"
-        ((called, transport, options, run_dir),) = started
-        assert (called, transport, run_dir) == (name, RayTransport, tmp_path)
-        assert options.items() >= {**section, "type": "ray"}.items()
-        worker = workers.slave_end(address)
-        worker.join(WorkerInfo("w", "collector"), 10.0)
-        workers.data_store().put("a", SampleBatch({"obs": np.arange(3)}))
-        assert coordinators.data_store().has("a", 0.0)
-        workers.policy_store().publish("p", {"w": np.zeros(1)}, 3)
-        policy = coordinators.policy_store().newest("p")
-        assert policy is not None
-        assert policy[0] == 3
-        assert workers._gateway_calls is None
-        workers.close()
-        assert listener.seen == ["w joined", "w left"]
-        assert found.killed == []
-        end.close(5.0)
-        assert found.killed == [("gateway", True)]
-    finally:
-        workers.close()
-        coordinators.close()
-        coordinators.remove_data()
-    limits = {"allow_insecure": True, "object_store_bytes": 5, "num_cpus": 1.0, "shows_logs": False}
-    assert found.joined == [("10.0.0.1:6379", limits)] * 2
-    assert found.left == 2
-
-
 def test_coordinator_whose_gateway_does_not_start_closes_its_socket(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def start_gateway(*given: Any) -> Any:
+    def open_gateway(*given: Any) -> Any:
         raise RuntimeError("no actor can be started")
 
-    Cluster(monkeypatch)
-    monkeypatch.setattr("dingsdk_ray.gateway.start_gateway", start_gateway)
+    monkeypatch.setattr(RayTransport, "open_gateway", open_gateway)
     transport = RayTransport({"address": "auto"}, tmp_path)
     threads = set(threading.enumerate())
     try:
@@ -289,69 +172,3 @@ def test_coordinator_whose_gateway_does_not_start_closes_its_socket(
         transport.close()
         transport.remove_data()
     assert set(threading.enumerate()) <= threads
-
-
-def test_worker_detects_whether_it_is_on_the_node_of_the_coordinator(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    found = Cluster(monkeypatch)
-    transport = RayTransport({"address": "auto"}, tmp_path)
-    assert (transport.is_on("1f2e"), transport.is_on("1f2f")) == (True, False)
-    assert len(found.joined) == 1
-    transport.close()
-    assert found.left == 1
-
-
-def test_local_ray_for_workers_without_cpus_has_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    found = Cluster(monkeypatch)
-    closed: list[int] = []
-    monkeypatch.setattr(
-        "dingsdk_ray.workers.Workers",
-        lambda *given: SimpleNamespace(close=lambda: closed.append(1), start=lambda spec: spec),
-    )
-    resources = {"learner": {"num_cpus": 0, "num_gpus": 2, "custom": {"disk": 1}}}
-    transport = RayTransport({"resources": resources}, tmp_path)
-    transport.launch([("learner", "learner-0")])
-    assert found.joined[0][1]["num_cpus"] == 1.0
-    assert transport.start_worker("spec") == "spec"
-    assert transport._options_of("learner") == {
-        "num_cpus": 0.0,
-        "num_gpus": 2.0,
-        "resources": {"disk": 1.0},
-    }
-    transport.close()
-    assert closed == [1]
-
-
-def test_cluster_is_joined_once_with_room_for_all_workers_and_left_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    joined: list[tuple[str, Any]] = []
-    left: list[int] = []
-    made: list[Any] = []
-    monkeypatch.setattr(
-        cluster, "connect", lambda address, **given: joined.append((address, given))
-    )
-    monkeypatch.setattr(cluster, "disconnect", lambda: left.append(1))
-    monkeypatch.setattr(
-        "dingsdk_ray.workers.Workers",
-        lambda *given: made.append(given) or SimpleNamespace(close=int),
-    )
-    section = {"resources": {"learner": {"num_cpus": 2.5}}, "start_timeout_s": 7.0}
-    transport = RayTransport(section, tmp_path)
-    transport.launch([("learner", "learner-0"), ("collector", "collector-0")])
-    transport._connect()
-    ((address, options),) = joined
-    assert (address, options["num_cpus"], options["shows_logs"]) == ("local", 3.5, True)
-    ((demands, placement, timeout_s),) = made
-    assert [(name, each["num_cpus"]) for name, each in demands] == [
-        ("learner-0", 2.5),
-        ("collector-0", 1.0),
-    ]
-    assert (placement, timeout_s) == ("", 7.0)
-    for _ in range(2):
-        transport.close()
-    assert left == [1]
-    transport.remove_data()

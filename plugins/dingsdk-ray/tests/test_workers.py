@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
-from dingsdk_ray.workers import RayWorker, RoleActor, Workers
+from dingsdk_ray.workers import RayWorker, Workers
 
 from dingsdk.errors import ConfigError, ServerLostError
 
@@ -20,22 +17,12 @@ class Refs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there: dict[str, Any] = {}
         self.waited: list[tuple[str, float]] = []
-        self.killed: list[tuple[Any, bool]] = []
-        monkeypatch.setattr("ray.kill", lambda actor, no_restart: self.note(actor, no_restart))
         monkeypatch.setattr("ray.wait", self.wait)
-        monkeypatch.setattr("ray.get", self.get)
+        monkeypatch.setattr("ray.get", lambda ref, timeout: self.there[ref])
 
     def wait(self, refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
         self.waited += [(ref, timeout) for ref in refs]
         return [r for r in refs if r in self.there], [r for r in refs if r not in self.there]
-
-    def note(self, actor: Any, no_restart: bool) -> None:
-        self.killed.append((actor, no_restart))
-
-    def get(self, ref: str, timeout: float) -> Any:
-        if isinstance(self.there[ref], BaseException):
-            raise self.there[ref]
-        return self.there[ref]
 
 
 def started() -> RayWorker:
@@ -66,88 +53,6 @@ def test_worker_reports_its_join_once_and_its_end_once(
     assert (list(started().messages()), started().exit_code) == ([], 0)
 
 
-@pytest.mark.parametrize("has_room", [False, True])
-def test_actor_that_died_is_a_killed_worker(
-    monkeypatch: pytest.MonkeyPatch, has_room: bool
-) -> None:
-    refs, worker = Refs(monkeypatch), started()
-    error = ray.exceptions.ActorDiedError() if has_room else ray.exceptions.OutOfMemoryError("x")
-    refs.there["run"] = error
-    assert worker.exit_code == -signal.SIGKILL
-    (message,) = worker.messages()
-    assert message["event"] == "failed"
-    assert message["text"].startswith("its actor died" if has_room else "out of memory")
-
-
-def test_reason_of_an_actor_that_died_is_one_line_of_300_characters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refs, worker = Refs(monkeypatch), started()
-    refs.there["run"] = ray.exceptions.OutOfMemoryError("it\nhas " + "x" * 400)
-    (message,) = worker.messages()
-    reason = message["text"].rpartition("its actor died: ")[2]
-    assert reason.startswith("it has xx")
-    assert len(reason) == 300
-
-
-def test_worker_is_stopped_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    refs, asked = Refs(monkeypatch), list[str]()
-    stop = SimpleNamespace(remote=lambda: asked.append("stop"))
-    run, joined = (SimpleNamespace(remote=lambda *given, n=name: n) for name in ("run", "joined"))
-    actor = SimpleNamespace(run=run, wait_joined=joined, stop=stop)
-    spec: Any = None
-    worker = RayWorker(actor, spec)
-    worker.send_stop()
-    assert (asked, refs.killed) == (["stop"], [])
-    worker.join(9.0)
-    assert refs.waited == [("run", 9.0)]
-    worker.kill()
-    assert refs.killed == [(actor, True)]
-    worker.close()
-    assert refs.killed == [(actor, True)] * 2
-
-
-def test_actor_works_until_it_is_stopped_and_reports_how_it_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps: list[str] = []
-    actor = RoleActor()
-
-    def work(spec: str, stop: threading.Event, tell: Any) -> int:
-        assert not stop.is_set()
-        assert not actor._joined.is_set()
-        tell({"event": "joined"})
-        actor.wait_joined()
-        actor.stop()
-        assert stop.is_set()
-        tell({"event": "failed", "text": "it broke"})
-        steps.append(spec)
-        return 3
-
-    monkeypatch.setattr("dingsdk_ray.workers.work", work)
-    spec: Any = "spec"
-    assert actor.run(spec) == {"code": 3, "event": "failed", "text": "it broke"}
-    assert steps == ["spec"]
-
-
-def test_actor_that_fails_before_it_joins_wakes_waiting_callers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def work(*given: Any) -> int:
-        raise ImportError("no such module")
-
-    monkeypatch.setattr("dingsdk_ray.workers.work", work)
-    actor = RoleActor()
-    spec: Any = None
-    waiting = threading.Thread(target=actor.wait_joined)
-    waiting.start()
-    assert waiting.is_alive()
-    with pytest.raises(ImportError):
-        actor.run(spec)
-    waiting.join(20.0)
-    assert not waiting.is_alive()
-
-
 def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
 
@@ -162,15 +67,6 @@ def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -
         Workers([("learner-1", demand(1.0)), ("evaluator-0", demand(9.0))], "", 1.0)
     with pytest.raises(ConfigError, match=r"1 disk .*3 CPU, 1 GPU is free"):
         Workers([("learner-0", {**demand(1.0), "resources": {"disk": 1.0}})], "", 1.0)
-
-
-def test_cluster_without_free_resources_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.available_resources", dict)
-    demand = {"num_cpus": 1.0, "num_gpus": 0.0, "resources": {}}
-    with pytest.raises(ConfigError, match="nothing is free") as caught:
-        Workers([("learner-0", demand)], "", 1.0)
-    assert caught.value.path == "system.transport.resources"
-    assert "system.transport.resources.learner" in str(caught.value)
 
 
 class Groups:
@@ -264,11 +160,3 @@ def test_placement_group_without_room_is_given_up(monkeypatch: pytest.MonkeyPatc
         Workers(DEMANDS, "PACK", 7.0)
     assert caught.value.path == "system.transport.placement"
     assert groups.removed == [groups]
-
-
-def test_workers_without_a_placement_group_release_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    groups = Groups(monkeypatch, has_room=True)
-    Workers(DEMANDS[1:], "", 7.0).close()
-    assert (groups.made, groups.removed) == ([], [])

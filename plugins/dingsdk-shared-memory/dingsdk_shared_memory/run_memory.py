@@ -247,9 +247,7 @@ def remove_stale(root: Path = ROOT) -> int:
 
 
 def _clear(path: Path) -> None:
-    run_dir = None
-    with contextlib.suppress(DingError), PrivateDir(path, create=False) as folder:
-        run_dir = Path(_owner_of(folder).run_dir)
+    run_dir = _run_dir_of(path)
     if run_dir is not None and (run_dir / JOURNAL).is_dir():
         keep(path, run_dir)
     else:
@@ -269,17 +267,16 @@ def _alone(path: Path) -> Iterator[bool]:
             yield path.is_dir() and time.time() - path.stat().st_mtime > UNCLAIMED_S
             return
         stack.callback(os.close, lock)
-        yield not _is_run_held(path)
+        run_dir = _run_dir_of(path)
+        # A run may be active although its processes that used the folder died.
+        yield run_dir is None or not is_held(run_dir)
 
 
-def _is_run_held(path: Path) -> bool:
-    """Whether the folder's run is active, although its processes that used the folder died."""
-    try:
-        with PrivateDir(path, create=False) as folder:
-            run_dir = _owner_of(folder).run_dir
-    except (OSError, DingError):
-        return False
-    return is_held(Path(run_dir))
+def _run_dir_of(path: Path) -> Path | None:
+    """Return the run folder that a folder names as its owner, or None if it cannot be read."""
+    with contextlib.suppress(OSError, DingError), PrivateDir(path, create=False) as folder:
+        return Path(_owner_of(folder).run_dir)
+    return None
 
 
 def is_held(run_dir: Path) -> bool:

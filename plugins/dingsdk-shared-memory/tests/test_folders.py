@@ -10,31 +10,23 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
-from dingsdk_shared_memory.data_store import SharedDataStore, encode
 from dingsdk_shared_memory.run_memory import (
     LOCK,
     OWNER,
-    ROOT,
     RunMemory,
-    folder_of,
     remove,
     remove_stale,
 )
-from dingsdk_shared_memory.segments import Segments
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
-from dingsdk import SampleBatch
 from dingsdk.data import encode_json
 from dingsdk.errors import (
-    ClosedError,
     ConfigError,
     ConflictError,
     DataCorruptError,
@@ -45,7 +37,6 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
-from dingsdk.runtime import PrivateDir
 from dingsdk.testing import open_files
 from tools.os_calls import failing_calls
 
@@ -77,17 +68,6 @@ def test_folder_of_another_version_is_refused_in_one_line(
 
     assert "format 99" in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_payload_of_another_kind_in_the_folder_is_refused(
-    transport: SharedMemoryTransport,
-) -> None:
-    store = transport.data_store()
-    store.put("a", a_batch(20_000))
-    with next(transport.data_dir.glob("data/*.slot")).open("r+b") as file:
-        file.write(b"\x80\x04" + bytes(4096))
-    with pytest.raises(DataCorruptError):
-        store.get("a")
 
 
 def test_payload_whose_table_entry_is_damaged_is_counted_as_corrupt(run_dir: Path) -> None:
@@ -184,25 +164,6 @@ def test_path_that_is_too_long_for_a_socket_is_refused(run_dir: Path, length: in
     assert not transport.data_dir.exists()
 
 
-def test_folder_that_was_removed_while_it_was_opened_is_made_again(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "shm"
-    found = iter([False, False, True])
-    opened: list[PrivateDir] = []  # keeps the objects, so that garbage collection closes none
-    monkeypatch.setattr("dingsdk_shared_memory.run_memory._is_same", lambda *given: next(found))
-    monkeypatch.setattr(
-        "dingsdk_shared_memory.run_memory.PrivateDir",
-        lambda path: opened.append(PrivateDir(path)) or opened[-1],
-    )
-    before = open_files()
-    memory = RunMemory(path, run_dir)
-    assert open_files() == before + 2  # the folder and its lock
-    memory.close()
-    memory.close()
-    assert open_files() == before
-
-
 def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None:
     path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
     path.mkdir(mode=0o700)
@@ -253,13 +214,6 @@ def test_all_stale_folders_are_removed_and_used_ones_kept(tmp_path: Path) -> Non
     assert remove_stale(tmp_path) == 1
 
 
-def test_memory_of_a_run_whose_folder_was_deleted_is_stale(tmp_path: Path) -> None:
-    path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
-    RunMemory(path, tmp_path / "deleted").close()
-    assert remove_stale(tmp_path) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_folder_that_another_process_locks_for_too_long_is_refused(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,15 +229,6 @@ def test_folder_that_another_process_locks_for_too_long_is_refused(
     del caught
     assert open_files() == before
     RunMemory(path, run_dir).close()
-
-
-def test_refused_folder_of_another_run_is_closed(run_dir: Path, tmp_path: Path) -> None:
-    RunMemory(tmp_path / "shm", run_dir).close()
-    before = open_files()
-    with pytest.raises(RunDirLockedError) as caught:
-        RunMemory(tmp_path / "shm", tmp_path / "other")
-    assert caught.value.facts["path"] == str(tmp_path / "shm")
-    assert open_files() == before
 
 
 def test_unreadable_owner_is_reported_as_damage(run_dir: Path, tmp_path: Path) -> None:
@@ -349,33 +294,6 @@ def test_kept_payloads_are_restored_once_and_damaged_ones_not(
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("ask", ["has", "get", "get_verified"])
-def test_payload_is_waited_for_two_seconds_by_default(
-    transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch, ask: str
-) -> None:
-    store = transport.data_store()
-    now, pauses_s = [100.0], list[float]()
-
-    def wait(pause_s: float) -> bool:
-        pauses_s.append(pause_s)
-        now[0] += 0.75
-        return False
-
-    monkeypatch.setattr(store._closed, "wait", wait)
-    monkeypatch.setattr(store, "_clock", lambda: now[0])
-    if ask == "has":
-        assert not store.has("a")
-    else:
-        digest = ["xxh3-128:0"] if ask == "get_verified" else []
-        with pytest.raises(DataMissingError, match=r"within 2\.0 s") as caught:
-            getattr(store, ask)("a", *digest)
-        assert caught.value.facts["data_id"] == "a"
-    assert len(pauses_s) == 3
-    assert max(pauses_s) < 0.1
-    monkeypatch.setattr(store._closed, "wait", lambda pause_s: store.put("a", a_batch()) and False)
-    assert store.has("a")
-
-
 def test_folder_that_others_can_write_to_is_kept_and_logged_as_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,11 +316,6 @@ def test_folders_with_foreign_names_are_kept(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (0, 0))
     assert remove_stale(tmp_path) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
-
-
-def test_run_folders_have_memory_of_their_own(tmp_path: Path) -> None:
-    assert folder_of(tmp_path / "a") != folder_of(tmp_path / "b")
-    assert folder_of(tmp_path / "a").parent == ROOT
 
 
 def test_same_payload_again_changes_nothing_and_another_is_refused(
@@ -446,95 +359,9 @@ def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> N
     assert found == {"head": head, "xxh3-128": "xxh3-128", "sha256": "sha256"}
 
 
-@pytest.mark.parametrize(("size", "kind"), [(16383, "xxh3-128"), (16384, "head")])
-def test_payload_that_fits_into_a_segment_has_a_digest_of_all_bytes(
-    transport: SharedMemoryTransport, size: int, kind: str
-) -> None:
-    info = transport.data_store().put("a", SampleBatch({"x": np.zeros(size, np.uint8)}))
-    assert info is not None
-    assert info.digest.startswith(f"{kind}:")
-
-
-def test_payload_of_exactly_the_limit_is_stored_and_a_larger_one_is_not(
-    tmp_path: Path,
-) -> None:
-    batch = a_batch()
-    size = encode(batch, "sha256", 1 << 20)[1].size_bytes
-    for most in (size, size - 1):
-        store = SharedDataStore(
-            Segments(PrivateDir(tmp_path / str(most))),
-            max_payload_bytes=most,
-            algorithm="sha256",
-        )
-        if most == size:
-            store.put("a", batch)
-            assert store.get("a", 0.0) == batch
-        else:
-            with pytest.raises(ConfigError, match=f"{size} bytes; at most {most}") as caught:
-                store.put("a", batch)
-            assert caught.value.path == "policy.collect.n_sample"
-            assert len(store) == 0
-        store.close()
-    tight = SharedDataStore(Segments(PrivateDir(tmp_path / str(size))), max_payload_bytes=size - 1)
-    with pytest.raises(DataCorruptError):
-        tight.get("a", 0.0)
-    tight.close()
-
-
 def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
     with pytest.raises(ProtocolError):
         transport.data_store().put("../a", a_batch())
-
-
-def test_close_wakes_a_reader_that_waits_for_a_payload(
-    transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = transport.data_store()
-    real = store._closed.wait
-
-    def wait(pause_s: float) -> bool:
-        store.close()  # simulates another thread
-        return real(pause_s)
-
-    monkeypatch.setattr(store._closed, "wait", wait)
-    with pytest.raises(ClosedError, match="data store was closed") as caught:
-        store.get("a", 20.0)
-    assert caught.value.facts["what"] == "data store"
-
-
-def test_waiting_reader_gets_the_error_of_a_damaged_payload_at_once(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cfg = {"data_dir": str(tmp_path / "shm")}
-    writer, reader = (SharedMemoryTransport(cfg, run_dir) for _ in range(2))
-    store, waited = reader.data_store(), list[float]()
-
-    def wait(pause_s: float) -> bool:
-        waited.append(pause_s)
-        if len(waited) == 1:
-            writer.data_store().put("a", a_batch())
-            own = writer.data_store().segments._own
-            assert own is not None
-            own.map[64 + 64] ^= 1  # the size of the payload, in the table
-        return len(waited) > 5
-
-    monkeypatch.setattr(store._closed, "wait", wait)
-    with pytest.raises(DataCorruptError, match="'a'") as caught:
-        store.get("a", 20.0)
-    assert (caught.value.where, len(waited)) == ("table", 1)
-    writer.close()
-    reader.close()
-
-
-def test_folder_that_another_process_unlocks_in_time_is_used(run_dir: Path, tmp_path: Path) -> None:
-    path = tmp_path / "shm"
-    RunMemory(path, run_dir).close()
-    with (path / "lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        release = threading.Timer(0.03, fcntl.flock, (file, fcntl.LOCK_UN))
-        release.start()
-        RunMemory(path, run_dir).close()
-        release.join()
 
 
 @pytest.fixture

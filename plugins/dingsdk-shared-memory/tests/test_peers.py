@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import os
@@ -23,9 +22,9 @@ from dingsdk_shared_memory.server import SocketServer
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.data.channel import MAGIC, Accepted, Channel, Hello, Welcome
-from dingsdk.errors import AuthError, ConfigError, PortInUseError, ProtocolError
+from dingsdk.errors import AuthError, ConfigError, PortInUseError
 from dingsdk.testing import open_files
-from dingsdk.worker.comm import TaskMessage, WorkerInfo
+from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.comm.requests import (
     Answer,
     ForeignAnswerError,
@@ -123,15 +122,6 @@ def test_silent_peer_is_disconnected_in_time(served: Served) -> None:
         started = time.monotonic()
         assert ends(peer)
     assert time.monotonic() - started < 5.0
-
-
-def test_idle_strangers_do_not_keep_a_worker_out(served: Served) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(300):
-            stack.enter_context(served.dial())
-        started = time.monotonic()
-        assert served.is_serving()
-        assert time.monotonic() - started < 1.0
 
 
 def answered_by(tmp_path: Path, serve: Callable[[Channel], None]) -> LinkError:
@@ -232,31 +222,10 @@ def test_invalid_request_gets_an_error_answer(
     assert served.is_serving()
 
 
-def test_more_connections_than_configured_are_closed(run_dir: Path) -> None:
-    transport = SharedMemoryTransport({"max_connections": 8}, run_dir)
-    served = Served(transport)
-    channels = [served.introduced() for _ in range(8)]
-    channels.append(served.introduced())
-    with pytest.raises(ConnectionError):
-        channels[-1].receive(Reply, 10.0)
-    for channel in channels:
-        channel.close()
-    transport.close()
-    transport.remove_data()
-
-
 @pytest.mark.parametrize("address", ["", "memory", "http://127.0.0.1:80", "unix:", "unix:relative"])
 def test_invalid_address_is_refused(transport: SharedMemoryTransport, address: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         transport.slave_end(address)
-
-
-def test_sender_refuses_a_task_larger_than_a_message(served: Served) -> None:
-    worker = served.transport.slave_end(served.address)
-    worker.join(WorkerInfo("w", "collector"), 5.0)
-    with pytest.raises(ProtocolError, match="max_message_bytes"):
-        served.end.send("w", 1, TaskMessage("t", {"blob": "a" * (5 << 20)}))
-    worker.close()
 
 
 @pytest.mark.parametrize("side", ["welcome", "greet"])
@@ -317,71 +286,6 @@ def test_answer_of_exactly_the_limit_is_read_and_a_larger_one_is_not(tmp_path: P
         connection.close()
 
 
-def test_connection_to_the_next_server_is_made_by_the_next_request(tmp_path: Path) -> None:
-    connection = Connection(str(tmp_path / "s"), 100)
-    for _ in range(2):
-        with Echo(tmp_path / "s"):
-            assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"
-        with pytest.raises(LinkError):
-            connection.post("/v1/turn", b"x", SECRET, deadline())
-    connection.close()
-
-
-def test_request_under_way_ends_with_the_close_of_its_connection(tmp_path: Path) -> None:
-    asked, until = threading.Event(), threading.Event()
-
-    class Slow(Echo):
-        def answer(self, kind: str, body: bytes) -> Answer:
-            asked.set()
-            until.wait(30.0)
-            return super().answer(kind, body)
-
-    failed: list[Exception] = []
-
-    def post() -> None:
-        try:
-            connection.post("/v1/turn", b"x", SECRET, time.monotonic() + 30.0)
-        except LinkError as error:
-            failed.append(error)
-
-    with Slow(tmp_path / "s"):
-        connection = Connection(str(tmp_path / "s"), 100)
-        waiting = threading.Thread(target=post)
-        waiting.start()
-        assert asked.wait(20.0)
-        connection.close()
-        waiting.join(20.0)
-        assert len(failed) == 1
-        until.set()
-
-
-def test_connect_does_not_wait_for_a_full_backlog(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    with contextlib.ExitStack() as opened:
-        busy = opened.enter_context(socket.socket(socket.AF_UNIX))
-        busy.bind(path)
-        busy.listen(0)
-        for _ in range(3):  # more connections than the backlog allows
-            one = opened.enter_context(socket.socket(socket.AF_UNIX))
-            one.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                one.connect(path)
-        connection = Connection(path, 100)
-        with pytest.raises(LinkError):
-            connection.post("/v1/turn", b"", SECRET, deadline())
-        connection.close()
-
-
-def test_size_limit_of_a_request_does_not_include_its_name(tmp_path: Path) -> None:
-    with Echo(tmp_path / "s", max_bytes=100) as echo:
-        connection = Connection(echo.path, 1000)
-        name = "/v1/" + "n" * 59
-        assert connection.post(name, bytes(100), SECRET, deadline()).body == bytes(100)
-        with pytest.raises(LinkError):
-            connection.post(name, bytes(101), SECRET, deadline())
-        connection.close()
-
-
 def test_both_ends_prove_by_both_nonces_that_they_know_the_secret(tmp_path: Path) -> None:
     with Echo(tmp_path / "s") as echo, socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(10.0)
@@ -413,29 +317,6 @@ def test_silent_server_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.Monk
         connection.close()
 
 
-def test_request_waits_for_the_one_before_it_until_its_deadline(tmp_path: Path) -> None:
-    connection = Connection(str(tmp_path / "s"), 100)
-    with connection._lock:
-        for late_s in (0.0, 5.0):
-            with pytest.raises(LinkError, match="busy"):
-                connection.post("/v1/turn", b"", SECRET, time.monotonic() - late_s)
-        failed: list[str] = []
-
-        def post() -> None:
-            try:
-                connection.post("/v1/turn", b"", SECRET, time.monotonic() + 20.0)
-            except LinkError as error:
-                failed.append(str(error))
-
-        waiting = threading.Thread(target=post)
-        waiting.start()
-        waiting.join(0.02)
-    waiting.join(20.0)
-    assert len(failed) == 1
-    assert "No such file" in failed[0]  # the request was tried after its wait
-    connection.close()
-
-
 def test_socket_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
     before = open_files()
     with pytest.raises(PortInUseError, match=r"cannot listen on .*/absent/s") as caught:
@@ -454,10 +335,3 @@ def test_socket_of_a_dead_master_is_replaced_and_removed_with_the_server(tmp_pat
         connection.close()
     assert not path.exists()
     assert echo.server.close()  # a second close
-
-
-def test_closed_connection_does_not_reconnect(tmp_path: Path) -> None:
-    connection = Connection(str(tmp_path / "socket"), 1 << 20)
-    connection.close()
-    with pytest.raises(LinkError, match="the connection is closed"):
-        connection.post("/v1/turn", b"", SECRET, time.monotonic() + 5.0)

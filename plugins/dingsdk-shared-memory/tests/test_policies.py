@@ -81,14 +81,6 @@ def test_memory_of_old_versions_is_reused(
     assert len(list(folder.glob("*.slot"))) == 4  # three kept versions, and one to write
 
 
-def test_store_keeps_nothing_of_a_policy_that_it_discarded(publisher: SharedPolicyStore) -> None:
-    publisher.publish("p", weights(1), 1)
-    assert is_whole(publisher.newest("p"), 1)
-    publisher.discard("p")
-    assert publisher.newest("p") is None
-    assert publisher._returned.newest("p") is None
-
-
 def test_damaged_newest_version_falls_back_and_is_counted_and_reported_once(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,20 +112,6 @@ def test_reader_gets_no_older_version_if_its_current_one_is_damaged(
     assert is_whole(reader.newest("p"), 4)
 
 
-def test_next_version_is_newer_and_all_damage_is_counted(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore
-) -> None:
-    for version in (1, 2, 3):
-        publisher.publish("p", weights(version), version)
-    damage(publisher, 3)
-    own = publisher.segments._own
-    assert own is not None
-    own.map[64 + 64] ^= 1  # the size of the first version, in the table
-    assert is_whole(reader.newest("p", newer_than=1), 2)
-    assert reader.newest("p", newer_than=2) is None
-    assert reader.corrupt_count == 2
-
-
 def test_invalid_id_is_refused(publisher: SharedPolicyStore) -> None:
     for call in (
         lambda: publisher.publish("../p", weights(1), 1),
@@ -160,18 +138,6 @@ def test_latest_version_comes_with_the_life_of_its_policy(
         publisher.discard("p")
     assert lives[0] == lives[1] != lives[2] == lives[3]
     assert len(lives[0]) == 16
-
-
-def test_read_gives_up_if_the_policy_changes_at_every_try(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk_shared_memory.policy_store._MOVED_ON_TRIES", 3)
-    publisher.publish("p", weights(1), 1)
-    tries: list[int] = []
-    monkeypatch.setattr(reader, "_load", lambda policy_id, version: tries.append(version.number))
-    with pytest.raises(DataCorruptError, match="never holds still") as caught:
-        reader.newest("p")
-    assert (tries, caught.value.where) == ([1, 1, 1], "p")
 
 
 def test_read_without_an_undamaged_version_is_an_error(

@@ -154,23 +154,6 @@ def test_late_deletion_does_not_affect_the_next_generation(
     assert reader.read("old") is None
 
 
-def test_place_of_an_earlier_generation_holds_no_payload(
-    writer: Segments, reader: Segments
-) -> None:
-    add(writer, "old", b"old")
-    assert reader.has("old")
-    writer.delete("old")
-    own = writer._own
-    assert own is not None
-    own.begin_generation()
-    add(writer, "new", b"new")
-
-    assert reader._find("old", is_new=True) is None
-    assert reader.read("old") is None
-    assert reader.has("new")
-    assert reader._index.keys() == {"new"}  # entries of deleted payloads are removed
-
-
 def test_entry_of_the_next_generation_is_not_damage_to_an_old_reader(
     writer: Segments, reader: Segments
 ) -> None:
@@ -311,16 +294,6 @@ def test_damage_in_a_header_is_counted_once_and_costs_no_payload(
     assert files(tmp_path) == 1
 
 
-def test_header_of_zeros_is_damaged_and_its_copy_is_used(tmp_path: Path, writer: Segments) -> None:
-    add(writer, "a", b"a")
-    own = writer._own
-    assert own is not None
-    own.map[8:24] = bytes(16)
-    with closing(opened(tmp_path / "s")) as late:
-        assert late.read("a") == b"a"
-        assert late.damaged_count == 1
-
-
 def test_header_that_is_being_written_is_not_damaged(tmp_path: Path, reader: Segments) -> None:
     writing = (
         "import itertools, sys; from pathlib import Path\n"
@@ -365,18 +338,6 @@ def test_payloads_that_a_reader_knows_outlast_a_header_that_is_damaged_twice(
     own.begin_generation()
     add(writer, "b", b"b")
     assert reader.read("b") == b"b"
-
-
-def test_late_reader_does_not_see_payloads_behind_a_twice_damaged_count(
-    writer: Segments, reader: Segments
-) -> None:
-    add(writer, "a", b"a")
-    own = writer._own
-    assert own is not None
-    for copy in (16, 32):
-        own.map[copy] ^= 1
-    assert reader.ids() == []
-    assert reader.damaged_count == 1
 
 
 def test_damaged_deletion_mark_keeps_the_payload(writer: Segments, reader: Segments) -> None:
@@ -499,28 +460,6 @@ def test_slots_of_other_sizes_are_not_reused_but_freed_if_there_is_no_room(tmp_p
     assert files(tmp_path, "slot") == 0
     assert not made.has("b")
     made.close()
-
-
-class Small(PrivateDir):
-    """A folder with ``room`` bytes for all of its files together."""
-
-    room = 0
-
-    def free_bytes(self) -> int:
-        return self.room - sum(each.stat().st_size for each in self.path.iterdir())
-
-
-def test_room_of_free_slots_is_used_for_one_of_another_size(tmp_path: Path) -> None:
-    folder = Small(tmp_path / "s")
-    folder.room = SEGMENT_BYTES + 3 * LARGE
-    with closing(Segments(folder)) as made:  # reserves no free space by default
-        add(made, "a", bytes(LARGE))
-        made.delete("a")
-        add(made, "b", bytes(3 * LARGE))
-        assert bytes(made.read("b") or b"") == bytes(3 * LARGE)
-        assert files(tmp_path, "slot") == 1
-        with pytest.raises(StorageFullError):
-            add(made, "c", bytes(LARGE))
 
 
 @pytest.mark.parametrize("is_settled", [False, True])

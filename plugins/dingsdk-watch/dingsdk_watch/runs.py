@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +13,10 @@ from typing import Any
 import msgspec
 
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
-from dingsdk.pipeline import ResultRecord, StatusRecord, read_record
+from dingsdk.pipeline import read_record
 from dingsdk.runtime import Folder, guarded, open_private
 
-STATUS, PROGRESS, RESULT, CONFIG = "status.json", "progress.jsonl", "result.json", "config.yaml"
+STATUS, PROGRESS, CONFIG = "status.json", "progress.jsonl", "config.yaml"
 MAX_BYTES = 64 << 20
 """Largest progress file that is read; of a larger one, nothing is shown."""
 SILENT_S = 30.0
@@ -44,10 +43,6 @@ class Run:
         self.path = path.absolute()
         self.name = self.path.name
         self._clock = clock
-        self._lock = threading.Lock()
-        self._rows: list[dict[str, Any]] = []
-        self._offset = 0
-        self._last_line = b""
         try:
             is_folder, reason = self.path.is_dir(), "no such folder"
         except OSError as error:  # the name is too long
@@ -55,7 +50,7 @@ class Run:
         if not is_folder:
             raise RunFolderError(f"there is no run folder {path}: {reason}", path=str(path))
         with self._open() as folder:
-            if not {STATUS, RESULT, CONFIG} & set(folder.names()):
+            if not {STATUS, CONFIG} & set(folder.names()):
                 raise RunFolderError(
                     f"{path} is not a run folder: it has neither {CONFIG} nor {STATUS}",
                     path=str(path),
@@ -71,25 +66,24 @@ class Run:
             ``name``; ``state``: ``not begun``, ``under way``, ``over``, ``silent`` (killed or
             suspended) or ``unreadable``; ``reason`` why it ended; ``age_s`` of the status;
             ``status``, the contents of the status file (empty before the run began);
-            ``evaluations``; ``error``, why a file cannot be read.
+            ``evaluations``; ``error``, why the file cannot be read.
         """
-        status, error = self._read(StatusRecord)
-        result, result_error = self._read(ResultRecord)
-        reason = status.get("reason") or result.get("reason")
-        age_s = max(0.0, self._clock() - status["written_at"]) if status else None
-        # A resumed run still has the result file of its first part.
-        if status and status.get("reason") is None:
-            state, reason = "under way" if age_s is None or age_s <= SILENT_S else "silent", None
+        status, error = self._read()
+        reason = status.get("reason")
+        age_s: float | None = None
+        if not status:
+            state = "unreadable" if error else "not begun"
         else:
-            state = "over" if reason else "unreadable" if error else "not begun"
+            age_s = max(0.0, self._clock() - status["written_at"])
+            state = "over" if reason else "under way" if age_s <= SILENT_S else "silent"
         return {
             "name": self.name,
             "state": state,
             "reason": reason,
             "age_s": age_s,
-            "status": status or _from_result(result),
-            "evaluations": status.get("evaluations") or result.get("evaluations") or [],
-            "error": error or result_error,
+            "status": status,
+            "evaluations": status.get("evaluations", []),
+            "error": error,
         }
 
     def curves(self, points: int = POINTS) -> dict[str, list[Any]]:
@@ -98,10 +92,7 @@ class Run:
         Nested values are named ``exploration/eps``, ``policy_lag/mean`` and ``columns/<name>``;
         a value that is missing is None.
         """
-        with self._lock:
-            self._take_lines()
-            rows = _thinned(self._rows, points)
-        flat = [dict(_flat(row)) for row in rows]
+        flat = [dict(_flat(row)) for row in _thinned(list(self._rows()), points)]
         names = dict.fromkeys(name for row in flat for name in row)
         return {name: [row.get(name) for row in flat] for name in names}
 
@@ -133,37 +124,30 @@ class Run:
             content = content.partition(b"\n")[2]
         return content.decode("utf-8", "replace")
 
-    def _read(self, kind: type[StatusRecord | ResultRecord]) -> tuple[dict[str, Any], str]:
-        """Return the content of a JSON file, and why it cannot be read."""
+    def _read(self) -> tuple[dict[str, Any], str]:
+        """Return the content of the status file, and why it cannot be read."""
         try:
             with self._open() as folder:
-                found = read_record(folder, kind)
+                return read_record(folder), ""
         except DataMissingError:
             return {}, ""
         except (DataCorruptError, RunFolderError) as error:
             return {}, str(error)
-        return msgspec.to_builtins(found), ""
 
-    def _take_lines(self) -> None:
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the whole lines of the progress file; runs write a few thousand lines a day."""
         try:
             with self._open() as folder:
                 content = folder.read(PROGRESS, MAX_BYTES)
         except (DataMissingError, DataCorruptError, RunFolderError):
             return
-        if not content[: self._offset].endswith(self._last_line):
-            # Another run has taken the folder, or a resumed run has removed lines.
-            self._rows, self._offset = [], 0
-        end = content.rfind(b"\n") + 1
-        lines = bytes(content[self._offset : end]).splitlines()
-        for line in lines:
+        for line in content.split(b"\n")[:-1]:
             try:
                 row = msgspec.json.decode(line, type=dict[str, Scalar | dict[str, Scalar]])
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
                 continue
             if isinstance(row.get("elapsed_s"), int | float):
-                self._rows.append(row)
-        if lines:
-            self._offset, self._last_line = end, lines[-1] + b"\n"
+                yield row
 
 
 def open_runs(paths: Iterable[Path]) -> list[Run]:
@@ -196,17 +180,3 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
                     yield f"{name}/{inner}", number
         elif value is None or isinstance(value, int | float):
             yield name, value
-
-
-def _from_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status of a run without a status file, taken from its result."""
-    names = (
-        "env_steps",
-        "train_iter",
-        "elapsed_s",
-        "last_return",
-        "best_return",
-        "mode",
-        "samples",
-    )
-    return {name: result[name] for name in names if name in result}

@@ -58,13 +58,14 @@ class Server:
     ) -> None:
         hosts = allowed_hosts(host, allow_hosts)
         self.token = token or secrets.token_urlsafe(24)
-        apps: list[Any] = []  # made once the port is known
         self._map: dict[int, Any] = {}
         # Bound before waitress starts threads, so that no threads remain after a failure.
         listener = _bind(host, port)
         self.port = int(listener.getsockname()[1])
+        session = secrets.token_urlsafe(24)
+        guard = Guard(self.token, session, hosts, self.port)
         self._server: Any = _Server(
-            lambda environ, start: apps[0](environ, start),
+            create_app(runs, guard, session),
             map=self._map,
             _sock=listener,
             bind_socket=False,
@@ -77,9 +78,6 @@ class Server:
             ident="dingsdk-watch",
             log_socket_errors=False,
         )
-        session = secrets.token_urlsafe(24)
-        guard = Guard(self.token, session, hosts, self.port)
-        apps.append(create_app(runs, guard, session))
         shown = url_host(allow_hosts[0]) if allow_hosts else hosts[0]
         self.url = f"http://{shown}:{self.port}/?{TOKEN_PARAMETER}={self.token}"
         self._is_closed = threading.Event()

@@ -42,23 +42,10 @@ def test_run_that_wrote_nothing_for_long_is_silent(run_folder: Path) -> None:
     assert state(-5.0) == ("under way", 0.0)
 
 
-def test_resumed_run_is_running_although_a_result_exists(run_folder: Path) -> None:
-    (run_folder / "result.json").write_text(json.dumps({"format": 1, "reason": "limit"}))
-
-    assert Run(run_folder).status()["state"] == "under way"
-
-
-def test_run_without_a_status_shows_its_result(run_folder: Path) -> None:
+def test_run_without_a_status_has_not_begun(run_folder: Path) -> None:
     (run_folder / "status.json").unlink()
-    assert Run(run_folder).status()["state"] == "not begun"
-    result = {"format": 1, "reason": "error", "env_steps": 7, "evaluations": [{"mean": 1.0}]}
-    (run_folder / "result.json").write_text(json.dumps(result))
-
     found = Run(run_folder).status()
-
-    assert (found["state"], found["reason"]) == ("over", "error")
-    assert found["status"] == {"env_steps": 7}
-    assert found["evaluations"] == [{"mean": 1.0}]
+    assert (found["state"], found["status"], found["evaluations"]) == ("not begun", {}, [])
 
 
 BAD = [
@@ -86,8 +73,8 @@ def test_file_that_cannot_be_read_is_named_and_the_rest_is_shown(
 
 
 def test_file_without_an_end_or_content_does_not_stop_the_reader(run_folder: Path) -> None:
-    for name in ("status.json", "result.json", "progress.jsonl"):
-        (run_folder / name).unlink(missing_ok=True)
+    for name in ("status.json", "progress.jsonl"):
+        (run_folder / name).unlink()
         os.mkfifo(run_folder / name)
     run = Run(run_folder)
     assert "status.json is refused: it is not a regular file" in run.status()["error"]
@@ -127,25 +114,6 @@ def test_added_lines_are_read_once_they_are_complete(run_folder: Path) -> None:
         assert run.curves()["env_steps"] == [0, 100, 200]
         file.write('"env_steps": 300}\n')
     assert run.curves()["env_steps"] == [0, 100, 200, 300]
-
-
-def test_lines_that_were_read_are_not_read_again(run_folder: Path) -> None:
-    run, path = Run(run_folder), run_folder / "progress.jsonl"
-    assert run.curves()["env_steps"] == [0, 100, 200]
-    content = path.read_text()
-    for added, steps in (("", []), ('{"elapsed_s": 3.0, "env_steps": 300}\n', [300])):
-        path.write_text(content.replace('"env_steps": 100', '"env_steps": 999') + added)
-        assert run.curves()["env_steps"] == [0, 100, 200, *steps]
-
-
-def test_curves_are_read_again_after_lines_were_removed(run_folder: Path) -> None:
-    run, path = Run(run_folder), run_folder / "progress.jsonl"
-    run.curves()
-    first, second, _ = path.read_text().splitlines(keepends=True)
-    more = [f'{{"elapsed_s": {second_s}.5, "env_steps": {second_s}}}\n' for second_s in range(1, 9)]
-    path.write_text("".join([first, second, *more]))
-
-    assert run.curves()["env_steps"] == [0, 100, *range(1, 9)]
 
 
 def test_long_curves_are_thinned_evenly_with_both_ends(tmp_path: Path) -> None:
@@ -192,13 +160,14 @@ def test_nothing_outside_the_run_folder_is_read(run_folder: Path, tmp_path: Path
     secret.write_text('{"format": 1, "secret": 1}')
     (run_folder / "log" / "link.txt").symlink_to(secret)
     os.mkfifo(run_folder / "log" / "fifo.txt")
-    (run_folder / "result.json").symlink_to(secret)
+    (run_folder / "status.json").unlink()
+    (run_folder / "status.json").symlink_to(secret)
     run = Run(run_folder)
 
     assert run.logs() == ["learner/learner_logger.txt"]
     for name in ("link.txt", "../../secret.txt", "../config.yaml", str(secret), "absent.txt"):
         assert run.tail(name) is None
-    assert "result.json" in run.status()["error"]
+    assert "status.json" in run.status()["error"]
     (run_folder / "log").rename(tmp_path / "log")
     (run_folder / "log").symlink_to(tmp_path / "log")
     assert run.logs() == []
