@@ -65,7 +65,6 @@ def rule_13_rows_leave_in_any_order(bench: PartBench) -> None:
     storage, rng = bench.part(), np.random.default_rng(0)
     there: dict[int, int] = {}
     _put(storage, slice(0, CAPACITY), range(CAPACITY), there)
-    storage.seal()
     for first in range(20, 80, 3):
         where = rng.permutation(CAPACITY)[:3]
         _put(storage, where, range(first, first + 3), there)

@@ -125,9 +125,6 @@ class Storage(Configurable, ABC):
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
 
-    def seal(self) -> None:
-        """Stop linking new rows to stored ones; for owners whose rows leave in any order."""
-
     def commit(self, state: Mapping[str, int]) -> None:
         """Called when a push is complete; a durable storage writes the state to disk.
 

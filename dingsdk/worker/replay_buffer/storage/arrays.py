@@ -185,10 +185,6 @@ class ArrayStorage(Storage):
 
         return map_columns(longer, self._columns)
 
-    def seal(self) -> None:
-        if self._following is not None:
-            self._following.seal()
-
     def clear(self) -> None:
         self._clear()
 
