@@ -108,7 +108,7 @@ class Table(IBuffer, Closing):
         self._listeners: tuple[RowListener, ...] = ()
         # Rows removed in this critical section; None if no listener wants them.
         self._departures: list[tuple[Rows, str]] | None = None
-        self._copies: tuple[state.TableCopy, ...] = ()
+        self._copies: tuple[state.ColumnCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
@@ -437,8 +437,8 @@ class Table(IBuffer, Closing):
             self._metadata.insert(where, facts)
             self._count, priorities = self._metadata.count(self._count), facts.priorities
         self._sampler.on_insert(where, rows, priorities)
-        for each in self._copies:
-            each.note_push(where)
+        if self._copies:
+            self._note_change(where)
         if self._listeners:
             self._call_listeners("on_insert", rows)
         storage = cast("Storage", self._storage)

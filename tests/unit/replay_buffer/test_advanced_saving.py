@@ -172,20 +172,16 @@ class Disturbed(AdvancedReplayBuffer):
             yield now
 
 
-@pytest.mark.usefixtures("random_removers")
-@pytest.mark.parametrize("remover", ["fifo", "random"])
 @pytest.mark.parametrize("sampler", ["proportional", "rank"])
 @pytest.mark.parametrize("limits", [{}, {"max_use": 2}, {"max_staleness": 3}])
 def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    remover: str,
     sampler: str,
     limits: dict[str, Any],
 ) -> None:
     monkeypatch.setattr(state, "_CHANGES_LEFT", 3)
-    parts = {"sampler": {"type": sampler}, "remover": {"type": remover}}
-    cfg = {"replay_buffer_size": 100, **parts, **limits}
+    cfg = {"replay_buffer_size": 100, "sampler": {"type": sampler}, **limits}
     buffer, rng = Disturbed({**cfg, "seed": 0}), np.random.default_rng(0)
     looks, sampled = 0, list[dict[str, Any]]()
     copy = state.ColumnCopy._copy
