@@ -138,8 +138,7 @@ def save(
 
     Other threads may push during the save. They wait for the copy of at most one segment, unless
     they push faster than the disk writes, or rows leave in another order than oldest first: then
-    they wait for the whole save. Columns in memory are copied without the lock, except for the last
-    segment.
+    they wait for the whole save.
 
     Args:
         path: The folder; created with its parents if missing.
@@ -228,15 +227,11 @@ class _Save:
                     stack.callback(copy.close)
                     copy.run()
                     continue
-                copy_rows = list if is_there or start >= stop else now.rows(start, stop)
+                rows = [] if is_there or start >= stop else now.rows(start, stop)
                 if is_last:
-                    # Copied under the lock, so that no row is replaced. Rows of other segments may
-                    # be replaced during their copy, but then they have left the buffer.
-                    rows, state = copy_rows(), now.state(copy)
+                    state = now.state(copy)
                 if not hold:
                     lock.close()
-                if not is_last:
-                    rows = copy_rows()
                 if len(rows):
                     segment = self._write_rows(rows, start, start - now.first)
                 if segment and start < stop:

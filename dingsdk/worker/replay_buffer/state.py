@@ -67,20 +67,17 @@ class LockedTable:
     def some_rows(self, most: int) -> Rows:
         """Return copies of some rows, at most ``most``."""
         ranks = np.arange(min(most, self.last - self.first), dtype=np.int64)
-        return _take_later(self._table, self._table._remover.positions(ranks))()
+        return _take(self._table, self._table._remover.positions(ranks))
 
     @property
     def has_columns(self) -> bool:
         """Whether its state has arrays with one entry for each position, besides rows."""
         return bool(self._table._sampler.columns() or self._table._metadata.columns())
 
-    def rows(self, start: int, stop: int) -> Callable[[], Rows]:
-        """Return a function that copies rows ``start`` to ``stop``; all of them must be stored.
-
-        If it is called without the lock, rows that are being replaced may be torn.
-        """
+    def rows(self, start: int, stop: int) -> Rows:
+        """Return copies of the rows ``start`` to ``stop``; all of them must be stored."""
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        return _take_later(self._table, self._table._remover.by_age(ages))
+        return _take(self._table, self._table._remover.by_age(ages))
 
     def state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
         """Return the state of the table without its rows; ``columns`` has copies of its arrays."""
@@ -160,14 +157,13 @@ class ColumnCopy:
                 copies[name][where] = source[where]
 
 
-def _take_later(table: Table, where: NDArray[np.int64]) -> Callable[[], Rows]:
-    """Return a function that copies the rows at positions; called under the table's lock."""
+def _take(table: Table, where: NDArray[np.int64]) -> Rows:
     if not len(where):
-        return list
+        return []
     # Copying a contiguous range is several times faster than copying rows one by one.
     is_range = bool((np.diff(where) == 1).all())
     storage: Storage = table._storage  # type: ignore[assignment]
-    return storage.take_later(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
+    return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
 
 def facts_in(table: Table, state: Mapping[str, Any]) -> Facts:

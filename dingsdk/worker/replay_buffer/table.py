@@ -862,7 +862,7 @@ class Table(IBuffer, Closing):
         ``metadata``), and the keys that a kind of buffer adds.
         """
         with self.snapshot() as now:
-            rows = now.rows(now.first, now.last)()
+            rows = now.rows(now.first, now.last)
             data = rows.columns if isinstance(rows, SampleBatch) else rows
             return {**now.state(), "data": data}
 

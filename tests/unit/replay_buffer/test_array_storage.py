@@ -161,23 +161,6 @@ def test_rows_are_written_to_columns_that_have_gaps() -> None:
     assert layout.take(np.array([1]))["y"].tolist() == [[0, 1, 2]]
 
 
-def test_take_later_reads_the_columns_of_the_time_it_was_called() -> None:
-    storage = storage_of({"x": 1})
-    later = storage.take_later(np.array([0]))
-    storage.put_row(0, {"x": 2})
-    assert later() == SampleBatch({"x": np.array([2])})
-    later = storage.take_later(np.array([0]))
-    storage.clear()
-    storage.put(slice(0, 1), storage.accept([{"x": 3}]))
-    assert later() == SampleBatch({"x": np.array([2])})
-
-    linked = ArrayStorage({"next_of": "x"}, 4)
-    linked.put(slice(0, 1), linked.accept([{"x": 1, "next_x": 2}]))
-    later = linked.take_later(np.array([0]))
-    linked.put(slice(0, 1), linked.accept([{"x": 3, "next_x": 4}]))
-    assert later() == SampleBatch({"x": np.array([1]), "next_x": np.array([2])})
-
-
 @pytest.mark.parametrize("dtype", ["e", "F", ">f4", ">i8", "b", "Q"])
 def test_dtypes_that_memoryviews_do_not_know_are_stored_as_well(dtype: str) -> None:
     values = np.arange(3).astype(dtype)

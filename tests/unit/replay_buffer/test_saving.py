@@ -22,8 +22,6 @@ from dingsdk.errors import (
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.state import LockedTable
-from dingsdk.worker.replay_buffer.storage import Rows, Where
-from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from tools.os_calls import recorded_writes
 
 from .prioritized_rows import equal_states
@@ -242,30 +240,11 @@ class Disturbed(NaiveReplayBuffer):
         with super().snapshot() as now:
             yield now
 
-    def push_before_copies(self, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-        """Also push rows before each copy that is made without the lock."""
-        whole = ArrayStorage.take_later
-
-        def take_later(storage: ArrayStorage, where: Where) -> Callable[[], Rows]:
-            take = whole(storage, where)
-
-            def disturbed() -> Rows:
-                if not self._lock.locked():
-                    push(self, n)
-                return take()
-
-            return disturbed
-
-        monkeypatch.setattr(ArrayStorage, "take_later", take_later)
-
 
 @pytest.mark.parametrize("rows_each", [0, 1, 5, 8, 13, 100])
-def test_a_save_has_the_rows_of_the_last_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_each: int
-) -> None:
+def test_a_save_has_the_rows_of_the_last_snapshot(tmp_path: Path, rows_each: int) -> None:
     buffer = Disturbed({"replay_buffer_size": 40})
     push(buffer, 40)
-    buffer.push_before_copies(monkeypatch, rows_each)
     buffer.before[0] = lambda: push(buffer, rows_each)
     for _ in range(3):
         save(tmp_path, buffer, SEGMENT)

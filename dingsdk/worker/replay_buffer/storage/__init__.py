@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -112,14 +112,6 @@ class Storage(Configurable, ABC):
         if not isinstance(rows, SampleBatch):
             return [rows[start : start + length] for start in range(0, batch * length, length)]
         return in_grid(rows, batch, length)
-
-    def take_later(self, where: Where) -> Callable[[], Rows]:
-        """Return a function that returns the rows at positions; call it once, without the lock.
-
-        Rows that other threads replace before or during the call may mix old and new values.
-        """
-        rows = self.take(where)
-        return lambda: rows
 
     @abstractmethod
     def clear(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +14,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import ConfigError
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
+from dingsdk.worker.replay_buffer.storage import Storage, Where
 from dingsdk.worker.replay_buffer.storage.schema import check_pair, convert, read_schema, row_bytes
 
 if TYPE_CHECKING:
@@ -132,12 +130,6 @@ class ArrayStorage(Storage):
             columns[f"next_{self._next_of}"] = self._following.take(where)
             columns = {key: columns[key] for key in self._form}
         return SampleBatch.trusted(columns, length, self._is_plain)
-
-    def take_later(self, where: Where) -> Callable[[], Rows]:
-        if self.layout is None:
-            return super().take_later(where)
-        # The copy keeps the current columns, as the storage may be cleared before the call.
-        return functools.partial(copy.copy(self).take, where)
 
     def make_room(self, rows: int) -> None:
         """Make room for accepted rows of one push, which may have been accepted in parts.
