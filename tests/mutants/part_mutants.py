@@ -70,18 +70,6 @@ class KeepsPushedRows(Objects):
         return list(rows)
 
 
-@mutant(15)
-class AdmitsRowsThatLackAKey(Arrays):
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        return self._layout is not None
-
-
-@mutant(7)
-class DropsSingleRows(Arrays):
-    def put_row(self, position: int, row: dict[str, Any]) -> None:
-        pass
-
-
 @mutant(9)
 class FillsFrom0(Objects):
     def expect(self, rows: int) -> None:

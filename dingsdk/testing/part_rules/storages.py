@@ -24,17 +24,6 @@ def _expect_rows(storage: Any, there: Mapping[int, int], what: str) -> None:
     expect_equal(found, [*there.values()], f"rows by position {what}")
 
 
-def rule_07_single_rows_are_stored_like_batches(bench: PartBench) -> None:
-    """``put_row`` stores a row for which ``takes_row`` is true."""
-    storage = bench.part()
-    there: dict[int, int] = {}
-    _put(storage, slice(0, 3), range(3), there)
-    if storage.takes_row(make_row(7)):
-        storage.put_row(3, make_row(7))
-        there[3] = 7
-    _expect_rows(storage, there, "after a single row")
-
-
 def rule_09_ring_is_loaded_in_pieces(bench: PartBench) -> None:
     """After ``expect(rows)`` the rows of a ring may be put in pieces, starting at any position."""
     storage = bench.part()

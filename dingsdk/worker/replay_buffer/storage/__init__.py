@@ -47,7 +47,7 @@ class Storage(Configurable, ABC):
     """Whether rows are a list of any objects, and not columns."""
 
     layout: Layout | None = None
-    """The columns, if a batch that fits may be written to them without ``accept`` and ``put``.
+    """The columns, if rows that fit may be written to them without ``accept`` and ``put``.
 
     Only :meth:`accept`, :meth:`put` and :meth:`clear` may change it: the buffer reads it after a
     :meth:`put`.
@@ -81,14 +81,6 @@ class Storage(Configurable, ABC):
                 ``found``.
             ConfigError: the memory is too small for the capacity.
         """
-
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        """Whether :meth:`put_row` can store a row as it is; if not, use :meth:`accept`."""
-        return False
-
-    def put_row(self, position: int, row: dict[str, Any]) -> None:
-        """Write a row to a position, after :meth:`takes_row` returned True for it."""
-        raise NotImplementedError
 
     @abstractmethod
     def put(self, where: Where, rows: Any) -> None:

@@ -105,14 +105,6 @@ class ArrayStorage(Storage):
             self.make_room(len(rows))
         return columns
 
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        # Making a batch of a row takes 15 us, writing it into the columns 1 us.
-        layout = self._layout
-        return layout is not None and self._following is None and layout.fits_row(row)
-
-    def put_row(self, position: int, row: dict[str, Any]) -> None:
-        self._layout.put_row(position, row)  # type: ignore[union-attr]
-
     def put(self, where: Where, rows: dict[str, Any]) -> None:
         self._layout.put(where, rows)  # type: ignore[union-attr]
         if self._following is not None:

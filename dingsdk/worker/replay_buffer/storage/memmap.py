@@ -111,9 +111,6 @@ class MemmapStorage(ArrayStorage):
         self.make_room(len(rows))
         return columns
 
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        return False
-
     def expect(self, rows: int) -> None:
         # Reserved space starts at the first position.
         self._n_used = rows
