@@ -46,7 +46,7 @@ mutant = MUTANTS.mutant
 
 class Arrays(Mutant, ArrayStorage):
     kind = "storage"
-    capabilities = frozenset({"columns", "grids", "any_order"})
+    capabilities = frozenset({"columns", "any_order"})
 
 
 class Objects(Mutant, ObjectStorage):
@@ -56,7 +56,7 @@ class Objects(Mutant, ObjectStorage):
 
 class Maps(Mutant, MemmapStorage):
     kind = "storage"
-    capabilities = frozenset({"columns", "grids", "durable"})
+    capabilities = frozenset({"columns", "durable"})
 
     @classmethod
     def make(cls, capacity: int, seed: int, folder: Path) -> Any:
@@ -83,12 +83,6 @@ class WidensColumns(Arrays):
         if "reward" not in found.columns:
             return found
         return found.with_columns(reward=found.columns["reward"].astype(np.float64))
-
-
-@mutant(12)
-class FlattensGrids(Arrays):
-    def take_grid(self, where: Any) -> Any:
-        return self.take(where.reshape(-1))
 
 
 @mutant(13)

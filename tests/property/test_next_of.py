@@ -170,8 +170,8 @@ def test_sequences_include_their_next_observations() -> None:
     rows = SampleBatch({"obs": obs, "next_obs": np.roll(obs, -1, axis=0)})
     buffer = NaiveReplayBuffer({"replay_buffer_size": 10, "storage": NEXT_OF})
     buffer.push(rows, 0)
-    where = np.array([[7, 8, 9], [0, 1, 2]])
-    taken = buffer._storage.take_grid(where)  # type: ignore[union-attr]
+    where = np.array([7, 8, 9, 0, 1, 2])
+    taken = buffer._storage.take(where)  # type: ignore[union-attr]
     assert isinstance(taken, SampleBatch)
     assert np.array_equal(taken.columns["next_obs"], rows.columns["next_obs"][where])
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dingsdk.testing.buffer_rules.bench import WIDTH, make_row, numbers_of
+from dingsdk.testing.buffer_rules.bench import make_row, numbers_of
 from dingsdk.testing.expect import expect_equal
 from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract
 from dingsdk.testing.runner import RuleBook, collect, needs
@@ -34,18 +34,6 @@ def rule_09_ring_is_loaded_in_pieces(bench: PartBench) -> None:
     _expect_rows(storage, there, "of a loaded ring")
     _put(storage, np.array([3, 4]), (20, 21), there)
     _expect_rows(storage, there, "of a loaded ring, after a push")
-
-
-@needs("grids")
-def rule_12_grids_of_positions_give_grids_of_rows(bench: PartBench) -> None:
-    """Positions ``[B, T]`` give a SampleBatch of ``B`` rows with columns ``[B, T, ...]``."""
-    storage = bench.part()
-    _put(storage, slice(0, 6), range(6), {})
-    where = np.array([[4, 0, 1], [2, 2, 5]])
-    found = storage.take_grid(where)
-    expect_equal(found.columns["id"].tolist(), where.tolist(), "numbers of the rows of a grid")
-    expect_equal(found.columns["next_obs"]["pos"].shape, (2, 3, WIDTH), "shape of a column")
-    expect_equal(len(found), 2, "rows of the batch")
 
 
 @needs("any_order")
@@ -103,7 +91,6 @@ STORAGE_BOOK: Final = RuleBook(
     {
         "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
         "objects": "A row may be any object.",
-        "grids": "`take_grid` gives columns.",
         "any_order": "Rows may leave in any order; without it the oldest leave first.",
         "durable": "Rows stay in the folder when the storage is closed.",
     },

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS, map_columns, torch_to_numpy
+from dingsdk.data.columns import NUMERIC_KINDS, torch_to_numpy
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.storage.arrays import Layout
 
-__all__ = ["AutoStorage", "Rows", "Storage", "Where", "in_grid", "suits_arrays"]
+__all__ = ["AutoStorage", "Rows", "Storage", "Where", "suits_arrays"]
 
 Rows = SampleBatch | list[Any]
 """Rows as columns, or as a list of any objects."""
@@ -97,14 +97,6 @@ class Storage(Configurable, ABC):
     def take(self, where: Where) -> Rows:
         """Return the rows at positions, all of which hold rows, as the caller's own copy."""
 
-    def take_grid(self, where: NDArray[np.int64]) -> Rows:
-        """Return the rows at positions ``[B, T]``: ``B`` lists, or columns ``[B, T, ...]``."""
-        batch, length = where.shape
-        rows = self.take(where.reshape(-1))
-        if not isinstance(rows, SampleBatch):
-            return [rows[start : start + length] for start in range(0, batch * length, length)]
-        return in_grid(rows, batch, length)
-
     @abstractmethod
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
@@ -145,12 +137,6 @@ class Storage(Configurable, ABC):
 
     def close(self) -> None:
         """Release files and locks; the rows of a durable storage stay. Idempotent."""
-
-
-def in_grid(rows: SampleBatch, batch: int, length: int) -> SampleBatch:
-    """Return ``batch * length`` rows as ``batch`` sequences, in columns ``[B, T, ...]``."""
-    columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
-    return SampleBatch.trusted(columns, batch)
 
 
 def suits_arrays(rows: Any) -> bool:
