@@ -201,7 +201,8 @@ class _Save:
         copy: ColumnCopy | None = None
         with ExitStack() as stack, ExitStack() as lock:
             now = lock.enter_context(self._table.snapshot())
-            lineage, probe = now.lineage, now.some_rows(_PROBED_ROWS)
+            lineage = now.lineage
+            probe = now.rows(now.first, min(now.first + _PROBED_ROWS, now.last))
             hold = hold or not now.is_ordered
             if not hold:
                 lock.close()

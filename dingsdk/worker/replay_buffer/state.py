@@ -64,11 +64,6 @@ class LockedTable:
         self.is_ordered = table._remover.is_fifo
         self.made_of = table._parts.made_of
 
-    def some_rows(self, most: int) -> Rows:
-        """Return copies of some rows, at most ``most``."""
-        ranks = np.arange(min(most, self.last - self.first), dtype=np.int64)
-        return _take(self._table, self._table._remover.positions(ranks))
-
     @property
     def has_columns(self) -> bool:
         """Whether its state has arrays with one entry for each position, besides rows."""
@@ -76,8 +71,14 @@ class LockedTable:
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return copies of the rows ``start`` to ``stop``; all of them must be stored."""
+        if start == stop:
+            return []
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        return _take(self._table, self._table._remover.by_age(ages))
+        where = self._table._remover.by_age(ages)
+        # Copying a contiguous range is several times faster than copying rows one by one.
+        is_range = bool((np.diff(where) == 1).all())
+        storage: Storage = self._table._storage  # type: ignore[assignment]
+        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
     def state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
         """Return the state of the table without its rows; ``columns`` has copies of its arrays."""
@@ -155,15 +156,6 @@ class ColumnCopy:
         for sources, copies in zip(self._sources, self._copies, strict=True):
             for name, source in sources.items():
                 copies[name][where] = source[where]
-
-
-def _take(table: Table, where: NDArray[np.int64]) -> Rows:
-    if not len(where):
-        return []
-    # Copying a contiguous range is several times faster than copying rows one by one.
-    is_range = bool((np.diff(where) == 1).all())
-    storage: Storage = table._storage  # type: ignore[assignment]
-    return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
 
 def facts_in(table: Table, state: Mapping[str, Any]) -> Facts:
