@@ -175,10 +175,8 @@ class _Save:
             # the syncs took 300 ms one by one after the last write, 60 ms in parallel after the
             # last write, and 20 ms like this (2 cores, ext4).
             with ThreadPoolExecutor(_SYNCS, thread_name_prefix="save") as self._pool:
-                manifest = self._write(hold=False)
-                while manifest is None:
-                    # The buffer was cleared, or loaded a state, during the save.
-                    manifest = self._write(hold=True)
+                # The second try is for a buffer that was cleared, or loaded a state, meanwhile.
+                manifest = self._write(hold=False) or self._write(hold=True)
                 for each in self._syncs:
                     each.result()
             text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
