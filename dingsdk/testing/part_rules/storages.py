@@ -56,7 +56,6 @@ def rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
     """
     old = bench.part(folder="kept")
     there: dict[int, int] = {}
-    old.keep_marks()
     expect_equal(old.recovered(), None, "recovered() in a new folder")
     _put(old, slice(0, CAPACITY), range(CAPACITY), there)
     old.commit({"tail": 0, "valid_count": CAPACITY})
@@ -67,7 +66,6 @@ def rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
     for _ in range(2):
         old.close()
     new = bench.part(folder="kept")
-    new.keep_marks()
     state = new.recovered() or {}
     expect_equal({key: state.get(key) for key in expected}, expected, "the state found again")
     _expect_rows(new, there, "found again")

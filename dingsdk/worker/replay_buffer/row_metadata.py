@@ -68,7 +68,6 @@ class RowMetadata(NoMetadata):
         self._capacity = capacity
         self._max_use, self._max_staleness = max_use, max_staleness
         self._facts = np.full((capacity, _WIDTH), NO_ROW, np.int64)
-        self.rows_leave_early = min(max_use, max_staleness) < math.inf
         self.limits_use = max_use < math.inf
         self._queue = _StalenessQueue(self._facts) if max_staleness < math.inf else None
         self.next_id = 0

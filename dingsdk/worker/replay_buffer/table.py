@@ -181,8 +181,6 @@ class Table(IBuffer, Closing):
         """Create a storage of the type ``kind``, or of the type in the config."""
         storage = self._parts.storage(kind)
         self._parts.check_order(storage.needs_fifo, self._remover, "this storage")
-        if self._metadata.rows_leave_early or self._marks_ends:
-            storage.keep_marks()
         return storage
 
     def _choose_push_path(self) -> None:

@@ -112,7 +112,7 @@ def test_small_columns_are_not_compressed(tmp_path: Path) -> None:
         rows = SampleBatch({"small": np.zeros((4, 2047), np.float32), "done": np.ones(4, bool)})
         storage.put(slice(0, 4), storage.accept(rows))
         files = sorted(file.name for file in (tmp_path / "rows").iterdir())
-    assert files == ["column-0000.bin", "column-0001.bin", "cursor.bin", "header.json"]
+    assert files == ["column-0000.bin", "column-0001.bin", "cursor.bin", "header.json", "marks.bin"]
 
 
 def noise(rows: int, seed: int = 0) -> SampleBatch:

@@ -109,9 +109,6 @@ class Storage(Configurable, ABC):
                 :meth:`recovered` must return.
         """
 
-    def keep_marks(self) -> None:
-        """Called before all other methods if the owner uses :meth:`mark`."""
-
     def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
         """Set the marks of rows: integers, 0 for a new row.
 
@@ -120,7 +117,7 @@ class Storage(Configurable, ABC):
         """
 
     def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the marks of recovered rows, or None if no marks were kept."""
+        """Return the marks of recovered rows, or None if the storage keeps none."""
         return None
 
     def recovered(self) -> dict[str, int] | None:

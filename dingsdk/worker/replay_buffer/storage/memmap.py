@@ -43,8 +43,8 @@ class MemmapStorage(ArrayStorage):
     Rows in use stay in the system's page cache, the others are only on disk. If the process is
     killed, ``reopen`` restores the rows of every push that returned, except the oldest rows if an
     unfinished push was replacing them. Rows that left a prioritized buffer early stay removed. The
-    uses of the others are restored if ``max_use`` or ``max_staleness`` is set; priorities are not
-    restored. Rows may be lost after a power cut.
+    uses of the others are restored if ``max_use`` is set; priorities are not restored. Rows may be
+    lost after a power cut.
     """
 
     class Config(ArrayStorage.Config, frozen=True, kw_only=True):
@@ -78,7 +78,6 @@ class MemmapStorage(ArrayStorage):
         self._reopen: bool = self._cfg.reopen
         self._folder: MappedFolder | None = None
         self._how: How = "create"
-        self._keeps_marks = False
         self._made_with: dict[str, Any] = {
             "capacity": capacity,
             "episodes": None,
@@ -100,7 +99,7 @@ class MemmapStorage(ArrayStorage):
         # Bytes a row: of each file with reserved space, and of all compressed columns together.
         self._plain_bytes: dict[str, int] = {}
         self._packed_bytes = 0
-        self._marks: NDArray[np.int64] | None = None
+        self._marks = np.empty(0, np.int64)
         self._state: dict[str, int] | None = None
         self._n_used = self._n_reserved = 0
         # Position of row 0 in the files; not 0 after a push to a full ring was interrupted.
@@ -127,21 +126,17 @@ class MemmapStorage(ArrayStorage):
             self._record({**state, "cut": n})
         physical = self._physical(where)
         super().put(physical, rows)
-        if self._marks is not None:
-            self._marks[physical] = 0
+        self._marks[physical] = 0
 
     def take(self, where: Where) -> SampleBatch:
         return super().take(self._physical(where))
 
-    def keep_marks(self) -> None:
-        self._keeps_marks = True
-
     def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
-        if self._marks is not None:
-            self._marks[self._physical(where)] = marks
+        self._marks[self._physical(where)] = marks
 
-    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        return None if self._marks is None else self._marks[self._physical(where)]
+    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
+        marks: NDArray[np.int64] = self._marks[self._physical(where)]
+        return marks
 
     def commit(self, state: Mapping[str, int]) -> None:
         self._state = dict(state)
@@ -165,8 +160,7 @@ class MemmapStorage(ArrayStorage):
         try:
             self._folder.erase()
             super()._allocate(rows, n)
-            if self._keeps_marks:
-                self._map_marks("create")
+            self._map_marks()
             self.make_room(n)
             self._folder.write_header(
                 {
@@ -203,9 +197,8 @@ class MemmapStorage(ArrayStorage):
         self._plain_bytes[name] = row_bytes(array)
         return array
 
-    def _map_marks(self, how: How) -> None:
-        with self._mapping(how):
-            self._marks = self._map(_MARKS, (), np.dtype(np.int64))
+    def _map_marks(self) -> None:
+        self._marks = self._map(_MARKS, (), np.dtype(np.int64))
 
     @contextmanager
     def _mapping(self, how: How) -> Iterator[None]:
@@ -236,19 +229,18 @@ class MemmapStorage(ArrayStorage):
         return list(leaves({"": self._columns[self._next_of or ""]}))
 
     def hold_episodes(self, capacity: int) -> None:
-        self._keeps_marks = True
         self._made_with.update(capacity=capacity, episodes=True)
 
     def grow(self, capacity: int) -> None:
         before = self.capacity
         super().grow(capacity)
-        if self._keeps_marks:
-            try:
-                # Last, because reopening the folder takes the capacity from this file's length.
-                self._map_marks("extend")
-            except BaseException:
-                self.capacity = before
-                raise
+        try:
+            # Last, because reopening the folder takes the capacity from this file's length.
+            with self._mapping("extend"):
+                self._map_marks()
+        except BaseException:
+            self.capacity = before
+            raise
 
     def _longer_columns(self) -> dict[str, Any]:
         before = self._plain_bytes, self._packed_bytes
@@ -326,15 +318,10 @@ class MemmapStorage(ArrayStorage):
         try:
             with self._mapping("open"):
                 self._open_columns(header["columns"])
-                if not self._keeps_marks:
-                    # New rows would match stale entries.
-                    folder.discard(_MARKS)
-                else:
-                    # If the earlier buffer kept no marks, there is no such file.
-                    self._map_marks("open" if folder.size_bytes(_MARKS) else "create")
+                self._map_marks()
             live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
             if holds_episodes:
-                marks = cast("NDArray[np.int64]", self._marks)
+                marks = self._marks
                 # Clear the marks of an interrupted push, because the next push reuses its numbers.
                 marks[marks >= state.get("next", 0)] = 0
                 live = marks >= max(state.get("first", 0), 1)
