@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
+from dingsdk.errors import ConfigTypeError, SchemaMismatchError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.storage import next_of
 from dingsdk.worker.replay_buffer.storage.next_of import _fingerprint
@@ -196,5 +196,3 @@ def test_rows_without_a_pair_of_observations_are_refused(row: dict[str, Any], ke
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigTypeError):
         NaiveReplayBuffer({"storage": {"type": "array", "next_of": 3}})
-    with pytest.raises(ConfigError, match="read in place"):
-        NaiveReplayBuffer({"storage": {"type": "array", "compress": "lz4"}})

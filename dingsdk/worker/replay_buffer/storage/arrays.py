@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -18,7 +18,6 @@ from dingsdk.worker.replay_buffer.storage import Storage, Where
 from dingsdk.worker.replay_buffer.storage.schema import check_pair, convert, read_schema, row_bytes
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.storage.compression import Codec
     from dingsdk.worker.replay_buffer.storage.next_of import NextOf
 
 
@@ -39,21 +38,17 @@ class ArrayStorage(Storage):
             next_of: Name of the column of observations, such as ``obs``. A ``next_obs`` that equals
                 the ``obs`` of a later row is then not stored again. This halves the memory of
                 large observations if trajectories are complete; they may be interleaved.
-            compress: Only ``none``, because columns are read and written in place.
         """
 
         type: str = "array"
         schema: dict[str, Any] | None = None
         next_of: Annotated[str, Meta(min_length=1)] | None = None
-        compress: Literal["none", "lz4", "zstd"] = "none"
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._cfg = self.read(cfg, "storage")
-        self.check_config(cfg, "storage")
         self._declared = read_schema(self._cfg.schema)
         self._next_of: str | None = self._cfg.next_of
-        self._codec = self._read_codec(self._cfg.compress)
         self._clear()
 
     @classmethod
@@ -68,16 +63,6 @@ class ArrayStorage(Storage):
     @property
     def needs_fifo(self) -> bool:
         return self._next_of is not None
-
-    def _read_codec(self, name: str) -> Codec | None:
-        if name == "none":
-            return None
-        raise ConfigError(
-            f"storage.compress is {name!r}, but type {self._cfg.type} keeps plain columns that are "
-            "read in place; use type memmap or object, or leave compress out (next_of halves "
-            "large observations)",
-            path="storage.compress",
-        )
 
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}

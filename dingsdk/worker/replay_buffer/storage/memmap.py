@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from msgspec import Meta
@@ -20,7 +20,6 @@ from dingsdk.worker.replay_buffer.storage import Where, one_by_one
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from dingsdk.worker.replay_buffer.storage.compression import (
     PAGE_BYTES,
-    Codec,
     PackedColumn,
     read_codec,
     slot_bytes,
@@ -63,6 +62,7 @@ class MemmapStorage(ArrayStorage):
         type: str = "memmap"
         path: Annotated[str, Meta(min_length=1)]
         reopen: bool = False
+        compress: Literal["none", "lz4", "zstd"] = "none"
 
     is_durable: ClassVar[bool] = True
     least_packed_bytes: ClassVar[int] = 2 * PAGE_BYTES
@@ -76,6 +76,7 @@ class MemmapStorage(ArrayStorage):
         super().__init__(cfg, capacity, deepcopy)
         self._path = Path(self._cfg.path)
         self._reopen: bool = self._cfg.reopen
+        self._codec = read_codec(self._cfg.compress)
         self._folder: MappedFolder | None = None
         self._how: How = "create"
         self._made_with: dict[str, Any] = {
@@ -90,9 +91,6 @@ class MemmapStorage(ArrayStorage):
     @property
     def needs_fifo(self) -> bool:
         return True
-
-    def _read_codec(self, name: str) -> Codec | None:
-        return read_codec(name)
 
     def _clear(self) -> None:
         super()._clear()
