@@ -499,29 +499,6 @@ def test_a_disk_that_fills_up_raises_an_error_and_no_signal(tmp_path: Path, disk
     assert float(last) == int(pushed) - 500
 
 
-@pytest.mark.parametrize("cfg", CFGS)
-def test_a_buffer_is_reopened_with_its_rows(tmp_path: Path, cfg: dict[str, Any]) -> None:
-    def made(reopen: bool) -> NaiveReplayBuffer:
-        storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": reopen, **cfg}
-        return NaiveReplayBuffer({"replay_buffer_size": 50, "seed": 0, "storage": storage})
-
-    with made(reopen=False) as buffer:
-        for start in range(0, 120, 8):
-            buffer.push(rows_of(start, start + 8), 0)
-        state = buffer.state_dict()
-    with made(reopen=True) as buffer:
-        assert (buffer.count(), buffer.push_count) == (50, 120)
-        buffer.push(rows_of(120, 121)[0], 0)
-        assert buffer.sample(50, 0) is not None
-        newest = buffer.sample(2, 0, sample_range=slice(-2, None))
-        assert newest == rows_of(119, 121)
-        buffer.load_state_dict(state)
-        assert buffer.sample(2, 0, sample_range=slice(-2, None)) == rows_of(118, 120)
-        buffer.clear()
-        buffer.push([{"obs": 1, "next_obs": 2}], 0)
-        assert buffer.count() == 1
-
-
 def test_disk_space_is_reserved_for_many_pushes_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,35 +525,3 @@ def test_disk_space_is_reserved_in_addition_to_recovered_rows(
         assert storage.recovered() is not None
         storage.accept(rows_of(20, 25))
         assert storage._n_reserved == 25
-
-
-def test_a_first_push_without_disk_space_does_not_set_the_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(folder: MappedFolder, sizes: Mapping[str, int]) -> None:
-        if any(name.startswith("column") for name in sizes):
-            raise StorageFullError("no room", path=str(folder.path))
-
-    with opened(tmp_path / "rows") as storage:
-        with monkeypatch.context() as full:
-            full.setattr(MappedFolder, "reserve", refuse)
-            with pytest.raises(StorageFullError):
-                storage.accept(rows_of(0, 2))
-        storage.accept(SampleBatch({"other": np.zeros((2, 3))}))
-
-
-def test_a_refused_folder_is_unlocked_again(tmp_path: Path) -> None:
-    with opened(tmp_path / "rows") as storage:
-        filled(storage, 10)
-    header = tmp_path / "rows" / "header.json"
-    whole = header.read_bytes()
-    header.write_bytes(whole[:-9])
-    cfg = {"path": str(tmp_path / "rows"), "reopen": True}
-    storage = MemmapStorage(cfg, CAPACITY)
-    with pytest.raises(CheckpointCorruptError):
-        storage.recovered()
-    header.write_bytes(whole)
-    with opened(tmp_path / "rows", reopen=True) as again:
-        assert again.recovered() is not None
-    assert storage.recovered() is not None
-    storage.close()

@@ -15,7 +15,6 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
-    BufferClosedError,
     RunFolderError,
     SchemaMismatchError,
 )
@@ -152,24 +151,6 @@ def test_error_for_a_row_that_cannot_be_saved_says_its_age(tmp_path: Path) -> No
     assert (caught.value.row, caught.value.key) == (29, "text")
 
 
-def test_columns_of_all_kinds_come_back(tmp_path: Path) -> None:
-    columns = {
-        "f2": np.arange(10, dtype=np.float16),
-        "c8": np.arange(10, dtype=np.complex64).reshape(10, 1),
-        "big": np.arange(10, dtype=">i4"),
-        "flag": np.arange(10) % 2 == 0,
-        "none": np.zeros((10, 0, 3), np.uint8),
-        "deep": {"er": {"u8": np.arange(40, dtype=np.uint64).reshape(10, 2, 2)}},
-    }
-    buffer = make_buffer()
-    buffer.push(SampleBatch(columns), 0)
-    save(tmp_path, buffer, SEGMENT)
-    pieces = [rows for rows, _ in load(tmp_path)]
-    found = SampleBatch.concat([rows for rows in pieces if isinstance(rows, SampleBatch)])
-    assert found == SampleBatch(columns)
-    assert found.columns["c8"].dtype == np.complex64
-
-
 def test_a_save_has_the_latest_metadata_and_no_removed_rows(
     tmp_path: Path,
 ) -> None:
@@ -284,17 +265,6 @@ def test_columns_that_change_during_a_save_are_saved(tmp_path: Path) -> None:
     assert loaded(tmp_path) == list(range(9))
     # 40..48 are in two segments.
     assert len(list(tmp_path.iterdir())) == 2 + 2
-
-
-def test_a_closed_buffer_is_not_saved_and_the_old_rows_stay(tmp_path: Path) -> None:
-    buffer = make_buffer()
-    push(buffer, 10)
-    save(tmp_path, buffer)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    buffer.close()
-    with pytest.raises(BufferClosedError):
-        save(tmp_path, buffer)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
