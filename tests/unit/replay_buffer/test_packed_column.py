@@ -233,7 +233,7 @@ def rows(start):
     x = np.random.default_rng(start).integers(0, 256, (5, 40000), np.uint8)
     return SampleBatch({"obs": x[:-1], "next_obs": x[1:]})
 
-storage = MemmapStorage({"path": sys.argv[1], "compress": "zstd", "next_of": "obs"}, 100_000)
+storage = MemmapStorage({"path": sys.argv[1], "compress": "zstd", "next_of": "obs"}, 10_000)
 pushed = 0
 try:
     while True:
