@@ -72,8 +72,11 @@ class KeepsPushedRows(Objects):
 
 @mutant(9)
 class FillsFrom0(Objects):
-    def expect(self, rows: int) -> None:
-        pass
+    def put(self, where: Any, rows: Any) -> None:
+        if isinstance(where, slice):
+            self._items[where] = rows
+        else:
+            super().put(where, rows)
 
 
 @mutant(15)

@@ -287,7 +287,6 @@ def _restore(
     storage, kind = None, state["storage"]
     if not (is_durable or (parts.chooses_storage and kind is None)):
         storage = table._new_storage(kind if parts.chooses_storage else None)
-        storage.expect(count)
     if storage is not None or table._sampler_listens or table._listeners:
         for where, rows in _placed(remover, pieces()):
             if storage is not None:
@@ -304,7 +303,6 @@ def _restore(
         if table._is_durable:
             # A durable storage is reused, not replaced; a full disk leaves the buffer empty.
             assert table._storage is not None
-            table._storage.expect(count)
             for where, rows in _placed(remover, pieces()):
                 table._storage.put(where, table._storage.accept(rows))
         else:

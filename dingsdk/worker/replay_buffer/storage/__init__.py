@@ -87,11 +87,9 @@ class Storage(Configurable, ABC):
         """Write accepted rows to positions, one row each, replacing the rows there.
 
         Rows are oldest first. They fill positions from 0 on: a position is first used when all
-        lower ones have been used, or are in the same call, unless :meth:`expect` was called.
+        lower ones have been used, or are in the same call. The rows of a state that is loaded begin
+        at any position.
         """
-
-    def expect(self, rows: int) -> None:
-        """Called while empty: the next calls of ``put`` fill positions 0 to ``rows - 1``."""
 
     @abstractmethod
     def take(self, where: Where) -> Rows:

@@ -108,16 +108,15 @@ class MemmapStorage(ArrayStorage):
         self.make_room(len(rows))
         return columns
 
-    def expect(self, rows: int) -> None:
-        # Reserved space starts at the first position.
-        self._n_used = rows
-
     def put(self, where: Where, rows: dict[str, Any]) -> None:
         if isinstance(where, slice):
             start, stop, n = where.start, where.stop, where.stop - where.start
         else:
             start, stop, n = int(where.min()), int(where.max()) + 1, len(where)
         self._n_used = max(self._n_used, stop)
+        if stop > self._n_reserved:
+            # Reserved space starts at position 0, and rows of a loaded state do not.
+            self._reserve_rows(stop)
         state, holds_episodes = self._state, self._made_with["episodes"]
         if state is not None and not holds_episodes and start < state["valid_count"]:
             # From here until the push is complete, these rows may mix old and new values.
