@@ -58,17 +58,6 @@ def test_saving_again_writes_only_what_is_new(tmp_path: Path, before: int, more:
     assert all(start // SEGMENT >= first // SEGMENT for start in new)
 
 
-def test_each_of_many_saves_has_the_rows_of_the_buffer(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    buffer = make_buffer()
-    for _ in range(25):
-        if rng.random() < 0.1:
-            buffer.clear()
-        push(buffer, int(rng.integers(0, 60)))
-        save(tmp_path, buffer, SEGMENT)
-        assert loaded(tmp_path) == full(buffer)
-
-
 def test_rows_of_another_buffer_replace_all_segments(tmp_path: Path) -> None:
     one, other = make_buffer(), make_buffer()
     push(one, 30)

@@ -946,54 +946,6 @@ def test_answer_of_an_interrupted_call_is_not_given_to_the_next_one(
     assert client.stats()["count"] == 64
 
 
-@pytest.mark.parametrize(("save_s", "count"), [(None, 8), (5.0, 13)])
-def test_unreachable_server_is_tried_again_after_growing_pauses(
-    client: ReplayClient, monkeypatch: pytest.MonkeyPatch, save_s: float | None, count: int
-) -> None:
-    now, pauses = [50.0], list[float]()
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        now[0] += seconds
-
-    def refuse(timeout_s: float) -> Any:
-        assert timeout_s == 60.0 + (save_s or 0.0) - now[0]
-        raise ConnectionRefusedError("nobody listens")
-
-    def uniform(least: float, most: float) -> float:
-        assert (least, most) == (0.5, 1.0)
-        return most
-
-    module = "dingsdk.worker.replay_server.client"
-    monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(f"{module}.random", SimpleNamespace(uniform=uniform))
-    monkeypatch.setattr(client, "_connected", refuse)
-    with pytest.raises(ServerLostError, match=f"at {client.address} cannot be reached: nobody"):
-        client.stats() if save_s is None else client.save(save_s)
-    # The rest of the 10 s, and of the time for a save, is too short for another pause.
-    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8] + [1.0] * count)
-
-
-def test_client_may_be_silent_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[float, float | None]] = []
-    receive = channels.Channel.receive
-
-    def note(
-        link: channels.Channel, kind: Any, timeout_s: float, idle_s: float | None = None
-    ) -> Any:
-        if kind is wire.Request:
-            asked.append((timeout_s, idle_s))
-        return receive(link, kind, timeout_s, idle_s)
-
-    monkeypatch.setattr(channels.Channel, "receive", note)
-    with (
-        ReplayServer({"request_timeout_s": 7.0}, SMALL, tmp_path) as server,
-        ReplayClient(server.address, tmp_path) as client,
-    ):
-        client.stats()
-    assert set(asked) == {(7.0, 3600.0)}
-
-
 def test_calls_of_a_closed_client_raise(client: ReplayClient) -> None:
     client.close()
     client.close()
