@@ -2,16 +2,21 @@
 
     python benchmarks/parallel_floor.py [--jobs dqn sac] [--seeds 3]
     python benchmarks/parallel_floor.py --contenders serial floor in_memory shared_memory
+    python benchmarks/parallel_floor.py --jobs busy --contenders serial shared_memory:2
+    python benchmarks/parallel_floor.py --jobs waiting --contenders shared_memory:2
 
-The jobs are those of ``train.py``. The *floor* is a collector process and a learner process: the
-collector sends pieces of trajectories through a pipe, the learner puts them into a table of the
-same kind, trains as often as serial mode does, and sends its weights back every
+The jobs ``dqn`` and ``sac`` are those of ``train.py``. A step of the env takes 2 ms of CPU time in
+the job ``busy``, and waits for 5 ms in ``waiting``; both train little. ``:2`` is two collectors;
+one is the default, as the floor has one. The *floor* is a collector process and a learner
+process: the collector sends pieces of trajectories through a pipe, the learner puts them into a
+table of the same kind, trains as often as serial mode does, and sends its weights back every
 ``SEND_POLICY_FREQ`` updates. It has no leases, no journal, no acknowledgements, no evaluation and
 no hooks, and its messages are pickled. Nothing that does more can be much faster.
 
 For every contender time runs from the first env step to the last update, and CPU seconds are those
 of all its processes in that time, so imports and the last evaluation do not count. Contenders take
-turns, seed by seed. Ratios are medians over the seeds.
+turns, seed by seed. Ratios are medians over the seeds. *of ideal* compares env steps a second with
+those of envs that wait for nothing but their own steps.
 """
 
 from __future__ import annotations
@@ -31,11 +36,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import gymnasium
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from train import JOBS, config_of, updates_of
 
 CONTENDERS: Final = ("serial", "floor", "in_memory", "shared_memory")
+SLOW: Final = {
+    **JOBS["dqn"],
+    "env_num": 8,
+    "train_freq": 8,
+    "gradient_steps": 1,
+    "episodes": 1,
+}
+ALL_JOBS: Final[Mapping[str, dict[str, Any]]] = {
+    "dqn": JOBS["dqn"],
+    "sac": JOBS["sac"],
+    "busy": {**SLOW, "env_steps": 8_000},
+    "waiting": {**SLOW, "train_freq": 16, "env_steps": 40_000},
+}
+STEP_S: Final = {"busy": 0.002, "waiting": 0.005}
 PIECE_ROWS: Final = 32
 """Rows of a piece that the floor's collector sends, or those of a collect if these are more."""
 AHEAD_PIECES: Final = 2
@@ -73,7 +93,57 @@ def pendulum() -> gymnasium.Env[Any, Any]:
     return FirstStep(gymnasium.make("Pendulum-v1"))
 
 
-ENVS: Final = {"dqn": cartpole, "sac": pendulum}
+class SlowEnv(gymnasium.Env[Any, Any]):
+    """Random observations, and episodes of 200 steps that take their time."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self._wait()
+        self._steps += 1
+        return self._observation(), 1.0, self._steps == 200, False, {}
+
+    def _observation(self) -> Any:
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32)
+
+    def _wait(self) -> None:
+        time.sleep(STEP_S["waiting"])
+
+
+class BusyEnv(SlowEnv):
+    """Computes for 2 ms a step."""
+
+    def _wait(self) -> None:
+        end = time.thread_time() + STEP_S["busy"]
+        while time.thread_time() < end:
+            pass
+
+
+def busy() -> gymnasium.Env[Any, Any]:
+    """Return the env of the job ``busy``."""
+    return FirstStep(BusyEnv())
+
+
+def waiting() -> gymnasium.Env[Any, Any]:
+    """Return the env of the job ``waiting``."""
+    return FirstStep(SlowEnv())
+
+
+ENVS: Final = {"dqn": cartpole, "sac": pendulum, "busy": busy, "waiting": waiting}
+
+
+def collectors_of(contender: str) -> int:
+    """Return the number of collectors of ``TRANSPORT:NUMBER``; it is 1 if there is none."""
+    return int(contender.partition(":")[2] or 1)
 
 
 def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -82,7 +152,12 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
 
     config = config_of(name, job)
     mode = "serial" if contender == "serial" else "parallel"
-    transport = None if mode == "serial" else contender
+    transport = None if mode == "serial" else contender.partition(":")[0]
+    if transport is not None:
+        config["system"] = {"collector_num": collectors_of(contender)}
+    if name == "waiting":
+        # What the documentation names for envs that wait.
+        config["env_manager"] = {"type": "async_subprocess"}
     folder = Path(os.environ[MARKS]) / "run"
     result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=ENVS[name])
     return {"env_steps": result.env_steps, "updates": result.train_iter}
@@ -227,6 +302,7 @@ def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict
 
 def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
     """Print the medians of a job's runs, and their ratios to serial mode and to the floor."""
+    unit = "env_steps" if name in STEP_S else "updates"
     for contender, found in runs.items():
 
         def ratio(to: str, of: Any, found: Any = found) -> str:
@@ -238,29 +314,33 @@ def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
         def median(key: str, found: Any = found) -> float:
             return statistics.median(each[key] for each in found)
 
-        rate = statistics.median(each["updates"] / each["wall_s"] for each in found)
+        rate, ideal = statistics.median(each[unit] / each["wall_s"] for each in found), ""
+        if name == "waiting":
+            most = ALL_JOBS[name]["env_num"] * collectors_of(contender) / STEP_S[name]
+            ideal = f"  {rate / most:.2f} of ideal"
         sys.stdout.write(
-            f"{name:4} {contender:13} {rate:7,.0f} updates/s"
-            + ratio("serial", lambda each: each["updates"] / each["wall_s"])
-            + ratio("floor", lambda each: each["updates"] / each["wall_s"])
+            f"{name:7} {contender:15} {rate:7,.0f} {unit}/s"
+            + ratio("serial", lambda each: each[unit] / each["wall_s"])
+            + ratio("floor", lambda each: each[unit] / each["wall_s"])
+            + ideal
             + f"; CPU {median('cpu_s'):5.1f} s"
-            + ratio("serial", lambda each: each["cpu_s"] / each["updates"])
+            + ratio("serial", lambda each: each["cpu_s"] / each[unit])
             + f"; {median('startup_s'):.1f} s to the first step, {median('end_s'):.1f} s after\n"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--jobs", nargs="+", default=["dqn", "sac"], choices=["dqn", "sac"])
-    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
+    parser.add_argument("--jobs", nargs="+", default=["dqn", "sac"], choices=list(ALL_JOBS))
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--env-steps", type=int, help="instead of those of the jobs")
-    parser.add_argument("--run", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--run", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
         name = args.jobs[0]
-        job = {**JOBS[name], **({"env_steps": args.env_steps} if args.env_steps else {})}
+        job = {**ALL_JOBS[name], **({"env_steps": args.env_steps} if args.env_steps else {})}
         if args.run == "floor":
             found = run_floor(name, job, args.first_seed)
         else:
