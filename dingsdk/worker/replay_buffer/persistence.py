@@ -177,6 +177,7 @@ class _Save:
             with ThreadPoolExecutor(_SYNCS, thread_name_prefix="save") as self._pool:
                 # The second try is for a buffer that was cleared, or loaded a state, meanwhile.
                 manifest = self._write(hold=False) or self._write(hold=True)
+                assert manifest is not None
                 for each in self._syncs:
                     each.result()
             text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
