@@ -498,6 +498,15 @@ def test_disk_space_is_reserved_for_many_pushes_at_once(
     assert len(asked) == 2  # for the columns, and for the cursor
 
 
+def test_disk_space_is_reserved_wherever_the_rows_of_a_state_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memmap, "_STEP_BYTES", 0)
+    with opened(tmp_path / "rows") as storage:
+        storage.put(slice(50, 60), storage.accept(rows_of(0, 10)))
+        assert storage._n_reserved == 60
+
+
 def test_disk_space_is_reserved_in_addition_to_recovered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
