@@ -154,7 +154,7 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
     mode = "serial" if contender == "serial" else "parallel"
     transport = None if mode == "serial" else contender.partition(":")[0]
     if transport is not None:
-        config["system"] = {"collector_num": collectors_of(contender)}
+        config["system"] = {**config["system"], "collector_num": collectors_of(contender)}
     if name == "waiting":
         # What the documentation names for envs that wait.
         config["env_manager"] = {"type": "async_subprocess"}

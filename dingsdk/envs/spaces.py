@@ -233,7 +233,9 @@ class ObservationSchema:
         if not isinstance(obs, Mapping):
             raise self._mismatch(type(obs).__name__, f"a dict with {sorted(expected)}")
         if obs.keys() != expected.keys():
-            raise self._mismatch(f"a dict with {sorted(obs)}", f"a dict with {sorted(expected)}")
+            raise self._mismatch(
+                f"a dict with {sorted(map(str, obs))}", f"a dict with {sorted(expected)}"
+            )
 
     def _mismatch(self, found: str, expected: str | None = None) -> SchemaMismatchError:
         expected = expected or f"{self.dtype}{list(self._shape)}"

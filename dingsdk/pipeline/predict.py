@@ -19,7 +19,7 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvFn
 from dingsdk.envs.players import player_num, space_of_player
 from dingsdk.envs.space_description import make_space
-from dingsdk.envs.spaces import ActionChecker, has_nan
+from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
@@ -36,7 +36,6 @@ from dingsdk.runtime.files import guarded
 from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint
 
 _STEMS = {"best": "ckpt_best", "latest": LATEST}
-_ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Path, Checkpoint]:
@@ -185,6 +184,7 @@ class SavedPolicy:
         )
         load_weights(self._policy.eval_mode, found, folder)
         self.observation_space, self.action_space = self._spaces(folder, has_env)
+        self._observations = ObservationSchema(self.observation_space)
         self._actions = ActionChecker(self.action_space)
         self._state_size = getattr(self._policy, "state_size", 0)
         if self._state_size:
@@ -225,7 +225,7 @@ class SavedPolicy:
             SchemaMismatchError: the observation or the state has a wrong shape or type.
             PolicyOutputError: the policy chose an action that is not in ``action_space``.
         """
-        columns, count = _as_columns(self.observation_space, obs, "obs")
+        columns, count = self._columns_of(obs)
         mode: Any = self._policy.eval_mode if deterministic else self._policy.collect_mode
         setting = {} if deterministic else self._setting
         ids = list(range(count or 1))
@@ -269,6 +269,17 @@ class SavedPolicy:
 
         return export_policy(self._policy, self.observation_space, Path(path))
 
+    def _columns_of(self, obs: Any) -> tuple[Any, int | None]:
+        """Return observations as checked columns, and their number (None: not a batch)."""
+        schema, count = self._observations, _count_of(self.observation_space, obs)
+        try:
+            if count is None:
+                return schema.stack([schema.conform(obs)]), None
+            return schema.conform_columns(obs, count), count
+        except SchemaMismatchError as error:
+            expected = f"{error.expected}, or a batch" if count is None else error.expected
+            raise _misfit(error.key, expected, error.found) from None
+
     def _rows_of(self, state: Any, count: int | None) -> NDArray[np.float32]:
         """Return recurrent states as rows; None gives rows of zeros."""
         size = self._state_size
@@ -298,42 +309,16 @@ class SavedPolicy:
         return found if players == 1 else [space_of_player(each, players) for each in found]
 
 
-def _as_columns(space: Any, obs: Any, key: str) -> tuple[Any, int | None]:
-    """Return observations as columns in the space's dtype, and their number (None: not a batch)."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
-            found = f"a dict of {sorted(map(str, obs))}" if isinstance(obs, Mapping) else None
-            expected = f"a dict of {sorted(space.spaces)}"
-            raise _misfit(key, expected, found or type(obs).__name__)
-        pairs = {
-            name: _as_columns(child, obs[name], f"{key}.{name}")
-            for name, child in space.spaces.items()
-        }
-        counts = {name: count for name, (_, count) in pairs.items()}
-        if len(set(counts.values())) > 1:
-            raise _misfit(key, "one observation, or a batch of one length", f"lengths {counts}")
-        return {name: column for name, (column, _) in pairs.items()}, next(iter(counts.values()))
-    if not isinstance(space, _ARRAY_SPACES):
-        raise ConfigError(f"predict takes no observations of {space}: they are no arrays", path=key)
-    shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
-    expected = f"{dtype}{list(shape)}, or a batch {dtype}{['n', *shape]}".replace("'", "")
+def _count_of(space: Any, obs: Any) -> int | None:
+    """Return the number of observations in a batch, which the first array shows; None for one."""
+    while isinstance(space, spaces.Dict) and isinstance(obs, Mapping) and space.spaces:
+        name, space = next(iter(space.spaces.items()))
+        obs = obs.get(name)
     try:
-        array = np.asarray(obs)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _misfit(key, expected, f"{type(obs).__name__} ({error})") from error
-    found = f"{array.dtype}{list(array.shape)}"
-    is_single = array.shape == shape
-    if not is_single and (
-        array.shape[1:] != shape or array.ndim != len(shape) + 1 or not len(array)
-    ):
-        raise _misfit(key, expected, found)
-    kinds = "biuf" if dtype.kind == "f" else "biu"
-    cast = array.astype(dtype, copy=False) if array.dtype.kind in kinds else None
-    if cast is None or (dtype.kind != "f" and (cast != array).any()):
-        raise _misfit(key, expected, found)
-    if dtype.kind == "f" and has_nan(cast):
-        raise _misfit(key, expected, f"{found} with NaN")
-    return (cast[None], None) if is_single else (cast, len(cast))
+        shape = np.shape(obs)
+    except (TypeError, ValueError, RuntimeError):
+        return None  # no array
+    return shape[0] or None if len(shape) == len(space.shape or ()) + 1 else None
 
 
 def _misfit(key: str, expected: str, found: str) -> SchemaMismatchError:

@@ -10,7 +10,6 @@ import inspect
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Number
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,9 +22,6 @@ from dingsdk.plugins.interfaces import missing_members
 P = ParamSpec("P")
 R = TypeVar("R")
 Facts = Mapping[str, object]
-
-COLUMN_TYPES = (str, Number, type(None))
-"""Types of the values that ``dingsdk_progress_columns`` may return."""
 
 _logger = logging.getLogger(__name__)
 
@@ -161,13 +157,7 @@ class Answers(_Hooks):
                 if self._is_new(hook, impl.plugin_name):
                     _logger.error("%s (left out)", error)
                 continue
-            for name, value in found.items():
-                if hook == "dingsdk_progress_columns" and not isinstance(value, COLUMN_TYPES):
-                    if self._is_new(hook, impl.plugin_name, str(name)):
-                        text = "%s gave %r the value %.80r, no number, text or None (shown as text)"
-                        _logger.error(text, _describe(impl, hook, None), name, value)
-                    value = str(value)
-                answers.append((str(name), impl.plugin_name, value))
+            answers += [(str(name), impl.plugin_name, value) for name, value in found.items()]
         given = facts.get("result")
         own = set(given) if isinstance(given, Mapping) else set()
         merged: dict[str, Any] = {}

@@ -153,11 +153,6 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
 
 
 def _importable_place(target: object) -> str | None:
-    place = place_of(target)
-    if place is None:
-        return None
-    module, _, name = place.partition(":")
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return place if found is target else None
+    from dingsdk.runtime.spawn import is_at_top  # not at the top: it imports multiprocessing
+
+    return place_of(target) if is_at_top(target) else None

@@ -162,11 +162,6 @@ def test_bad_config_is_a_config_error_of_one_line(tmp_path: Path, name: str) -> 
     assert time.process_time() - started_at < 10
 
 
-def test_config_name_longer_than_a_file_name_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no config file"):
-        load_config("n" * 300)
-
-
 def test_run_folder_instead_of_a_config_suggests_the_config_of_that_run(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("{}")

@@ -573,7 +573,8 @@ class Coordinator(Configurable):
 
         Call with the condition held.
         """
-        if self._is_collecting_over and not state.is_evaluation:
+        # Looked at here too, as a collector without steps answers only after seconds.
+        if not state.is_evaluation and self._look_at_env_steps():
             return True
         return self._state.commander.wants_end_of(state.task_id)
 

@@ -103,14 +103,6 @@ def test_deque_buffer_of_a_policy_with_priorities_becomes_advanced() -> None:
     assert compile_config(shape).policy.other.replay_buffer.type == "advanced"
 
 
-def test_create_config_can_be_passed_separately() -> None:
-    shape = serial_shape()
-
-    cfg = compile_config(shape["main_config"], create_cfg=shape["create_config"])
-
-    assert cfg.env.env_id == "CartPole-v1"
-
-
 def test_parallel_config_maps_to_one_transport_and_the_system_section() -> None:
     cfg = compile_config(parallel_shape())
 

@@ -334,23 +334,28 @@ def test_summary_shows_the_program_as_the_user_can_type_it(
     assert f"  next        {typed} eval r" in summary(result).splitlines()
 
 
-def test_summary_of_a_solved_run_names_its_files() -> None:
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"reached": True, "reason": "stop_value"}, "Solved: mean return 80.0"),
+        (
+            {"reason": "stopped", "stopped_by": "enough"},
+            "Stopped (enough): mean return 80.0 (best 90.0)",
+        ),
+        ({}, "Limit reached: mean return 80.0 (best 90.0)"),
+        ({"best_return": None, "last_return": None}, "Limit reached: no evaluation (best none)"),
+    ],
+)
+def test_summary_says_how_the_run_ended_and_names_its_files(
+    changes: dict[str, Any], outcome: str
+) -> None:
+    given = {"best_return": 90.0, "last_return": 80.0, "env_steps": 1_234, "train_iter": 56}
     evaluation = Evaluation(6.0, 100, 10, mean=480.0, min=400.0, max=500.0, episodes=5)
-    result = ended(
-        reached=True,
-        reason="stop_value",
-        best_return=480.0,
-        last_return=480.0,
-        env_steps=1_234,
-        train_iter=56,
-        elapsed_s=7.0,
-        checkpoints={"best": Path("r/ckpt/best")},
-        evaluations=(evaluation,),
-    )
+    files = {"checkpoints": {"best": Path("r/ckpt/best")}, "evaluations": (evaluation,)}
 
-    lines = summary(result).splitlines()
+    lines = summary(ended(**{**given, **files, **changes})).splitlines()
 
-    assert lines[1] == "Solved: mean return 480.0 after 1,234 env steps, 56 iterations, 7.0 s."
+    assert lines[1] == f"{outcome} after 1,234 env steps, 56 iterations, 1.0 s."
     assert lines[3].split() == [
         "config.yaml",
         "result.json",
@@ -387,23 +392,6 @@ def test_summary_says_how_to_install_tensorboard_if_it_is_missing(
     result = ended(reached=True, reason="stop_value", best_return=1.0, last_return=1.0)
     hint = "" if is_installed else "   (pip install tensorboard)"
     assert summary(result).splitlines()[-1] == f"  next        tensorboard --logdir r{hint}"
-
-
-def test_summary_of_a_run_stopped_by_a_plugin_gives_the_reason() -> None:
-    result = ended(
-        reason="stopped",
-        best_return=90.0,
-        last_return=80.0,
-        env_steps=1_234,
-        train_iter=56,
-        elapsed_s=7.0,
-        stopped_by="enough seen",
-    )
-
-    assert summary(result).splitlines()[1] == (
-        "Stopped (enough seen): mean return 80.0 (best 90.0) after 1,234 env steps, "
-        "56 iterations, 7.0 s."
-    )
 
 
 def test_summary_shows_a_checkpoint_by_relative_or_absolute_path(

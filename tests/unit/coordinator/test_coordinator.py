@@ -852,10 +852,11 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     coordinator._dispatch_once()
     assert (asked, coordinator.wants_end_of(collector)) == (["learner", "collector"], False)
     collector.env_steps = 50
+    assert coordinator.wants_end_of(collector)  # with the answer to its last report
+    assert not coordinator.wants_end_of(evaluator)
     coordinator._dispatch_once()
     assert asked == ["learner", "collector", "learner", "evaluation"]
     assert not coordinator.train_out(0.0)
-    assert coordinator.wants_end_of(collector)
     assert not coordinator.must_end(collector)
     site.now += coordinator.cfg.answer_timeout_s  # the task did not end by itself
     assert coordinator.must_end(collector)

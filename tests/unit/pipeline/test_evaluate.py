@@ -46,14 +46,6 @@ def test_fewer_episodes_than_envs_are_played_exactly(run_dir: Path) -> None:
     assert len(evaluate(run_dir, episodes=1).returns) == 1
 
 
-@pytest.mark.parametrize("manager", ["in_process", "base"])
-def test_evaluation_works_with_every_env_manager(run_dir: Path, manager: str) -> None:
-    config = load_config(run_dir / CONFIG_NAME)
-    apply_set(config, f"env_manager={{type: {manager}}}")
-    save_config(config, run_dir / CONFIG_NAME)
-    assert len(evaluate(run_dir, episodes=2).returns) == 2
-
-
 @pytest.mark.parametrize(
     "section",
     [

@@ -28,7 +28,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.predict import SavedPolicy, _as_columns, load_policy
+from dingsdk.pipeline.predict import SavedPolicy, load_policy
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import BasePolicy, DQNPolicy, create_policy
@@ -207,35 +207,29 @@ def test_export_passes_the_policy_and_its_observation_space(
     assert found == (policy._policy, policy.observation_space, Path("p.pt2"))
 
 
-def test_observations_that_are_no_arrays_are_refused() -> None:
-    with pytest.raises(ConfigError, match="they are no arrays") as caught:
-        _as_columns(gym.spaces.Text(3), "abc", "obs")
-    assert caught.value.path == "obs"
-
-
 @pytest.mark.parametrize(
-    ("obs", "found"),
+    ("obs", "found", "expected"),
     [
-        (np.zeros(3, np.float32), "float32[3]"),
-        (np.zeros((2, 3), np.float32), "float32[2, 3]"),
-        (np.zeros((0, 4), np.float32), "float32[0, 4]"),
-        (np.zeros((1, 1, 4), np.float32), "float32[1, 1, 4]"),
-        (np.zeros(4, np.complex64), "complex64[4]"),
-        (np.array([0, 0, np.nan, 0], np.float32), "float32[4] with NaN"),
-        ({"obs": OBS}, "object[]"),
-        (None, "object[]"),
-        ([[0, 0], [0]], "list ("),
+        (np.zeros(3, np.float32), "float32[3]", "float32[4], or a batch"),
+        (np.zeros((2, 3), np.float32), "float32[2, 3]", "float32[2, 4]"),
+        (np.zeros((0, 4), np.float32), "float32[0, 4]", "float32[4], or a batch"),
+        (np.zeros((1, 1, 4), np.float32), "float32[1, 1, 4]", "float32[4], or a batch"),
+        (np.zeros(4, np.complex64), "complex64[4]", "float32[4], or a batch"),
+        (np.array([0, 0, np.nan, 0], np.float32), "float32[4] with NaN", "Box("),
+        ({"obs": OBS}, "object[]", "float32[4], or a batch"),
+        (None, "object[]", "float32[4], or a batch"),
+        ([[0, 0], [0]], "list (", "float32[4], or a batch"),
     ],
 )
 def test_wrong_observation_is_refused_with_found_and_expected_form(
-    policy: SavedPolicy, obs: Any, found: str
+    policy: SavedPolicy, obs: Any, found: str, expected: str
 ) -> None:
     with pytest.raises(SchemaMismatchError) as raised:
         policy.predict(obs)
     error = raised.value
     assert error.found.startswith(found)
-    assert error.expected == "float32[4], or a batch float32[n, 4]"
-    assert (error.key, error.found in str(error), error.expected in str(error)) == ("obs", 1, 1)
+    assert error.expected.startswith(expected)
+    assert str(error) == f"predict: obs is {error.found}, expected {error.expected}"
 
 
 def test_path_without_a_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
@@ -323,16 +317,14 @@ def test_each_part_of_a_dict_is_checked(tmp_path: Path) -> None:
     found = save_untrained(tmp_path, type="dqn")
     good = found.observation_space.sample()
     wrong = [
-        ({"image": good["image"]}, "obs", "a dict of ['image', 'speed']"),
-        (good["speed"], "obs", "a dict of ['image', 'speed']"),
-        ({**good, "speed": np.zeros(3)}, "obs.speed", "float32[2], or a batch float32[n, 2]"),
-        ({**good, "image": good["image"] / 255}, "obs.image", "uint8[12, 12, 3], or a batch"),
-        (
-            {**good, "image": good["image"].astype(int) + 300},
-            "obs.image",
-            "uint8[12, 12, 3], or a batch",
-        ),
-        ({**good, "speed": np.zeros((4, 2))}, "obs", "one observation, or a batch of one length"),
+        ({"image": good["image"]}, "obs", "a dict with ['image', 'speed'], or a batch"),
+        ({1: 2, "speed": 3}, "obs", "a dict with ['image', 'speed']"),
+        (good["speed"], "obs", "a dict with ['image', 'speed']"),
+        ({**good, "speed": np.zeros(3)}, "obs.speed", "float32[2], or a batch"),
+        ({**good, "image": good["image"] / 255}, "obs.image", "Box(0, 255, (12, 12, 3), uint8)"),
+        ({**good, "image": good["image"].astype(int) + 300}, "obs.image", "Box(0, 255, "),
+        ({**good, "speed": np.zeros((4, 2))}, "obs.speed", "float32[2], or a batch"),
+        ({**good, "image": good["image"][None]}, "obs.speed", "float32[1, 2]"),
     ]
     for obs, key, expected in wrong:
         with pytest.raises(SchemaMismatchError) as raised:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dingsdk.pipeline import progress as progress_module
 from dingsdk.pipeline.context import Evaluation, RunStatus
-from dingsdk.pipeline.progress import ConsoleProgress, workers_in_words
+from dingsdk.pipeline.progress import ConsoleProgress
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -193,11 +193,3 @@ def test_time_left_is_shown_in_at_most_two_units(left_s: float, text: str) -> No
     if left_s < 1:
         status = RunStatus(env_steps=100, elapsed_s=10.0, max_env_steps=102)
     assert f", {text} left" in shown(status, is_terminal=False)
-
-
-def test_one_worker_is_written_in_the_singular() -> None:
-    assert [workers_in_words(count) for count in (0, 1, 2)] == [
-        "0 workers",
-        "1 worker",
-        "2 workers",
-    ]

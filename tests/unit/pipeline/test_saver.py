@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.config import to_easydict
 from dingsdk.data.capture import capture
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import CheckpointCorruptError, NotSavableError, RunFolderError
+from dingsdk.errors import CheckpointCorruptError, RunFolderError
 from dingsdk.pipeline import resume
 from dingsdk.pipeline.resume import RunSaver, find_save
 
@@ -216,48 +215,19 @@ def test_new_episodes_are_seeded_differently_for_each_save_and_player(
     assert workers.evicted_before["old"] == 1 - 4
 
 
-class Exact:
-    """An env manager whose state can be saved."""
+def test_policy_that_is_not_saved_whole_and_evaluations_by_the_clock_are_listed() -> None:
+    def inexact(policy: Any, evaluator: dict[str, Any]) -> list[str]:
+        section = SimpleNamespace(type="mine", eval=SimpleNamespace(evaluator=evaluator))
+        parts = dict.fromkeys(("collector", "evaluator"), SimpleNamespace())
+        workers: Any = SimpleNamespace(learner=SimpleNamespace(policy=policy), **parts)
+        return INEXACT(SimpleNamespace(policy=section), workers)
 
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-
-class Fleeting(Exact):
-    """An env manager whose state cannot be saved."""
-
-    def get_state(self) -> dict[str, Any]:
-        raise NotSavableError("the env has no seed", path="env", found="seed")
-
-
-def inexact(*, learner_num: int = 1, interval_s: float | None = None, **parts: Any) -> list[str]:
-    made = {
-        "collector": SimpleNamespace(env=Exact(), resumes=True),
-        "evaluator": SimpleNamespace(env=Exact(), resumes=True),
-        "learner": SimpleNamespace(policy=SimpleNamespace(get_attribute=lambda name: {})),
-    } | parts
-    evaluator = to_easydict({} if interval_s is None else {"eval_interval_s": interval_s})
-    cfg: Any = SimpleNamespace(
-        system=SimpleNamespace(learner_num=learner_num),
-        policy=SimpleNamespace(type="mine", eval=SimpleNamespace(evaluator=evaluator)),
-    )
-    return INEXACT(cfg, SimpleNamespace(**made))  # type: ignore[arg-type]
-
-
-def test_deviations_of_a_resumed_run_are_listed() -> None:
-    assert inexact() == []
-    assert inexact(learner_num=2) == [], "the random numbers of all learners are saved"
-    (line,) = inexact(interval_s=3.0)
+    whole = SimpleNamespace(get_attribute=lambda name: {})
+    assert inexact(whole, {}) == []
+    (line,) = inexact(whole, {"eval_interval_s": 3.0})
     assert "eval_interval_s" in line
-    (line,) = inexact(learner=SimpleNamespace(policy=SimpleNamespace()))
+    (line,) = inexact(SimpleNamespace(), {})
     assert "the policy mine has no attribute acting_state" in line
-    (line,) = inexact(collector=SimpleNamespace(env=Fleeting(), resumes=True))
-    assert line == (
-        "the envs of the collector begin new episodes with other seeds: the env has no seed"
-    )
-    (line,) = inexact(evaluator=SimpleNamespace(env=Exact()))
-    assert line == "the evaluator SimpleNamespace begins new episodes"
-    assert inexact(evaluator=SimpleNamespace()) == []
 
 
 def test_error_for_a_damaged_save_suggests_the_one_before_it(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_rest_of_the_round_is_not_trained_if_the_buffer_gives_no_batch(parts: Pa
         ("step", None, "step() returned NoneType None; it must return keyword arguments by name"),
         ("collect", None, "collect() returned NoneType None; it must return a SampleBatch or a"),
         ("collect", 3, "collect() returned int 3; it must return a SampleBatch or a list"),
+        ("sample", 7, "sample() returned int 7; it must return a batch or None"),
         ("eval", True, "eval() returned bool True; it must return (whether the goal is reached, "),
         ("eval", (1, 2, 3), "eval() returned tuple (1, 2, 3); it must return (whether the goal"),
     ],

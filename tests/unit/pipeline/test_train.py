@@ -399,13 +399,6 @@ def test_clipped_rewards_are_for_training_and_not_for_evaluations(
     assert {each.mean for each in result.evaluations} == {5.0}
 
 
-def test_observations_that_only_training_has_are_refused() -> None:
-    wrapper = "env.wrappers=[{type: select_obs, indices: [0, 1], evaluate: false}]"
-    with pytest.raises(ConfigError, match="observation_space of an evaluation") as caught:
-        compile_run("cartpole-dqn", sets=[wrapper])
-    assert caught.value.path == "env.wrappers"
-
-
 @pytest.mark.parametrize(
     ("limit", "why"),
     [

@@ -11,8 +11,7 @@ import pytest
 
 from dingsdk.errors import PluginLoadError, UnknownPluginError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.plugins import CONTRACT_VERSIONS, KINDS, PluginManager, Switches, use_manager
-from dingsdk.plugins.discovery import Advert
+from dingsdk.plugins import CONTRACT_VERSIONS, PluginManager, Switches, use_manager
 
 Install = Callable[..., Path]
 
@@ -168,26 +167,6 @@ def test_plugin_for_an_older_contract_is_refused(
     assert caught.value.reason == "too old"
     (row,) = [row for row in manager.plugins() if row.type_key == "ring"]
     assert row.state == "too old"
-
-
-def test_plugin_for_the_newest_contract_is_loaded(install: Install) -> None:
-    points = {
-        "dingsdk.buffers": {"ring": "acme_a"},
-        "dingsdk.contracts": {"buffers": f"v{CONTRACT_VERSIONS['buffers']}"},
-    }
-    install("acme-a", points, acme_a=SOURCE.format(key="ring", owner="acme_a"))
-
-    assert owner_of(PluginManager(), "ring") == "acme_a"
-    assert CONTRACT_VERSIONS.keys() == KINDS.keys()
-
-
-def test_kinds_without_contracts_have_only_version_1() -> None:
-    def misfit(contract: str) -> str | None:
-        return Advert("plugins", "watch", "acme_a", "acme-a", "1.0", contract).misfit
-
-    assert misfit("v1") is None
-    assert "has version 1; upgrade" in str(misfit("v2"))
-    assert "write 'v1'" in str(misfit("1"))
 
 
 def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(

@@ -39,14 +39,6 @@ def test_registered_type_does_not_search_installed_plugins() -> None:
     assert "naive" in manager.registry("buffers")
 
 
-def test_registered_type_has_priority_over_an_advertised_one(ring: Install) -> None:
-    manager = PluginManager()
-    manager.registry("buffers").register("ring", dict)
-
-    assert manager.get("buffers", "ring") is dict
-    assert "acme_ring" not in sys.modules
-
-
 def test_import_names_come_first_and_register_by_decorator_or_by_hook(
     ring: Install, tmp_path: Path
 ) -> None:
@@ -175,10 +167,3 @@ def test_error_in_a_constructor_passes_unchanged_with_a_note(error: Exception) -
     assert "'bad'" in note
     assert __name__ in note
     assert "policy.other.replay_buffer" in note
-
-
-def test_bad_constructor_keyword_is_a_type_error(ring: Install) -> None:
-    with pytest.raises(TypeError, match="sise") as caught:
-        PluginManager().create("buffers", {"type": "ring"}, sise=3)
-
-    assert "acme-ring" in caught.value.__notes__[0]

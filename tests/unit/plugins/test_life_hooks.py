@@ -31,15 +31,6 @@ class Lifeline:
         self.events.append("unconfigure")
 
 
-def test_every_kind_has_a_registration_hook_and_a_registry() -> None:
-    manager = PluginManager()
-
-    for kind in KINDS:
-        assert getattr(manager.hook, f"dingsdk_register_{kind}").is_historic()
-        assert isinstance(manager.registry(kind), Registry)
-        assert KINDS[kind], "no description"
-
-
 def test_every_hook_is_documented_and_typed() -> None:
     for name, hook in vars(hookspecs).items():
         if name.startswith("dingsdk_"):
@@ -132,25 +123,6 @@ class AcmeSpecs:
     @hookspec
     def dingsdk_acme_moved(self, where: str) -> None:
         """A hook that a plugin adds."""
-
-
-def test_plugin_can_add_a_hook_and_implement_it() -> None:
-    moves: list[str] = []
-
-    class Acme:
-        @hookimpl
-        def dingsdk_addhooks(self, manager: PluginManager) -> None:
-            manager.add_hookspecs(AcmeSpecs)
-
-        @hookimpl
-        def dingsdk_acme_moved(self, where: str) -> None:
-            moves.append(where)
-
-    manager = PluginManager()
-    manager.register_plugin(Acme(), "acme")
-    manager.hook.dingsdk_acme_moved(where="home")
-
-    assert moves == ["home"]
 
 
 def test_hook_that_two_plugins_add_is_one_hook() -> None:

@@ -94,24 +94,3 @@ def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(tmp_path: Path) ->
         assert here == f"pip install {file.parent}"
         assert elsewhere.startswith(f"pip install ./plugins/{file.parent.name}, ")
         assert install_command(distribution, "x") == f"pip install '{file.parent}[x]'"
-
-
-def test_distribution_dingsdk_of_another_project_is_reported(
-    install: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    install("dingsdk", {}, version="2.0.0")
-
-    PluginManager().adverts()
-
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "dingsdk 2.0.0 is installed beside dingsdk-rl " in record.getMessage()
-    assert "pip uninstall dingsdk dingsdk-rl" in record.getMessage()
-
-
-def test_distributions_of_this_project_are_not_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    PluginManager().adverts()
-
-    assert caplog.records == []
