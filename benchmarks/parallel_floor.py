@@ -150,7 +150,7 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
     """Train with ``dingsdk.train``."""
     import dingsdk
 
-    config = config_of(name, job)
+    config = config_of("sac" if name == "sac" else "dqn", job)
     mode = "serial" if contender == "serial" else "parallel"
     transport = None if mode == "serial" else contender.partition(":")[0]
     if transport is not None:
@@ -209,7 +209,7 @@ def run_floor(name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
     from dingsdk.worker import create_buffer, create_learner
 
     torch.set_num_threads(1)
-    cfg = compile_config(config_of(name, job), seed=seed)
+    cfg = compile_config(config_of("sac" if name == "sac" else "dqn", job), seed=seed)
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=collect, args=(theirs, cfg, ENVS[name], job["env_steps"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +24,6 @@ _ARRAY_SPACES = (
 
 _MOST_VALUES = 4096
 """Discrete spaces with more actions are checked by comparison instead of with a set."""
-_FEW_VALUES = 24
-"""Arrays of at most this length are compared faster as lists."""
 
 
 class ObservationSchema:
@@ -68,7 +65,6 @@ class ObservationSchema:
         # The lowest and the highest value that a discrete space allows.
         self._limits = _low_and_high(space) if self._is_array and not is_box else None
         self.is_bounded = is_box and _has_bounds(space)
-        self._most = float(np.finfo(self.dtype.type).max) if self._is_float else 0.0
         if self._children is not None:
             self.is_bounded = any(child.is_bounded for child in self._children.values())
         # Python's integers are compared faster than arrays.
@@ -176,23 +172,12 @@ class ObservationSchema:
         kind = source.dtype.kind
         if kind not in "biuf":
             raise self._mismatch(_type_of(source))
-        # A cast that may overflow needs np.errstate, which takes longer than all the rest.
-        if kind == self.dtype.kind == "f" and source.shape == shape and self._can_hold(source):
-            return source.astype(self.dtype)
         if kind == "f" or self.dtype == np.float16:
             array = _cast_quietly(source, self.dtype)
         else:
             array = source.astype(self.dtype)
         self._check(array, shape, source)
         return array
-
-    def _can_hold(self, source: NDArray[Any]) -> bool:
-        """Whether no value is NaN or too large for the dtype."""
-        if source.ndim != 1 or not 0 < len(source) <= _FEW_VALUES:
-            return 0 not in (np.abs(source) <= self._most).tobytes("A")
-        values = source.tolist()
-        most = self._most
-        return math.isfinite(sum(values)) and -most <= min(values) and max(values) <= most
 
     def _check(self, array: NDArray[Any], shape: tuple[int, ...], source: NDArray[Any]) -> None:
         """Check the shape and the values of an array that was cast from ``source``."""

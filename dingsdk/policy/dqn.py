@@ -14,7 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Finite, read_section
+from dingsdk.config import Count, Finite
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import Savable
@@ -320,18 +320,12 @@ class DQNPolicy(BasePolicy):
         return loss if weights is None else (loss * weights.to(loss)).mean()
 
     def _get_attribute(self, key: str) -> Any:
-        if key == "learning_rate" and self.learns:
-            return self._optimizer.learning_rate
         found = super()._get_attribute(key)
         if key == "acting_state":
             found["exploration"] = self._exploration.state_dict()
         return found
 
     def _set_attribute(self, key: str, value: Any) -> None:
-        if key == "learning_rate" and self.learns:
-            learn = read_section(DQNLearnSection, {key: value}, "policy.learn")
-            self._optimizer.learning_rate = learn.learning_rate
-            return
         super()._set_attribute(key, value)
         if key == "acting_state":
             self._exploration.load_state_dict(value["exploration"])

@@ -96,18 +96,10 @@ class R2D2Section(DQNSection, frozen=True, kw_only=True):
         if not self.stores_steps:
             return
         buffer = self.other.replay_buffer
-        sampler, burn_in = buffer.get("sampler") or {}, self.learn.burn_in
-        if burn_in and "burn_in" not in sampler:
-            # The burn_in of the preset is not used: it belongs to the preset's sampler.
-            wrote = f"sampler.type is {sampler['type']!r}" if sampler else "sampler is null"
-            raise ValueError(
-                f"other.replay_buffer.{wrote}, but a sequence buffer needs one with the burn-in "
-                f"of learn.burn_in, {burn_in}; write sampler: {{type: sequence, burn_in: "
-                f"{burn_in}, pad: true}}, or choose another other.replay_buffer.type"
-            )
         lengths = {
             "sequence_length": buffer.get("sequence_length"),
-            "sampler.burn_in": sampler.get("burn_in", 0),
+            # The burn_in of the preset belongs to the preset's sampler.
+            "sampler.burn_in": (buffer.get("sampler") or {}).get("burn_in", 0),
         }
         for name, found in lengths.items():
             key = name.rpartition(".")[2]

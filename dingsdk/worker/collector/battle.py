@@ -232,11 +232,18 @@ def _is_free(obs: Any) -> bool:
     return isinstance(obs, Mapping) and ACTION_MASK in obs and bool(np.all(obs[ACTION_MASK]))
 
 
-def modes_of(policy: Any, name: str, path: str) -> list[Any]:
-    """Return the modes of all players.
+def modes_of(policy: Any, env: Any, name: str, path: str, most: float = math.inf) -> list[Any]:
+    """Return the modes of all players: two or more, at most ``most``, and one for each player.
+
+    Args:
+        policy: The modes.
+        env: The env manager, launched; None if it is not known yet.
+        name: Name of the collector or evaluator, for messages.
+        path: Path of its section.
+        most: Largest number of players.
 
     Raises:
-        ConfigError: ``policy`` is the mode of a single player.
+        ConfigError: ``policy`` is the mode of a single player, or has another number of modes.
     """
     if not isinstance(policy, Sequence) or hasattr(policy, "forward"):
         raise ConfigError(
@@ -244,29 +251,14 @@ def modes_of(policy: Any, name: str, path: str) -> list[Any]:
             "an env of one player, or give a list of modes",
             path=f"{path}.type",
         )
-    return list(policy)
-
-
-def check_players(
-    modes: Sequence[Any], env: Any, name: str, path: str, most: float = math.inf
-) -> None:
-    """Check that there are two policies or more, at most ``most``, and one for each player.
-
-    Args:
-        env: The env manager, launched; None if it is not known yet.
-        name: Name of the collector or evaluator, for messages.
-        path: Path of its section.
-
-    Raises:
-        ConfigError: their number is another one.
-    """
+    modes = list(policy)
     if not 2 <= len(modes) <= most:
         wanted = "two" if most == 2 else "two or more"
     else:
         # Managers that are not dingsdk's may not have this attribute.
         players = getattr(env, "player_num", len(modes))
         if players == len(modes):
-            return
+            return modes
         wanted = f"{players}, one for each player of the env"
     raise ConfigError(
         f"{name} plays {len(modes)} policies; give it {wanted}",
@@ -310,10 +302,8 @@ class BattleCollector(ISerialCollector):
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
-            modes = modes_of(policy, type(self).__name__, self._config_path)
             name, most = type(self).__name__, self.max_players
-            check_players(modes, self._env, name, self._config_path, most)
-            self._policy = modes
+            modes = self._policy = modes_of(policy, self._env, name, self._config_path, most)
             self._players = Players(modes)
             self._read(modes[0].get_attribute)
         if self._players is None:

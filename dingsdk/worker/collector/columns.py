@@ -21,13 +21,12 @@ from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_samples
-from dingsdk.worker.collector.rollout import NO_INFO, EpisodeRecord, Quota, Rollout, Writer
+from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 
 # Larger than any time; the sum of two still fits int64.
 _NEVER = 1 << 60
-
-_make_record = partial(tuple.__new__, EpisodeRecord)
-"""Takes a third of the time of ``EpisodeRecord``, which calls Python from C."""
+_SKIPPED = -_NEVER
+"""In place of a policy version: the env made no transition in this round."""
 
 Episodes = list[SampleBatch]
 
@@ -117,8 +116,7 @@ class BatchedRollout(Rollout):
         returns, begun, time = self._returns, self._begun, self._time
         # Few envs end in a round, so a loop is faster than one numpy call for each column.
         for env_id in env_ids:
-            facts = (env_id, returns.item(env_id), time - begun[env_id], NO_INFO)
-            episodes.append(_make_record(facts))
+            episodes.append(EpisodeRecord(env_id, returns.item(env_id), time - begun[env_id]))
             returns[env_id], begun[env_id] = 0.0, time
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
@@ -219,7 +217,7 @@ class ColumnsWriter(Writer):
     def clear(self) -> None:
         capacity = 64 if self._traj_len == _NEVER else max(64, 2 * self._traj_len)
         self._store = ColumnStore(self._env_num, min(capacity, 4096))
-        self._iters = np.empty(self._store.capacity, np.int64)
+        self._iters = np.empty((self._store.capacity, self._env_num), np.int64)
         self._starts = [0] * self._env_num
         self._time = 0
         self._next_full = self._traj_len
@@ -230,35 +228,30 @@ class ColumnsWriter(Writer):
 
     def state_dict(self) -> dict[str, Any]:
         """As ``Savable``; includes only the rounds that are still needed."""
-        first, stop = self._first_needed(), self._time
+        first, stop = min(self._starts), self._time
         return {
             **super().state_dict(),
             "rounds": self._store.rounds(first, stop) if first < stop else {},
             "iters": self._iters[first:stop].copy(),
             "starts": [start - first for start in self._starts],
-            "pieces": self._pieces_from(first),
-            "returns": list(self._returns),
             "next_full": self._next_full - first,
-            "pending_rows": self.pending_rows,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.clear()
-        for time, train_iter in enumerate(state["iters"].tolist()):
-            self.record(part_of(state["rounds"], time), train_iter)
+        for time, iters in enumerate(state["iters"]):
+            self.record(part_of(state["rounds"], time), iters)
         super().load_state_dict(state)
         self._starts = list(state["starts"])
-        self._pieces = list(state["pieces"])
-        self._returns = list(state["returns"])
         self._next_full = state["next_full"]
-        self.pending_rows = state["pending_rows"]
 
-    def record(self, columns: Mapping[str, Any], train_iter: int) -> None:
+    def record(self, columns: Mapping[str, Any], train_iter: int | NDArray[np.int64]) -> None:
         """Append one round of all envs.
 
         Args:
             columns: Result of ``make_transitions``, one row per env.
-            train_iter: Version of the behaviour policy, recorded as the column ``collect_iter``.
+            train_iter: Version of the behaviour policy, or of that of each env; recorded as the
+                column ``collect_iter``.
         """
         if self._time == self._store.capacity:
             self._make_room()
@@ -322,7 +315,7 @@ class ColumnsWriter(Writer):
         rows, lengths = self._rows_of(pieces)
         ends = lengths.cumsum()
         columns = self._store.gather(rows)
-        extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(rows // env_num)}
+        extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(rows)}
         if self.level_seeds is not None:
             seeds = np.array([self.level_seeds[i] for i in range(env_num)], np.int64)
             extra["seed"] = seeds.take(rows % env_num)
@@ -359,15 +352,8 @@ class ColumnsWriter(Writer):
             self._store.clear()
             self._next_full = self._traj_len
 
-    def _first_needed(self) -> int:
-        return min([*self._starts, *(start for _, start, _ in self._pieces)])
-
-    def _pieces_from(self, first: int) -> list[tuple[int, int, int]]:
-        """Return the waiting pieces, with times relative to ``first``."""
-        return [(env, start - first, stop - first) for env, start, stop in self._pieces]
-
     def _make_room(self) -> None:
-        first = self._first_needed()
+        first = min([*self._starts, *(start for _, start, _ in self._pieces)])
         # Moving less than half keeps the cost per round constant, and never overlaps.
         if first * 2 < self._store.capacity:
             self._store.grow()
@@ -377,7 +363,7 @@ class ColumnsWriter(Writer):
         kept = self._time - first
         self._iters[:kept] = self._iters[first : self._time]
         self._starts = [start - first for start in self._starts]
-        self._pieces = self._pieces_from(first)
+        self._pieces = [(env, start - first, stop - first) for env, start, stop in self._pieces]
         self._time = kept
         self._next_full -= first
 
@@ -393,19 +379,14 @@ class UnrollWriter(ColumnsWriter):
 
     def clear(self) -> None:
         super().clear()
-        self._gaps: list[list[int]] = [[] for _ in range(self._env_num)]
-        """For each env: times without a transition since the oldest round that is needed."""
         self._idle = [0] * self._env_num
-        """How many of them are in its unfinished piece."""
-
-    def state_dict(self) -> dict[str, Any]:
-        first = self._first_needed()
-        gaps = [[time - first for time in times if time >= first] for times in self._gaps]
-        return {**super().state_dict(), "gaps": gaps, "idle": list(self._idle)}
+        """For each env: rounds without a transition in its unfinished piece."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._gaps, self._idle = [list(times) for times in state["gaps"]], list(state["idle"])
+        for env_id, start in enumerate(self._starts):
+            iters = self._iters[start : self._time, env_id]
+            self._idle[env_id] = int(np.count_nonzero(iters == _SKIPPED))
 
     @property
     def unfinished_rows(self) -> int:
@@ -418,7 +399,7 @@ class UnrollWriter(ColumnsWriter):
 
     def skip(self, env_ids: Sequence[int]) -> None:
         for env_id in env_ids:
-            self._gaps[env_id].append(self._time - 1)
+            self._iters[self._time - 1, env_id] = _SKIPPED
             self._idle[env_id] += 1
 
     def cut(self, ended: Sequence[int]) -> None:
@@ -439,22 +420,8 @@ class UnrollWriter(ColumnsWriter):
         self, pieces: list[tuple[int, int, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows, lengths = super()._rows_of(pieces)
-        if any(self._gaps):
-            env_num = self._env_num
-            gaps = [time * env_num + i for i, times in enumerate(self._gaps) for time in times]
-            rows = rows[~np.isin(rows, gaps)]
+        rows = rows[self._iters.take(rows) != _SKIPPED]
         return rows, np.full_like(lengths, self._traj_len)
-
-    def _end_flush(self) -> None:
-        super()._end_flush()
-        first = self._first_needed() if self._time else _NEVER
-        self._gaps = [[time for time in times if time >= first] for times in self._gaps]
-
-    def _make_room(self) -> None:
-        first, before = self._first_needed(), self._time
-        super()._make_room()
-        if self._time < before:  # rounds were forgotten
-            self._gaps = [[time - first for time in times] for times in self._gaps]
 
 
 class ColumnStore:

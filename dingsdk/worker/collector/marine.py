@@ -44,9 +44,6 @@ class MarineParallelCollector(ZerglingParallelCollector):
         """By player: the writers of all seats in the games that are played for it."""
         super().__init__(cfg)
 
-    def __repr__(self) -> str:
-        return f"Marine {'evaluator' if self._eval_flag else 'collector'} {self._uid}"
-
     def get_finish_info(self) -> dict[str, Any]:
         """Return the result of the task: the keys of ``zergling``, for player 0, and three more.
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import draw_legal
-from dingsdk.data.capture import Savable, capture, revive
+from dingsdk.data.capture import Savable
 from dingsdk.errors import NonFiniteError, PolicyOutputError, PolicyOutputTypeError
 
 
@@ -94,15 +94,6 @@ class RandomActions(Savable):
     def __init__(self, space: Any, seed: int | None) -> None:
         self._space = space
         self._rng = np.random.default_rng(seed)
-        if seed is not None:
-            space.seed(seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "space": capture(_streams(self._space))}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        _set_streams(self._space, revive(state["space"]))
 
     def draw(self, count: int, legal: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         """Draw actions.
@@ -127,23 +118,8 @@ class RandomActions(Savable):
                 return self._rng.uniform(space.low, space.high, shape).astype(space.dtype)
             drawn = self._rng.integers(space.low, space.high, shape, endpoint=True)
             return drawn.astype(space.dtype)
+        space.seed(int(self._rng.integers(2**31)))  # so that only this stream is saved
         return np.stack([np.asarray(space.sample()) for _ in range(count)])
-
-
-def _streams(space: Any) -> list[Any]:
-    """Return the random generators of a space and of its inner spaces."""
-    return [space.np_random, *map(_streams, _inner(space))]
-
-
-def _set_streams(space: Any, streams: list[Any]) -> None:
-    space._np_random = streams[0]
-    for inner, each in zip(_inner(space), streams[1:], strict=True):
-        _set_streams(inner, each)
-
-
-def _inner(space: Any) -> list[Any]:
-    inner = getattr(space, "spaces", ())
-    return list(inner.values() if isinstance(inner, Mapping) else inner)
 
 
 def _is_finite(value: Any) -> bool:

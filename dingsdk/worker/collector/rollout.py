@@ -102,6 +102,8 @@ def check_episodes(n_episode: int, env_num: int, path: str, instead: str) -> Non
 class Writer(Savable, ABC):
     """Records transitions and cuts them into the pieces that train samples are made of.
 
+    Its state is saved between two collects, when no piece waits for ``flush``.
+
     Attributes:
         level_seeds: Seeds by env id, recorded as the column ``seed``; None for no such column.
         added_columns: Columns to add to samples: any of ``env_id`` and ``episode_return``.

@@ -196,8 +196,6 @@ class RowsWriter(Writer):
         is_unroll: Whether trajectories are only cut when they hold ``traj_len`` transitions.
     """
 
-    saved = (*Writer.saved, "_pieces", "pending_rows")
-
     def __init__(
         self,
         env_num: int,

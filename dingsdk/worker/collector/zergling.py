@@ -113,7 +113,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
 
     def __repr__(self) -> str:
         kind = "evaluator" if self._eval_flag else "collector"
-        return f"Zergling {kind} {self._uid}"
+        return f"{type(self).__name__.removesuffix('ParallelCollector')} {kind} {self._uid}"
 
     def get_finish_info(self) -> dict[str, Any]:
         """Return the result of the task.

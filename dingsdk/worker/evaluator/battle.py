@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dingsdk.config import Count
-from dingsdk.worker.collector.battle import BattleRollout, Players, check_players, modes_of
+from dingsdk.worker.collector.battle import BattleRollout, Players, modes_of
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import VectorEvalMonitor
@@ -52,10 +52,7 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
-            name = type(self).__name__
-            modes = modes_of(policy, name, self._config_path)
-            check_players(modes, self._env, name, self._config_path)
-            self._policy = modes
+            self._policy = modes_of(policy, self._env, type(self).__name__, self._config_path)
         for mode in self.policy:
             mode.reset()
 

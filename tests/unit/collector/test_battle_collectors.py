@@ -121,7 +121,7 @@ def test_returns_of_each_player_are_logged(make_battle) -> None:
 
 def test_invalid_players_and_requests_are_refused(make_battle, tmp_path) -> None:
     three = [Fighter(number) for number in range(3)]
-    with pytest.raises(ConfigError, match="plays 3 policies"):
+    with pytest.raises(ConfigError, match="plays 3 policies; give it two"):
         make_battle("episode_1v1", DuelEnvs(((2,),)), three)
     with pytest.raises(ConfigError, match="was given one") as caught:
         create_serial_collector(

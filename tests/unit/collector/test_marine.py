@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, TaskTimeoutError
+from dingsdk.errors import ConfigError
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.marine import MarineParallelCollector
@@ -183,33 +183,6 @@ def test_fixed_opponent_acts_with_its_own_weights_and_sends_nothing(make_marine)
     for results in collector.get_finish_info()["game_result"]:
         assert len(results) >= 5
         assert results == [names[games[index % 2][1]] for index in range(len(results))]
-
-
-def test_payloads_end_with_an_episode_if_n_episode_is_set(make_marine) -> None:
-    store = Store(new=weights(6))
-    policy = {**POLICY, "collect": {"n_sample": None, "n_episode": 2, "unroll_len": 1}}
-    make_marine(store, ["new"] * 2, [True, False], policy=[policy] * 2).start()
-
-    assert all(batch.columns["done"][-1] for batch in store.payloads)
-    assert {row.obs for row in store.rows()} == {
-        row.obs for shift in (0, 1) for row in play([actor(6)] * 2, shift)[0][0]
-    }
-
-
-def test_newer_policies_are_loaded_between_rounds_for_training_players(make_marine) -> None:
-    store = Store(new=weights(6), old=weights(4))
-    collector = make_marine(store, ["new", "old"], [True, False], update_policy_second=0)
-
-    def turn() -> None:
-        store.versions["new"] += 1
-
-    collector.yield_turn = turn
-    collector.start()
-
-    assert store.asked.count("old") == 1
-    versions = np.concatenate([batch.columns["collect_iter"] for batch in store.payloads])
-    assert len(np.unique(versions)) > 5
-    assert collector.get_finish_info()["train_iter"] == store.versions["new"]
 
 
 def test_evaluation_plays_against_the_eval_opponent_of_the_env(make_marine) -> None:
@@ -505,14 +478,6 @@ def test_number_of_policies_must_match_the_number_of_players(make_marine) -> Non
         make_marine(Store(), ["new"] * 3, [True] * 3)
     with pytest.raises(ConfigError, match="names 1 policies"):
         make_marine(Store(), ["new"], [True], eval_flag=True)
-
-
-def test_error_names_the_opponent_without_a_policy(make_marine) -> None:
-    store = Store(new=weights(6))
-    collector = make_marine(store, ["new", "gone"], [True, False], policy_timeout_s=0.02)
-
-    with pytest.raises(TaskTimeoutError, match="'gone'"):
-        collector.start()
 
 
 def test_finish_info_has_the_version_of_the_first_player(make_marine) -> None:

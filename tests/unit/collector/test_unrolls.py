@@ -188,12 +188,12 @@ def test_writer_leaves_out_resets_and_drops_failed_unrolls(
         number += 2
         assert writer.unfinished_rows == sum(map(len, model))
         if round_ % flush_every == 0:
+            if (batch := writer.flush()) is not None:
+                found += batch.columns["n"].tolist()  # type: ignore[union-attr]
             if round_ % 2:  # as a resumed run does
                 state = writer.state_dict()
                 writer = UnrollWriter(2, length, lambda columns, ends: SampleBatch(columns))
                 writer.load_state_dict(state)
-            if (batch := writer.flush()) is not None:
-                found += batch.columns["n"].tolist()  # type: ignore[union-attr]
     if (batch := writer.flush()) is not None:
         found += batch.columns["n"].tolist()  # type: ignore[union-attr]
     assert found == expected

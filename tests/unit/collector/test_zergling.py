@@ -3,8 +3,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +17,11 @@ from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutErr
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker.collector import rollout
+from dingsdk.worker.collector import parallel_base, rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
-from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
-from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 from .late_envs import LateEnvs
 
@@ -104,21 +103,6 @@ def make_zergling(tmp_path):
     for collector in made:
         collector.close()
         collector._release()
-
-
-def test_collector_does_not_change_payloads_after_sending(make_zergling) -> None:
-    wire = Wire()
-    copies: dict[str, SampleBatch] = {}
-    collector = make_zergling(wire=wire)
-
-    def keep(data_id: str, batch: SampleBatch) -> None:
-        copies[data_id] = batch.copy()
-        wire.payloads[data_id] = batch.freeze()
-
-    collector.send_stepdata = keep
-    collector.start()
-
-    assert all(wire.payloads[data_id] == copy for data_id, copy in copies.items())
 
 
 @pytest.mark.parametrize(("steps_of_env", "warnings"), [(3, 1), (10_000, 0)])
@@ -406,129 +390,84 @@ def test_episodes_per_env_take_precedence_over_the_total(make_zergling) -> None:
     assert collector.get_finish_info()["real_episode_count"] == 2 * 3
 
 
-def test_same_seed_gives_the_same_data(make_zergling) -> None:
-    first, second = Wire(), Wire()
-    for wire in (first, second):
-        # Neither run may load a newer policy, even on a slow machine.
-        make_zergling(wire=wire, update_policy_second=3600).start()
-    pairs = zip(first.payloads.values(), second.payloads.values(), strict=True)
-    assert all(a == b for a, b in pairs)
+def play_on_policy(
+    make_zergling: Any,
+    answers: dict[int, list[Any]],
+    has_second: Callable[[list[int], int], bool] = lambda asked, steps: False,
+    env: Mapping[str, Any] = {},
+    **changes: Any,
+) -> tuple[Wire, list[int]]:
+    """Run an on-policy task; return what it sent, and the steps at which it asked for more.
 
-
-def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_policy(
-    make_zergling,
-) -> None:
-    wire = Wire()
-    collector = make_zergling(
-        wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
-    )
-    published, later = [1], [2]
-    answers = {0: (6, 1), 6: (9, 2), 9: None}
-    asked: list[int] = []
+    Args:
+        answers: By env steps, the admissions; the last one is repeated.
+        has_second: Whether policy 2 is there, after these questions and env steps.
+    """
+    wire, asked, versions = Wire(), list[int](), [1, 2]
+    cfg = {"policy": {**POLICY, "on_policy": True}, "env": {"collector_episode_num": None, **env}}
+    collector = make_zergling(wire=wire, **cfg, **changes)
 
     def newest(path: str) -> dict[str, Any] | None:
-        return {"model": wire.model, "iter": published.pop()} if published else None
+        is_there = versions and has_second(asked, collector._rollout.env_steps)
+        if len(versions) == 2 or is_there:
+            return {"model": wire.model, "iter": versions.pop(0)}
+        return None
 
     def admit(steps: int) -> tuple[int, int] | None:
         asked.append(steps)
-        return answers[steps]
+        return answers[steps].pop(0) if len(answers[steps]) > 1 else answers[steps][0]
 
-    def turn() -> None:
-        if 6 in asked and later:
-            published.append(later.pop())
-
-    collector.get_policy_update_info = newest
-    collector.await_admission = admit
-    collector.yield_turn = turn
-
+    collector.get_policy_update_info, collector.await_admission = newest, admit
     collector.start()
-
-    assert list(dict.fromkeys(asked)) == [0, 6, 9]
-    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(6, 1), (3, 2)]
-    delivered = [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta]
-    assert delivered == [0, 6, 9]
+    return wire, asked
 
 
-def test_policy_that_arrives_during_admitted_steps_takes_the_rest(make_zergling) -> None:
-    wire = Wire()
-    collector = make_zergling(
-        wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
-    )
-    published, later = [1], [2]
-    answers = {0: (9, 1), 9: None}
+@pytest.mark.parametrize(
+    ("answers", "has_second", "sent", "delivered"),
+    [
+        (
+            {0: [(6, 1)], 6: [(9, 2)], 9: [None]},
+            lambda asked, steps: 6 in asked,
+            [(6, 1), (3, 2)],
+            [0, 6, 9],
+        ),
+        ({0: [(9, 1)], 9: [None]}, lambda asked, steps: steps > 0, [(3, 1), (6, 2)], [0, 3, 9]),
+        (
+            {0: [(6, 1)], 6: [(9, 4), (9, 4), (9, 1)], 9: [None]},
+            lambda asked, steps: False,
+            [(6, 1), (3, 1)],
+            [0, 6, 9],
+        ),
+    ],
+    ids=["waits for the policy", "policy arrives meanwhile", "learner went back"],
+)
+def test_admitted_steps_are_taken_with_the_admitted_policy_or_a_newer_one(
+    make_zergling, answers, has_second, sent, delivered
+) -> None:
+    wire, asked = play_on_policy(make_zergling, answers, has_second)
 
-    def newest(path: str) -> dict[str, Any] | None:
-        return {"model": wire.model, "iter": published.pop()} if published else None
-
-    def turn() -> None:
-        if collector._rollout.env_steps and later:
-            published.append(later.pop())
-
-    collector.get_policy_update_info = newest
-    collector.await_admission = answers.__getitem__
-    collector.yield_turn = turn
-
-    collector.start()
-
-    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(3, 1), (6, 2)]
-    delivered = [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta]
-    assert delivered == [0, 3, 9]
+    assert set(asked) == set(answers)
+    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == sent
+    found = [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta]
+    assert list(dict.fromkeys(found)) == delivered
 
 
 def test_on_policy_payload_has_no_step_that_an_older_policy_began(make_zergling) -> None:
-    manager, wire = PluginManager(), Wire()
+    manager = PluginManager()
     manager.registry("env_managers").register("late", LateEnvs)
     with use_manager(manager):
-        collector = make_zergling(
-            wire=wire,
-            policy={**POLICY, "on_policy": True},
-            env={"collector_env_num": 2, "collector_episode_num": None},
+        wire, _ = play_on_policy(
+            make_zergling,
+            {0: [(4, 1)], 4: [(7, 2)], 7: [None]},
+            lambda asked, steps: 4 in asked,
+            env={"collector_env_num": 2},
             env_manager={"type": "late"},
         )
-    updates = [{"model": wire.model, "iter": version} for version in (2, 1)]
-    answers = {0: (4, 1), 4: (7, 2), 7: None}
-    asked: list[int] = []
-
-    def admit(steps: int) -> tuple[int, int] | None:
-        asked.append(steps)
-        return answers[steps]
-
-    def newest(path: str) -> dict[str, Any] | None:
-        return updates.pop() if len(updates) == 2 or (4 in asked and updates) else None
-
-    collector.await_admission, collector.get_policy_update_info = admit, newest
-
-    collector.start()
 
     # Of the three steps with policy 2, the first one of env 1 began with policy 1.
     assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(4, 1), (2, 2)]
     versions = [batch.columns["collect_iter"].tolist() for batch in wire.payloads.values()]
     assert versions == [[1] * 4, [2] * 2]
-
-
-def test_on_policy_collector_continues_after_the_learner_went_back(
-    make_zergling,
-) -> None:
-    """The learner lost policy 4 and was restarted from a checkpoint of iteration 1."""
-    wire = Wire()
-    collector = make_zergling(
-        wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
-    )
-    published = [1]
-    answers = {0: [(6, 1)], 6: [(9, 4), (9, 4), (9, 1)], 9: [None]}
-
-    def admit(steps: int) -> tuple[int, int] | None:
-        left = answers[steps]
-        return left.pop(0) if len(left) > 1 else left[0]
-
-    collector.get_policy_update_info = lambda path: (
-        {"model": wire.model, "iter": published.pop()} if published else None
-    )
-    collector.await_admission = admit
-
-    collector.start()
-
-    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(6, 1), (3, 1)]
 
 
 def test_close_wakes_a_collector_that_waits_for_its_first_policy(make_zergling) -> None:
@@ -546,17 +485,6 @@ def test_close_wakes_a_collector_that_waits_for_its_first_policy(make_zergling) 
     assert not thread.is_alive()
     info = collector.get_finish_info()
     assert (info["step_count"], info["collector_done"]) == (0, False)
-
-
-def test_close_ends_the_loop_without_sending_the_rest(make_zergling) -> None:
-    wire = Wire()
-    collector = make_zergling(wire=wire, env={"collector_episode_num": None})
-    collector.send_metadata = lambda meta: (wire.metas.append(meta), collector.close())
-
-    collector.start()
-
-    assert len(wire.metas) <= 2
-    assert collector.get_finish_info()["step_count"] > 0
 
 
 def test_close_before_start_makes_start_return(make_zergling) -> None:
@@ -674,11 +602,6 @@ def test_config_without_n_sample_and_n_episode_is_refused(make_zergling) -> None
         make_zergling(policy={**POLICY, "collect": {"n_sample": None}})
 
 
-def test_fewer_episodes_than_envs_are_refused(make_zergling) -> None:
-    with pytest.raises(ConfigError):
-        make_zergling(eval_flag=True, env={"n_evaluator_episode": 1})
-
-
 @pytest.mark.parametrize(("eval_flag", "folder"), [(False, "collector"), (True, "evaluator")])
 def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, folder) -> None:
     collector = make_zergling(eval_flag=eval_flag)
@@ -695,47 +618,34 @@ def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, fold
     assert str(collector) == f"Zergling {folder} {log.name.removesuffix('_logger.txt')}"
 
 
-def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling) -> None:
-    wire = Wire()
-    collector = make_zergling(wire=wire, print_freq=2)
+def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling, monkeypatch) -> None:
+    collector = make_zergling(wire=Wire(), print_freq=2)
     assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
-    # Times just outside and just inside of what the collector measures.
-    times: list[dict[str, float]] = []
+    clock = SimpleNamespace(now=0.0, round=0)
+    fake = SimpleNamespace(perf_counter=lambda: clock.now, time=time.time)
+    monkeypatch.setattr(parallel_base, "time", fake)
 
-    def note(name: str) -> None:
-        times[-1][name] = time.perf_counter()
-
-    def turn() -> None:
-        times.append({})
-        note("turn")
-
-    def measured(name: str) -> None:
+    def lasting(name: str, seconds: float) -> None:
         method = getattr(collector, name)
 
         def call(*args: Any) -> Any:
-            note(f"{name} begins")
-            result = method(*args)
-            note(f"{name} ends")
-            if name == "_process_timestep" and len(times) == 9:
-                collector.close()
-            return result
+            clock.now += seconds * clock.round
+            return method(*args)
 
         setattr(collector, name, call)
 
+    def turn() -> None:
+        clock.round += 1
+        if clock.round == 9:
+            collector.close()
+
     collector.yield_turn = turn
-    for name in ("_observe", "_policy_inference", "_env_step", "_process_timestep"):
-        measured(name)
+    for name, seconds in (("_policy_inference", 1), ("_env_step", 10), ("_process_timestep", 100)):
+        lasting(name, seconds)
     collector.start()
 
-    def mean(begin: str, end: str) -> float:
-        return sum(each[end] - each[begin] for each in times[-4:]) / 4
-
-    monitor = collector.monitor
-    inside = mean("_observe begins", "_policy_inference ends")
-    assert inside <= monitor["policy_time"] <= mean("turn", "_env_step begins")
-    inside = mean("_env_step begins", "_env_step ends")
-    assert inside <= monitor["env_time"]
-    assert monitor["env_time"] <= mean("_policy_inference ends", "_process_timestep begins")
+    # The mean of rounds 6 to 9, which take 6 to 9 times as long.
+    assert collector.monitor == {"policy_time": 7.5, "env_time": 75.0}
 
 
 def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None:
@@ -755,14 +665,6 @@ def test_env_manager_of_a_collector_without_envs_is_an_error(make_zergling) -> N
         _ = collector.env_manager
 
 
-def test_close_of_a_collector_that_never_started_closes_its_envs_once(make_zergling) -> None:
-    collector = make_zergling()
-    assert not collector.env_manager.closed
-    collector.close()
-    collector.close()
-    assert collector.env_manager.closed
-
-
 def test_start_during_a_close_leaves_the_envs_to_the_close(make_zergling) -> None:
     class Pool(EnvPool):
         def give_back(self, *args: Any, **kwargs: Any) -> None:
@@ -777,8 +679,8 @@ def test_start_during_a_close_leaves_the_envs_to_the_close(make_zergling) -> Non
     assert len(returned) == 1
 
 
-def test_close_of_a_running_collector_lets_it_close_its_envs(make_zergling) -> None:
-    collector = make_zergling(wire=Wire())
+def test_running_collector_that_is_closed_sends_no_rest_and_closes_its_envs(make_zergling) -> None:
+    collector = make_zergling(wire=Wire(), env={"collector_episode_num": None})
     was_closed = []
 
     def close(meta: dict[str, Any]) -> None:
@@ -787,7 +689,7 @@ def test_close_of_a_running_collector_lets_it_close_its_envs(make_zergling) -> N
 
     collector.send_metadata = close
     collector.start()
-    assert was_closed
+    assert 1 <= len(was_closed) <= 2
     assert not any(was_closed)
     assert collector.env_manager.closed
 
@@ -806,17 +708,3 @@ def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) ->
 
     assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
     assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05
-
-
-def test_defaults_of_the_sections() -> None:
-    default = ZerglingParallelCollector.default_config()
-    expected = {"print_freq": 5, "compressor": "none"}
-    expected |= {"update_policy_second": 0.0, "policy_timeout_s": 180.0}
-    assert {key: default[key] for key in expected} == expected
-    default = SampleSerialCollector.default_config()
-    expected = {"deepcopy_obs": False, "transform_obs": False, "collect_print_freq": 100}
-    assert {key: default[key] for key in (*expected, "seed")} == {**expected, "seed": None}
-    default = InteractionSerialEvaluator.default_config()
-    expected = {"eval_freq": 1000, "n_episode": None, "stop_value": np.inf, "figure_path": None}
-    expected |= {"render": {"render_freq": -1, "mode": "train_iter"}}
-    assert {key: default[key] for key in expected} == expected

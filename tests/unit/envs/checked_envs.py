@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -96,26 +95,6 @@ class TextReward(Good):
         return self.observe(), "much", False, False, {}
 
 
-class NaNReward(Good):
-    def step(self, action: Any) -> Any:
-        return self.observe(), np.nan, False, False, {}
-
-
-class HugeReward(Good):
-    def step(self, action: Any) -> Any:
-        return self.observe(), 1e39, False, False, {}
-
-
-class InfoWithoutDict(Good):
-    def step(self, action: Any) -> Any:
-        return self.observe(), 0.0, False, False, MappingProxyType({})
-
-
-class RewardArray(Good):
-    def step(self, action: Any) -> Any:
-        return self.observe(), np.zeros(2), False, False, {}
-
-
 class RewardOfOnePlayer(Good):
     player_num = 2
 
@@ -152,29 +131,6 @@ class SharedState(Good):
         self.steps[0] += 1
         _, reward, terminated, truncated, info = super().step(action)
         return np.array([0, self.steps[0] / 1000], np.float32), reward, terminated, truncated, info
-
-
-class FailsBesideAnother(Good):
-    """Raises once: in the first step that is taken while another env is open."""
-
-    opened: ClassVar[list[FailsBesideAnother]] = []
-    failed: ClassVar[list[FailsBesideAnother]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened.append(self)
-
-    def step(self, action: Any) -> Any:
-        if len(self.opened) > 1 and not self.failed:
-            self.failed.append(self)
-            raise RuntimeError("the simulator is in use")
-        return super().step(action)
-
-    def close(self) -> None:
-        if self in self.opened:
-            self.opened.remove(self)
-        if not self.opened:
-            self.failed.clear()
 
 
 class RaisesInClose(Good):

@@ -15,9 +15,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 class Counter(gym.Env[Any, Any]):
     """Observes [start, step]; start is drawn at reset.
 
-    Action 1 raises, action 2 observes NaN, action 3 observes the wrong shape, action 4 rewards
-    NaN, action 5 reports an abnormal step. Terminates after ``length`` steps; a TimeLimit may
-    truncate earlier. The reward is the step number.
+    Action 1 raises, action 2 observes NaN, action 5 reports an abnormal step. Terminates after
+    ``length`` steps; a TimeLimit may truncate earlier. The reward is the step number.
     """
 
     action_space = gym.spaces.Discrete(6)
@@ -66,10 +65,6 @@ class Counter(gym.Env[Any, Any]):
         info: dict[str, Any] = {"step": self._step}
         if action == 2:
             obs = self._observe(np.nan)
-        elif action == 3:
-            obs = np.zeros(3, np.float32)
-        elif action == 4:
-            reward = np.nan
         elif action == 5:
             info["abnormal"] = True
         terminated = self._step >= self._length

@@ -124,21 +124,3 @@ def test_rows_without_a_transition_have_no_reward_and_no_end(cfg: dict[str, Any]
         assert columns.valid.tolist() == [False, False]  # type: ignore[union-attr]
         assert columns.reward.tolist() == [0.0, 0.0]
         assert not (columns.terminated | columns.truncated).any()
-
-
-def test_short_subclass_makes_a_manager_of_any_vector_env() -> None:
-    class Native(BaseVectorEnvManager):
-        def make_vector_env(self) -> Any:
-            return gym.make_vec(
-                "Tiny/NativeSameStep-v0", self.env_num, vectorization_mode="vector_entry_point"
-            )
-
-    with Native({"episode_num": 2}, make_env_fns({"env_id": "Tiny/Counter-v0"}, 3)) as manager:
-        manager.seed(3)
-        manager.launch()
-        lengths: dict[int, list[float]] = {0: [], 1: [], 2: []}
-        while not manager.done:
-            for env_id, timestep in play(manager).items():
-                if timestep.done:
-                    lengths[env_id].append(timestep.info["eval_episode_return"])
-    assert lengths == {0: [3.0] * 2, 1: [6.0] * 2, 2: [10.0] * 2}

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from dingsdk.envs import EnvFn, EnvManager, create_env_manager, make_env_fns
-from dingsdk.envs.pooled import PooledEnv, PooledEnvs
+from dingsdk.envs.pooled import PooledEnv
 from dingsdk.errors import ConfigError, EnvError, NotSavableError, UnknownEnvError
 
 CARTPOLE = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 12}}
@@ -124,21 +123,6 @@ def test_envs_have_one_player() -> None:
 
 
 @pytest.mark.usefixtures("envpool")
-def test_returns_and_finite_episodes_in_the_dict_form() -> None:
-    with launched(CARTPOLE, episode_num=2) as manager:
-        returns: dict[int, list[bool]] = {env_id: [] for env_id in range(3)}
-        lengths = [0, 0, 0]
-        while not manager.done:
-            actions = {env_id: env_id % 2 for env_id in manager.ready_obs}
-            for i, step in manager.step(actions).items():
-                lengths[i] += 1
-                if step.done:
-                    returns[i].append(step.info["eval_episode_return"] == lengths[i])
-                    lengths[i] = 0
-        assert returns == {env_id: [True, True] for env_id in range(3)}
-
-
-@pytest.mark.usefixtures("envpool")
 def test_atari_takes_envpool_options_and_runs_as_a_single_env() -> None:
     cfg = {"env_id": "envpool:Pong-v5", "kwargs": {"stack_num": 2, "img_height": 42}}
     manager = create_env_manager({"type": "envpool", "num_threads": 1}, make_env_fns(cfg, 2))
@@ -201,7 +185,3 @@ def test_env_closes_its_pool_once(envpool: Any, monkeypatch: pytest.MonkeyPatch)
     env.close()
     assert len(closed) == 1
     assert closed[0] is pool
-
-
-def test_pool_declares_that_resets_take_a_step(envpool: Any) -> None:
-    assert PooledEnvs("CartPole-v1").metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP

@@ -16,8 +16,6 @@ from dingsdk.envs import (
     make_env_fns,
     seed_envs,
 )
-from dingsdk.envs.guard import GuardedEnv
-from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -87,24 +85,6 @@ def test_random_actions_are_for_ready_envs() -> None:
         actions = manager.random_action()
         assert list(actions) == [1]
         assert manager.action_space.contains(actions[1])
-
-
-class Silent(InProcessEnvManager):
-    """Does not set the number of players of its envs."""
-
-    def _open(self) -> None:
-        self._envs = [GuardedEnv(self._env_fns[0], 0, self.section)]
-        space, actions = self._envs[0].observation_space, self._envs[0].action_space
-        self._spaces = ObservationSchema(space), ActionChecker(actions)
-
-
-def test_number_of_players_is_one_by_default() -> None:
-    env_fns = make_env_fns({"env_id": "Tiny/Counter-v0"}, 1)
-    with Silent({}, env_fns) as manager:
-        manager.launch()
-        timesteps = [manager.step({0: 0})[0] for _ in range(3)]
-    assert [each.reward for each in timesteps] == [1.0, 2.0, 3.0]
-    assert timesteps[2].info["eval_episode_return"] == 6.0
 
 
 def test_images_of_envs_without_a_render_mode_are_refused() -> None:

@@ -518,25 +518,17 @@ def test_observations_without_a_mask_are_flattened_for_each_player() -> None:
     assert env.observation_space.shape == (2, 7)
 
 
-def test_players_env_keeps_the_metadata_of_its_game() -> None:
-    assert PlayersEnv(Sums()).metadata == Sums.metadata
-
-
-def test_players_env_renders_its_game() -> None:
+def test_players_env_has_the_metadata_of_its_game_renders_and_closes_it() -> None:
     class Drawn(Sums):
+        closed = 0
+
         def render(self) -> Any:
             return np.full((2, 2, 3), 7, np.uint8)
-
-    assert PlayersEnv(Drawn()).render().shape == (2, 2, 3)
-
-
-def test_close_closes_the_env_of_the_players() -> None:
-    class Closing(Sums):
-        closed = 0
 
         def close(self) -> None:
             self.closed += 1
 
-    env = Closing()
-    PlayersEnv(env).close()
-    assert env.closed == 1
+    env = PlayersEnv(game := Drawn())
+    assert (env.metadata, env.render().shape) == (Sums.metadata, (2, 2, 3))
+    env.close()
+    assert game.closed == 1

@@ -178,6 +178,7 @@ def test_statistics_are_written_over_iterations_and_env_steps(make_evaluator, po
             if tag.startswith(f"evaluator_{axis}/")
         }
         assert written == {key: (pytest.approx(value), step) for key, value in expected.items()}
+    assert writer.histograms == [("evaluator_iter/return", [2.0, 2.0, 2.0, 30.0, 30.0], 7)]
 
 
 @needs("video")
@@ -281,14 +282,6 @@ def test_evaluator_without_a_writer_opens_one_and_closes_it(tmp_path, policy) ->
         assert (folder / "log" / "evaluator" / "evaluator_logger.txt").exists()
     assert list(given.rglob("*tfevents*")) == []
     assert len(list(own.rglob("*tfevents*"))) == 1
-
-
-def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
-    evaluator = make_evaluator(policy, lengths=(2, 3), writer=(writer := Writer()))
-
-    evaluator.eval(n_episode=3, train_iter=7)
-
-    assert writer.histograms == [("evaluator_iter/return", [2.0, 2.0, 3.0], 7)]
 
 
 @needs("video")

@@ -198,12 +198,6 @@ def test_result_is_the_mean_over_all_ranks(make_evaluator, monkeypatch) -> None:
     assert evaluator.eval() == (False, (0.75 + 1.25) / 4)
 
 
-def test_evaluations_are_due_every_50_iterations(make_evaluator) -> None:
-    evaluator = make_evaluator([_batch(1)])
-    due = [at for at in range(120) if evaluator.should_eval(at)]
-    assert due == [0, 50, 100]
-
-
 def test_returns_of_a_result_are_episode_returns_or_the_metric() -> None:
     assert returns_of({"eval_episode_return": [np.float32(1.5), 2], "other": 3}) == [1.5, 2.0]
     assert returns_of(np.float64(0.25)) == [0.25]

@@ -30,23 +30,18 @@ def test_episodes_beyond_the_quota_are_ignored() -> None:
     assert monitor.get_episode_info() == {"score": [1.0, 2.0, 9.0], "score_mean": 4.0}
 
 
-def test_only_numbers_have_a_mean() -> None:
-    monitor = VectorEvalMonitor(1, 1)
+def test_only_statistics_that_are_always_numbers_have_a_mean() -> None:
+    monitor = VectorEvalMonitor(1, 2)
     assert monitor.get_episode_info() is None
-    monitor.update_info(0, {"map": "desert", "hits": torch.tensor([1, 2]), "won": True})
+    monitor.update_info(0, {"map": "desert", "hits": torch.tensor([1, 2]), "won": True, "at": 3})
+    monitor.update_info(0, {"at": "none"})
     assert monitor.get_episode_info() == {
         "map": ["desert"],
         "hits": [[1, 2]],
         "won": [True],
         "won_mean": 1.0,
+        "at": [3, "none"],
     }
-
-
-def test_statistic_that_is_not_always_a_number_has_no_mean() -> None:
-    monitor = VectorEvalMonitor(1, 2)
-    for found in (3, "none"):
-        monitor.update_info(0, {"found": found})
-    assert monitor.get_episode_info() == {"found": [3, "none"]}
 
 
 @pytest.mark.parametrize(

@@ -300,11 +300,11 @@ def linked_ranks(rank_s: float = 20.0) -> Iterator[tuple[LearnerAggregator, Conn
 def test_changes_of_the_policy_are_sent_to_all_ranks() -> None:
     state = policy(seed=1).state_dict()
     with linked_ranks() as (ranks, other):
-        for name, args in (("set_attribute", ["learning_rate", 0.05]), ("reset", [[3]])):
+        for name, args in (("set_attribute", ["batch_size", 5]), ("reset", [[3]])):
             aggregator._send(other, "done", None)
             getattr(ranks.learn_mode, name)(*args)
             assert aggregator._receive(other) == (name, args)
-        assert ranks.learn_mode.get_attribute("learning_rate") == 0.05
+        assert ranks.learn_mode.get_attribute("batch_size") == 5
         aggregator._send(other, "done", None)
         ranks.learn_mode.load_state_dict(state)
         name, (found,) = aggregator._receive(other)
@@ -325,12 +325,12 @@ def test_after_an_error_batches_are_refused_until_the_ranks_are_started_again() 
             ranks.learn_mode.forward(bad)
         for refused in (
             lambda: ranks.learn_mode.forward(second),
-            lambda: ranks.learn_mode.set_attribute("learning_rate", 0.5),
+            lambda: ranks.learn_mode.set_attribute("batch_size", 5),
         ):
             with pytest.raises(WorkerCrashedError, match=r"stopped \(update 1.*start\(\)"):
                 refused()
         ranks.start()
-        assert ranks.learn_mode.get_attribute("learning_rate") == 1e-3
+        assert ranks.learn_mode.get_attribute("batch_size") == 8
         ranks.learn_mode.forward(second)
         ranks.start()  # nothing has failed
     alone.forward(first)

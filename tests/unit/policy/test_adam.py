@@ -11,22 +11,6 @@ from dingsdk.errors import NonFiniteError, SchemaMismatchError
 from dingsdk.policy import Adam
 
 
-def test_minimize_takes_the_same_step_as_torch() -> None:
-    torch.manual_seed(0)
-    net, x = nn.Linear(3, 2), torch.ones(4, 3)
-    twin = nn.Linear(3, 2)
-    twin.load_state_dict(net.state_dict())
-    own, theirs = Adam(net, 1e-2), torch.optim.Adam(twin.parameters(), 1e-2)
-
-    for _ in range(3):
-        own.minimize(net(x).square().mean())
-        theirs.zero_grad()
-        twin(x).square().mean().backward()
-        theirs.step()
-
-    torch.testing.assert_close(net.weight, twin.weight)
-
-
 def test_clipping_and_eps_work_as_in_torch() -> None:
     torch.manual_seed(0)
     net, x = nn.Linear(3, 2), torch.ones(4, 3)

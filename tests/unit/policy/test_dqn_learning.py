@@ -210,11 +210,3 @@ def test_compiler_of_torch_is_not_loaded():
     )
 
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
-
-
-def test_learning_rate_can_be_changed(make_policy, batch):
-    learn = make_policy().learn_mode
-    learn.set_attribute("learning_rate", 5e-4)
-
-    assert learn.forward(batch)["cur_lr"] == 5e-4
-    assert learn.get_attribute("learning_rate") == 5e-4

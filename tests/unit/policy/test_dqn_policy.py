@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gymnasium as gym
 import pytest
 import torch
 from gymnasium import spaces
@@ -74,15 +73,6 @@ def test_cuda_without_a_device_is_refused():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(ConfigError, match=r"policy\.cuda"):
         DQNPolicy({**CFG, "cuda": True})
-
-
-def test_model_shapes_come_from_the_spaces_of_an_env():
-    env = gym.make("CartPole-v1")
-
-    shapes = DQNPolicy.model_from_spaces(env.observation_space, env.action_space)
-
-    env.close()
-    assert shapes == {"obs_shape": 4, "action_shape": 2}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -21,7 +19,6 @@ from dingsdk.policy import (
     obs_shape,
 )
 from dingsdk.policy.encoders import MLP, Convolutions
-from dingsdk.policy.networks import flatten_parameters, frozen
 
 
 def plain(encoder: nn.Module, *layers: nn.Module) -> nn.Sequential:
@@ -166,21 +163,6 @@ def test_parts_of_a_dict_are_joined_in_the_order_of_their_names() -> None:
     expected = torch.tanh(torch.cat([of_image, rest], 1) @ weight.T + bias)
 
     torch.testing.assert_close(encoder(obs), expected)
-
-
-def test_copied_and_frozen_encoders_compute_the_same() -> None:
-    encoder = make_encoder({"image": [8, 8, 1], "kind": "Discrete(2)"}, [4])
-    obs = {"image": torch.rand(3, 8, 8, 1), "kind": torch.tensor([0, 1, 1])}
-    before = encoder(obs).detach()
-    twin = copy.deepcopy(encoder)
-    flat = flatten_parameters(encoder)
-    acting = frozen(encoder)
-
-    assert torch.equal(acting(obs), before)
-    assert not acting(obs).requires_grad
-    flat.zero_()
-    assert (acting(obs) == 0).all()
-    assert torch.equal(twin(obs), before)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
 from torch import nn
 
 from dingsdk.errors import SchemaMismatchError
@@ -189,18 +188,6 @@ def test_copied_module_computes_with_its_own_weights() -> None:
     flatten_parameters(network).zero_()
 
     assert torch.equal(twin(obs), before)
-
-
-def test_weights_load_from_safetensors_and_read_only_arrays() -> None:
-    source, sink = QNetwork(4, 2), QNetwork(4, 2)
-    arrays = {name: tensor.numpy().copy() for name, tensor in source.state_dict().items()}
-    for array in arrays.values():
-        array.setflags(write=False)
-
-    for state in (arrays, load(save(source.state_dict()))):
-        flatten_parameters(sink).zero_()
-        load_state({"model": sink}, {"model": state})
-        assert torch.equal(flatten_parameters(sink), flatten_parameters(source))
 
 
 @pytest.mark.parametrize(

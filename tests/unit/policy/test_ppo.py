@@ -230,6 +230,7 @@ def test_approximate_kl_is_the_mean_of_ratio_minus_one_minus_its_logarithm() -> 
 @pytest.mark.parametrize(
     ("option", "key"),
     [
+        ({"on_policy": False}, "policy.on_policy"),
         ({"priority": True}, "policy.priority"),
         ({"nstep": 3}, "policy.nstep"),
         ({"learn": {"clip_ratio": 1e-20}}, "policy.learn.clip_ratio"),  # 1 + 1e-20 is 1
@@ -286,8 +287,3 @@ def test_dicts_and_images_share_one_encoder() -> None:
     assert {"actor.0.weight", "critic.0.weight"} <= names
     assert "actor.1.weight" not in names
     assert logs[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_off_policy_training_is_refused() -> None:
-    with pytest.raises(ConfigError, match="on_policy"):
-        make(on_policy=False)

@@ -61,20 +61,6 @@ def test_unrescale_is_the_inverse_of_rescale() -> None:
     )
 
 
-def test_nstep_sums_stay_within_the_trajectory() -> None:
-    reward = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 9.0]])
-    terminated = torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1]]).bool()
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool()
-
-    sums, discount, index = nstep_in_sequences(reward, terminated, mask, gamma=0.5, nstep=2)
-
-    assert sums.tolist() == [[2, 4, 8, 8], [2, 4, 4, 0]]
-    assert discount[0].tolist() == [0.25, 0.25, 0.25, 0.5]
-    assert discount[1, :3].tolist() == [0.25, 0, 0]
-    assert index[0].tolist() == [2, 3, 4, 4]
-    assert index[1, :3].tolist() == [2, 3, 3]
-
-
 @pytest.mark.parametrize("nstep", [1, 3, 9])
 def test_nstep_sums_equal_a_plain_loop(nstep) -> None:
     rng = np.random.default_rng(0)
@@ -304,6 +290,8 @@ def test_batch_of_single_steps_is_refused() -> None:
     [
         ({"sequence_length": 5}, "sequence_length is 5, but learn.sequence_length is 4"),
         ({"sampler": {"type": "sequence", "burn_in": 1}}, "sampler.burn_in is 1, but .* is 3"),
+        ({"sampler": {"type": "uniform"}}, "sampler.burn_in is 0, but .* is 3"),
+        ({"sampler": None}, "sampler.burn_in is 0, but .* is 3"),
     ],
 )
 def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
@@ -312,18 +300,6 @@ def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
 
     with pytest.raises(ConfigError, match=key):
         make(other={"replay_buffer": {"type": "sequence", **fitting, **buffer}})
-
-
-@pytest.mark.parametrize(
-    ("sampler", "wrote"),
-    [({"type": "uniform"}, "sampler.type is 'uniform'"), (None, "sampler is null")],
-)
-def test_error_for_a_sampler_without_burn_in_quotes_the_config(sampler, wrote) -> None:
-    write = r"write sampler: \{type: sequence, burn_in: 3, pad: true\}"
-    with pytest.raises(ConfigError, match=f"other.replay_buffer.{wrote}, .*; {write}"):
-        make(
-            other={"replay_buffer": {"type": "sequence", "sequence_length": 4, "sampler": sampler}}
-        )
 
 
 def test_sampler_without_burn_in_is_accepted_when_burn_in_is_0() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.networks import RecurrentActorCritic
 from dingsdk.policy.ppo import PPOPolicy
 
@@ -181,12 +180,3 @@ def test_batch_that_starts_within_a_sequence_uses_the_recorded_state() -> None:
     marked = later.with_columns(is_first=np.isin(np.arange(9), [0, 2, 7]))
 
     assert policy.learn_mode.forward(later) == twin.learn_mode.forward(marked)
-
-
-def test_samples_without_a_state_are_refused_by_name() -> None:
-    policy = make()
-    data = policy.collect_mode.make_samples(collected(policy), ENDS)
-    del data.columns["state"]
-
-    with pytest.raises(SchemaMismatchError, match="state"):
-        policy.learn_mode.forward(data)
