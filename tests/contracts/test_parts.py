@@ -24,7 +24,7 @@ from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformS
 from .random_remover import RandomRemover
 from .test_buffers import PackedMaps
 
-COLUMNS = frozenset({"columns", "grids"})
+COLUMNS = frozenset({"columns"})
 
 
 class TestArrays(StorageContract):

@@ -47,7 +47,7 @@ class PrefersLateStarts(Sequences):
 
         def prefer(size: int, length: int) -> Any:
             drawn = [draw(size, length) for _ in range(8)]
-            return None if None in drawn else max(drawn, key=lambda each: each.where.sum())
+            return None if None in drawn else max(drawn, key=lambda each: each[0].sum())
 
         self._sampler.draw = prefer  # type: ignore[attr-defined]
         return super().sample(*args, **options)

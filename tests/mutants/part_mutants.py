@@ -46,7 +46,7 @@ mutant = MUTANTS.mutant
 
 class Arrays(Mutant, ArrayStorage):
     kind = "storage"
-    capabilities = frozenset({"columns", "grids", "any_order"})
+    capabilities = frozenset({"columns", "any_order"})
 
 
 class Objects(Mutant, ObjectStorage):
@@ -56,7 +56,7 @@ class Objects(Mutant, ObjectStorage):
 
 class Maps(Mutant, MemmapStorage):
     kind = "storage"
-    capabilities = frozenset({"columns", "grids", "durable"})
+    capabilities = frozenset({"columns", "durable"})
 
     @classmethod
     def make(cls, capacity: int, seed: int, folder: Path) -> Any:
@@ -70,22 +70,13 @@ class KeepsPushedRows(Objects):
         return list(rows)
 
 
-@mutant(15)
-class AdmitsRowsThatLackAKey(Arrays):
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        return self._layout is not None
-
-
-@mutant(7)
-class DropsSingleRows(Arrays):
-    def put_row(self, position: int, row: dict[str, Any]) -> None:
-        pass
-
-
 @mutant(9)
 class FillsFrom0(Objects):
-    def expect(self, rows: int) -> None:
-        pass
+    def put(self, where: Any, rows: Any) -> None:
+        if isinstance(where, slice):
+            self._items[where] = rows
+        else:
+            super().put(where, rows)
 
 
 @mutant(15)
@@ -95,12 +86,6 @@ class WidensColumns(Arrays):
         if "reward" not in found.columns:
             return found
         return found.with_columns(reward=found.columns["reward"].astype(np.float64))
-
-
-@mutant(12)
-class FlattensGrids(Arrays):
-    def take_grid(self, where: Any) -> Any:
-        return self.take(where.reshape(-1))
 
 
 @mutant(13)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dingsdk.testing.buffer_rules.bench import WIDTH, make_row, numbers_of
+from dingsdk.testing.buffer_rules.bench import make_row, numbers_of
 from dingsdk.testing.expect import expect_equal
 from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract
 from dingsdk.testing.runner import RuleBook, collect, needs
@@ -24,39 +24,15 @@ def _expect_rows(storage: Any, there: Mapping[int, int], what: str) -> None:
     expect_equal(found, [*there.values()], f"rows by position {what}")
 
 
-def rule_07_single_rows_are_stored_like_batches(bench: PartBench) -> None:
-    """``put_row`` stores a row for which ``takes_row`` is true."""
-    storage = bench.part()
-    there: dict[int, int] = {}
-    _put(storage, slice(0, 3), range(3), there)
-    if storage.takes_row(make_row(7)):
-        storage.put_row(3, make_row(7))
-        there[3] = 7
-    _expect_rows(storage, there, "after a single row")
-
-
 def rule_09_ring_is_loaded_in_pieces(bench: PartBench) -> None:
-    """After ``expect(rows)`` the rows of a ring may be put in pieces, starting at any position."""
+    """The rows of a ring may be put in pieces, starting at any position."""
     storage = bench.part()
     there: dict[int, int] = {}
-    storage.expect(CAPACITY)
     for number, where in enumerate((slice(3, 5), slice(5, 7), np.array([7, 0]), slice(1, 3))):
         _put(storage, where, (2 * number, 2 * number + 1), there)
     _expect_rows(storage, there, "of a loaded ring")
     _put(storage, np.array([3, 4]), (20, 21), there)
     _expect_rows(storage, there, "of a loaded ring, after a push")
-
-
-@needs("grids")
-def rule_12_grids_of_positions_give_grids_of_rows(bench: PartBench) -> None:
-    """Positions ``[B, T]`` give a SampleBatch of ``B`` rows with columns ``[B, T, ...]``."""
-    storage = bench.part()
-    _put(storage, slice(0, 6), range(6), {})
-    where = np.array([[4, 0, 1], [2, 2, 5]])
-    found = storage.take_grid(where)
-    expect_equal(found.columns["id"].tolist(), where.tolist(), "numbers of the rows of a grid")
-    expect_equal(found.columns["next_obs"]["pos"].shape, (2, 3, WIDTH), "shape of a column")
-    expect_equal(len(found), 2, "rows of the batch")
 
 
 @needs("any_order")
@@ -65,7 +41,6 @@ def rule_13_rows_leave_in_any_order(bench: PartBench) -> None:
     storage, rng = bench.part(), np.random.default_rng(0)
     there: dict[int, int] = {}
     _put(storage, slice(0, CAPACITY), range(CAPACITY), there)
-    storage.seal()
     for first in range(20, 80, 3):
         where = rng.permutation(CAPACITY)[:3]
         _put(storage, where, range(first, first + 3), there)
@@ -80,7 +55,6 @@ def rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
     """
     old = bench.part(folder="kept")
     there: dict[int, int] = {}
-    old.keep_marks()
     expect_equal(old.recovered(), None, "recovered() in a new folder")
     _put(old, slice(0, CAPACITY), range(CAPACITY), there)
     old.commit({"tail": 0, "valid_count": CAPACITY})
@@ -91,7 +65,6 @@ def rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
     for _ in range(2):
         old.close()
     new = bench.part(folder="kept")
-    new.keep_marks()
     state = new.recovered() or {}
     expect_equal({key: state.get(key) for key in expected}, expected, "the state found again")
     _expect_rows(new, there, "found again")
@@ -115,7 +88,6 @@ STORAGE_BOOK: Final = RuleBook(
     {
         "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
         "objects": "A row may be any object.",
-        "grids": "`take_grid` gives columns.",
         "any_order": "Rows may leave in any order; without it the oldest leave first.",
         "durable": "Rows stay in the folder when the storage is closed.",
     },

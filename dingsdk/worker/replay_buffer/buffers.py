@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Count, Part, Section, preset, read_section
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import leaves
+from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
-from dingsdk.worker.replay_buffer.interface import Drawn, NoMetadata
+from dingsdk.worker.replay_buffer.interface import MASK, Drawn, NoMetadata
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
@@ -370,13 +370,19 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         self._sample_monitor.skip -= 1
         if self._sample_monitor.skip == 0:
             self._record_ages(where.reshape(-1))
-        grid = cast(Storage, self._storage).take_grid(where)
+        rows = cast(Storage, self._storage).take(where.reshape(-1))
+        if isinstance(rows, SampleBatch):
+            shape = where.shape
+            columns = map_columns(lambda a: a.reshape(*shape, *a.shape[1:]), rows.columns)
+            if mask is not None:
+                for _, array in leaves(columns):
+                    array[~mask] = 0
+                columns[MASK] = mask
+            return SampleBatch.trusted(columns, batch)
+        steps = where.shape[1]
+        grid = [rows[start : start + steps] for start in range(0, len(rows), steps)]
         if mask is None:
             return grid
-        if isinstance(grid, SampleBatch):
-            for _, array in leaves(grid.columns):
-                array[~mask] = 0
-            return SampleBatch.trusted({**grid.columns, "mask": mask}, len(mask))
         return [
             [row for row, inside in zip(*pair, strict=True) if inside]
             for pair in zip(grid, mask.tolist(), strict=True)

@@ -175,11 +175,9 @@ class NoMetadata:
 
     Attributes:
         next_id: The id of the next row, if rows have ids.
-        rows_leave_early: Whether rows may leave before they are overwritten.
     """
 
     keeps_facts: ClassVar[bool] = False
-    rows_leave_early = False
     next_id: int
 
     def count(self, held: int) -> int:

@@ -38,17 +38,9 @@ class Origins:
     def remove(self, where: Where, reason: str) -> None:
         """Record that the rows at positions have left; positions without a row are ignored."""
         numbers = self._of[where]
-        if not len(numbers):
-            return
-        first = int(numbers[0])
-        # Rows that leave together mostly came together.
-        if first != _NONE and (numbers == first).all():
-            found = [(first, len(numbers))]
-        else:
-            each, counts = np.unique(numbers[numbers != _NONE], return_counts=True)
-            found = list(zip(each.tolist(), counts.tolist(), strict=True))
+        each, counts = np.unique(numbers[numbers != _NONE], return_counts=True)
         self._of[where] = _NONE
-        for number, count in found:
+        for number, count in zip(each.tolist(), counts.tolist(), strict=True):
             self._stored[number] -= count
             if not self._stored[number]:
                 del self._stored[number]

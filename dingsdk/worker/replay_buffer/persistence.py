@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import (
@@ -49,7 +48,6 @@ from dingsdk.worker.replay_buffer.state import (
     Facts,
     LockedTable,
     Natural,
-    RowCopy,
     facts_in,
 )
 from dingsdk.worker.replay_buffer.storage import Rows
@@ -97,14 +95,10 @@ class _Segment(_File, frozen=True):
 
 
 class _Rest(msgspec.Struct, forbid_unknown_fields=True):
-    """Everything that is saved besides rows.
-
-    ``left`` marks the rows of the segments that left before the end of the save: bool[rows].
-    """
+    """Everything that is saved besides rows."""
 
     state: dict[str, Any]
     facts: dict[str, Any]
-    left: Any = None
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,8 +137,8 @@ def save(
     """Write a consistent copy of the rows into a folder, and replace the rows saved there.
 
     Other threads may push during the save. They wait for the copy of at most one segment, unless
-    they push faster than the disk writes. The state of a remover is copied in one step. Columns in
-    memory are copied without the lock, except for the last segment.
+    they push faster than the disk writes, or rows leave in another order than oldest first: then
+    they wait for the whole save.
 
     Args:
         path: The folder; created with its parents if missing.
@@ -181,10 +175,9 @@ class _Save:
             # the syncs took 300 ms one by one after the last write, 60 ms in parallel after the
             # last write, and 20 ms like this (2 cores, ext4).
             with ThreadPoolExecutor(_SYNCS, thread_name_prefix="save") as self._pool:
-                manifest = self._write(hold=False)
-                while manifest is None:
-                    # The buffer was cleared, or loaded a state, during the save.
-                    manifest = self._write(hold=True)
+                # The second try is for a buffer that was cleared, or loaded a state, meanwhile.
+                manifest = self._write(hold=False) or self._write(hold=True)
+                assert manifest is not None
                 for each in self._syncs:
                     each.result()
             text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
@@ -205,33 +198,28 @@ class _Save:
             hold: Whether to hold the buffer's lock all the time.
         """
         copy: ColumnCopy | None = None
-        ordered: RowCopy | None = None
         with ExitStack() as stack, ExitStack() as lock:
             now = lock.enter_context(self._table.snapshot())
-            lineage, probe = now.lineage, now.some_rows(_PROBED_ROWS)
+            lineage = now.lineage
+            probe = now.rows(now.first, min(now.first + _PROBED_ROWS, now.last))
+            hold = hold or not now.is_ordered
             if not hold:
                 lock.close()
-                if not now.is_ordered:
-                    ordered = RowCopy(self._table)
-                    stack.callback(ordered.close)
-                    ordered.find_first_rows()
             rows_each, there = self._plan(now, probe)
-            source: LockedTable | RowCopy = ordered or now
-            at = source.first
+            at = now.first
             # If another thread pushes a whole buffer during the save, it is faster than the disk.
-            patience = source.last + max(source.last - at, rows_each)
+            patience = now.last + max(now.last - at, rows_each)
             segments = []
             while True:
                 if not hold:
                     now = lock.enter_context(self._table.snapshot())
                 if now.lineage != lineage:
                     return None
-                source = ordered or now
-                start = max(at, source.first)
-                stop = min((at // rows_each + 1) * rows_each, source.last)
+                start = max(at, now.first)
+                stop = min((at // rows_each + 1) * rows_each, now.last)
                 segment = there.get(at // rows_each)
                 is_there = segment and segment.first <= start and segment.stop == stop
-                is_last = stop == source.last
+                is_last = stop == now.last
                 hold = hold or start > patience
                 if is_last and copy is None and now.has_columns and not hold:
                     lock.close()
@@ -239,37 +227,28 @@ class _Save:
                     stack.callback(copy.close)
                     copy.run()
                     continue
-                copy_rows = list if is_there or start >= stop else source.rows(start, stop)
+                rows = [] if is_there or start >= stop else now.rows(start, stop)
                 if is_last:
-                    # Copied under the lock, so that no row is replaced. Rows of other segments may
-                    # be replaced during their copy, but then they have left the buffer.
-                    rows, state = copy_rows(), now.state(copy)
-                    if ordered is not None:
-                        ordered.end()
+                    state = now.state(copy)
                 if not hold:
                     lock.close()
-                if not is_last:
-                    rows = copy_rows()
                 if len(rows):
-                    number = start if ordered is None else ordered.copied - len(rows)
-                    segment = self._write_rows(rows, number, start - source.first)
+                    segment = self._write_rows(rows, start, start - now.first)
                 if segment and start < stop:
                     segments.append(segment)
                 if is_last:
                     break
                 at = max(start, stop)
-        rest: dict[str, Any] = {"state": state, "facts": facts_in(self._table, state)}
-        if ordered is not None:
-            rest["left"] = ordered.left()
+        rest = {"state": state, "facts": facts_in(self._table, state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
             lineage=lineage,
             made_of=dict(now.made_of),
-            first=source.first,
-            rows=now.last - now.first if ordered is None else ordered.copied,
+            first=now.first,
+            rows=now.last - now.first,
             rows_each=rows_each,
-            segments=[segment for segment in segments if segment.stop > source.first],
+            segments=[segment for segment in segments if segment.stop > now.first],
             state=_File(name, info.size_bytes, info.digest),
         )
 
@@ -347,8 +326,8 @@ class SavedRows:
         self._path = folder.path
         self._manifest = manifest
         self.made_of: Mapping[str, str] = manifest.made_of
-        self.state, self._facts, self._left = _read_state(folder, manifest.state, manifest.rows)
-        self.count = manifest.rows - int(np.count_nonzero(self._left))
+        self.count = manifest.rows
+        self.state, self._facts = _read_state(folder, manifest.state, manifest.rows)
         size_bytes = sum(segment.size_bytes for segment in manifest.segments)
         self._pieces: list[Rows] | None = [] if size_bytes <= at_once_bytes else None
         for segment in manifest.segments:
@@ -364,7 +343,9 @@ class SavedRows:
             mine = {key: array[start:stop] for key, array in self._facts.items() if key != KEPT}
             if kept is not None:
                 index = np.flatnonzero(kept[start:stop])
-                rows = _some(rows, index)
+                rows = (
+                    rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
+                )
                 mine = {key: array[index] for key, array in mine.items()}
             start = stop
             if len(rows):
@@ -376,24 +357,13 @@ class SavedRows:
         Raises:
             CheckpointCorruptError: a file changed since it was checked.
         """
-        at = 0
         for index, segment in enumerate(self._manifest.segments):
             if self._pieces is not None:
                 rows = self._pieces[index]
             else:
                 with Folder(self._path, create=False) as folder:
                     rows = _read_rows(folder, segment)
-            rows = rows[max(self._manifest.first - segment.first, 0) :]
-            is_left = self._left[at : at + len(rows)]
-            at += len(rows)
-            if is_left.any():
-                rows = _some(rows, np.flatnonzero(~is_left))
-            if len(rows):
-                yield rows
-
-
-def _some(rows: Rows, index: NDArray[np.int64]) -> Rows:
-    return rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
+            yield rows[max(self._manifest.first - segment.first, 0) :]
 
 
 def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> SavedRows:
@@ -448,19 +418,13 @@ def _read_rows(folder: Folder, segment: _Segment) -> Rows:
         return rows
 
 
-def _read_state(
-    folder: Folder, file: _File, rows: int
-) -> tuple[dict[str, Any], dict[str, Any], NDArray[np.bool_]]:
-    """Return the state, the facts of the rows, and which rows left before the end of the save."""
+def _read_state(folder: Folder, file: _File, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the state, and the facts of the rows."""
     with _reading(folder.path / file.name):
         contents = msgspec.convert(_decoded(_STATE_KIND, folder, file), _Rest)
-        left = np.zeros(rows, np.bool_) if contents.left is None else np.asarray(contents.left)
-        if left.dtype != np.bool_ or left.shape != (rows,):
-            raise ValueError("it does not say of each row whether it has left")
-        count = rows - np.count_nonzero(left)
-        if any(np.shape(array)[:1] != (count,) for array in contents.facts.values()):
+        if any(np.shape(array)[:1] != (rows,) for array in contents.facts.values()):
             raise ValueError("its facts are not those of all rows")
-        return contents.state, contents.facts, left
+        return contents.state, contents.facts
 
 
 def _decoded(kind: str, folder: Folder, file: _File) -> Any:

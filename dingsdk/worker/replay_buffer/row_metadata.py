@@ -54,7 +54,6 @@ class RowMetadata(NoMetadata):
         capacity: Number of positions.
         max_use: Times that a row is sampled before it leaves; may be infinite.
         max_staleness: Age in learner iterations at which a row leaves; may be infinite.
-        some_left: Whether some rows have left early already, under other settings.
 
     Attributes:
         next_id: The id of the next row; ids are never reused.
@@ -64,17 +63,11 @@ class RowMetadata(NoMetadata):
     keeps_facts: ClassVar[bool] = True
 
     def __init__(
-        self,
-        capacity: int,
-        max_use: float = math.inf,
-        max_staleness: float = math.inf,
-        some_left: bool = False,
+        self, capacity: int, max_use: float = math.inf, max_staleness: float = math.inf
     ) -> None:
         self._capacity = capacity
         self._max_use, self._max_staleness = max_use, max_staleness
         self._facts = np.full((capacity, _WIDTH), NO_ROW, np.int64)
-        self._some_left = some_left
-        self.rows_leave_early = min(max_use, max_staleness) < math.inf
         self.limits_use = max_use < math.inf
         self._queue = _StalenessQueue(self._facts) if max_staleness < math.inf else None
         self.next_id = 0
@@ -124,8 +117,6 @@ class RowMetadata(NoMetadata):
             self._queue.add(where)
 
     def living(self, where: Where) -> Where:
-        if not (self._some_left or self.rows_leave_early):
-            return where
         here: NDArray[np.bool_] = self._facts[where, _ID] != NO_ROW
         if here.all():
             return where
@@ -137,7 +128,6 @@ class RowMetadata(NoMetadata):
 
     def clear(self) -> None:
         self._facts.fill(NO_ROW)
-        self._some_left = False
         self.live = 0
         if self._queue is not None:
             self._queue.rebuild()
@@ -240,9 +230,7 @@ class RowMetadata(NoMetadata):
             raise CheckpointCorruptError(
                 f"next_unique_id is {next_id}, but a row has the id {most} already"
             )
-        new = RowMetadata(
-            self._capacity, self._max_use, self._max_staleness, some_left=len(live) < positions
-        )
+        new = RowMetadata(self._capacity, self._max_use, self._max_staleness)
         for index, column in enumerate(columns):
             new._facts[:positions, index] = column
         new.next_id, new.live = next_id, len(live)

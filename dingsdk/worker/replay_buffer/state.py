@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Remover
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, one_by_one
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.interface import NoMetadata
@@ -64,23 +64,21 @@ class LockedTable:
         self.is_ordered = table._remover.is_fifo
         self.made_of = table._parts.made_of
 
-    def some_rows(self, most: int) -> Rows:
-        """Return copies of some rows, at most ``most``."""
-        ranks = np.arange(min(most, self.last - self.first), dtype=np.int64)
-        return _take_later(self._table, self._table._remover.positions(ranks))()
-
     @property
     def has_columns(self) -> bool:
         """Whether its state has arrays with one entry for each position, besides rows."""
         return bool(self._table._sampler.columns() or self._table._metadata.columns())
 
-    def rows(self, start: int, stop: int) -> Callable[[], Rows]:
-        """Return a function that copies rows ``start`` to ``stop``; all of them must be stored.
-
-        If it is called without the lock, rows that are being replaced may be torn.
-        """
+    def rows(self, start: int, stop: int) -> Rows:
+        """Return copies of the rows ``start`` to ``stop``; all of them must be stored."""
+        if start == stop:
+            return []
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        return _take_later(self._table, self._table._remover.by_age(ages))
+        where = self._table._remover.by_age(ages)
+        # Copying a contiguous range is several times faster than copying rows one by one.
+        is_range = bool((np.diff(where) == 1).all())
+        storage: Storage = self._table._storage  # type: ignore[assignment]
+        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
     def state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
         """Return the state of the table without its rows; ``columns`` has copies of its arrays."""
@@ -103,118 +101,32 @@ class LockedTable:
         }
 
 
-class TableCopy:
-    """A copy that is made while other threads use the table; construct it without the lock."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        with table.snapshot():
-            table._copies = (*table._copies, self)
-            table._choose_push_path()
-            self.begin()
-
-    def begin(self) -> None:
-        """Read the initial contents of the table; called under the table's lock."""
-
-    def note(self, where: Where) -> None:
-        """Record positions whose columns changed; called under the table's lock."""
-
-    def note_push(self, where: Where) -> None:
-        """Record the positions of new rows; called under the table's lock."""
-        self.note(where)
-
-    def end(self) -> None:
-        """Stop recording changes; called under the table's lock. Idempotent."""
-        table = self._table
-        table._copies = tuple(each for each in table._copies if each is not self)
-        table._choose_push_path()
-
-    def close(self) -> None:
-        """Stop recording changes; called without the table's lock."""
-        with self._table._lock:
-            self.end()
-
-
-class RowCopy(TableCopy):
-    """Copies rows in the order in which they were pushed, while rows leave in any order.
-
-    Rows are numbered: first the rows stored at the start, oldest first, then new rows.
-
-    Attributes:
-        last: Number after that of the newest row.
-        copied: How many rows were copied; some of them may have left since.
-    """
-
-    first = 0
-
-    def __init__(self, table: Table) -> None:
-        self._newest = np.full(table.replay_buffer_size, -1)
-        """Number of the new row at each position, -1 if the position holds no new row."""
-        self._to_copy: deque[tuple[int, NDArray[np.int64]]] = deque()
-        """Pieces still to copy: the number of the first row, and the positions of the rows."""
-        self._done: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        self.copied = 0
-        super().__init__(table)
-
-    def begin(self) -> None:
-        self._remover = self._table._remover.state_dict()
-        self.last = self._table._remover.count
-
-    def find_first_rows(self) -> None:
-        """Find the rows stored at the start; slow if the remover must sort them by age."""
-        remover = self._table._parts.remover()
-        remover.load_state_dict(self._remover)
-        self._to_copy.appendleft((0, remover.oldest_first()))
-
-    def note_push(self, where: Where) -> None:
-        where = one_by_one(where)
-        self._to_copy.append((self.last, where.copy()))
-        self._newest[where] = np.arange(self.last, self.last + len(where))
-        self.last += len(where)
-
-    def rows(self, start: int, stop: int) -> Callable[[], Rows]:
-        """Return a function that copies the rows ``start`` to ``stop`` that are still stored.
-
-        As ``LockedTable.rows``, but call it in order: all rows before ``start`` first.
-        """
-        pieces = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        while start < stop:
-            start, where = self._to_copy.popleft()
-            if start + len(where) > stop:
-                self._to_copy.appendleft((stop, where[stop - start :]))
-                where = where[: stop - start]
-            pieces.append((where, np.arange(start, start + len(where))))
-            start += len(where)
-        where, numbers = map(np.concatenate, zip(*pieces, strict=True))
-        is_here = self._newest.take(where) <= numbers
-        self._done.append((where[is_here], numbers[is_here]))
-        self.copied += int(is_here.sum())
-        return _take_later(self._table, where[is_here])
-
-    def left(self) -> NDArray[np.bool_]:
-        """Return which of the copied rows have left: bool[copied]."""
-        found = [self._newest.take(where) > numbers for where, numbers in self._done]
-        return np.concatenate([np.zeros(0, np.bool_), *found])
-
-
-class ColumnCopy(TableCopy):
+class ColumnCopy:
     """Copies the per-position arrays of a table's state, while other threads use the table.
 
     Positions that change during the copy are copied again, the last few when the state is taken.
+    Construct it without the table's lock.
     """
 
     def __init__(self, table: Table) -> None:
+        self._table = table
         self._changed: deque[Where] = deque()
-        super().__init__(table)
+        with table.snapshot():
+            table._copies = (*table._copies, self)
+            table._choose_push_path()
+            self._sources = table._sampler.columns(), table._metadata.columns()
+            self._rewrites = table._sampler.rewrites
+            self._held = table._remover.count
         self._copies = [
             {name: np.empty_like(source) for name, source in part.items()} for part in self._sources
         ]
 
-    def begin(self) -> None:
+    def close(self) -> None:
+        """Stop recording changes; called without the table's lock."""
         table = self._table
-        self._sources = table._sampler.columns(), table._metadata.columns()
-        self._rewrites = table._sampler.rewrites
-        self._held = table._remover.count
+        with table._lock:
+            table._copies = tuple(each for each in table._copies if each is not self)
+            table._choose_push_path()
 
     def run(self) -> None:
         """Copy all positions, then most of the changes made since; called without the lock."""
@@ -225,6 +137,7 @@ class ColumnCopy(TableCopy):
             self._copy_changed(left)
 
     def note(self, where: Where) -> None:
+        """Record positions whose columns changed; called under the table's lock."""
         self._changed.append(where if isinstance(where, slice) else where.copy())
 
     def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
@@ -243,16 +156,6 @@ class ColumnCopy(TableCopy):
         for sources, copies in zip(self._sources, self._copies, strict=True):
             for name, source in sources.items():
                 copies[name][where] = source[where]
-
-
-def _take_later(table: Table, where: NDArray[np.int64]) -> Callable[[], Rows]:
-    """Return a function that copies the rows at positions; called under the table's lock."""
-    if not len(where):
-        return list
-    # Copying a contiguous range is several times faster than copying rows one by one.
-    is_range = bool((np.diff(where) == 1).all())
-    storage: Storage = table._storage  # type: ignore[assignment]
-    return storage.take_later(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
 
 def facts_in(table: Table, state: Mapping[str, Any]) -> Facts:
@@ -384,7 +287,6 @@ def _restore(
     storage, kind = None, state["storage"]
     if not (is_durable or (parts.chooses_storage and kind is None)):
         storage = table._new_storage(kind if parts.chooses_storage else None)
-        storage.expect(count)
     if storage is not None or table._sampler_listens or table._listeners:
         for where, rows in _placed(remover, pieces()):
             if storage is not None:
@@ -401,7 +303,6 @@ def _restore(
         if table._is_durable:
             # A durable storage is reused, not replaced; a full disk leaves the buffer empty.
             assert table._storage is not None
-            table._storage.expect(count)
             for where, rows in _placed(remover, pieces()):
                 table._storage.put(where, table._storage.accept(rows))
         else:

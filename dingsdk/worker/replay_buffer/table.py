@@ -108,7 +108,7 @@ class Table(IBuffer, Closing):
         self._listeners: tuple[RowListener, ...] = ()
         # Rows removed in this critical section; None if no listener wants them.
         self._departures: list[tuple[Rows, str]] | None = None
-        self._copies: tuple[state.TableCopy, ...] = ()
+        self._copies: tuple[state.ColumnCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
@@ -181,8 +181,6 @@ class Table(IBuffer, Closing):
         """Create a storage of the type ``kind``, or of the type in the config."""
         storage = self._parts.storage(kind)
         self._parts.check_order(storage.needs_fifo, self._remover, "this storage")
-        if self._metadata.rows_leave_early or self._marks_ends:
-            storage.keep_marks()
         return storage
 
     def _choose_push_path(self) -> None:
@@ -381,10 +379,12 @@ class Table(IBuffer, Closing):
             if storage is None:
                 first = [rows] if type(rows) is dict else rows
                 storage = self._new_storage("array" if self._suits_arrays(first) else "object")
+            if type(rows) is dict:
+                # Making a batch of a row takes 15 us, writing it into the columns 1 us.
+                layout = storage.layout
+                if layout is None or not layout.fits_row(rows):
+                    rows = [rows]
             if type(rows) is not dict:
-                accepted = storage.accept(rows)
-            elif not storage.takes_row(rows):
-                rows = [rows]
                 accepted = storage.accept(rows)
         except RecursionError as error:
             found = "a row that is nested too deeply, or contains itself"
@@ -408,7 +408,8 @@ class Table(IBuffer, Closing):
                 self._origins.remove(replaced, "overwritten")
             self._origins.insert(where)
         if accepted is None:
-            storage.put_row(where.start if type(where) is slice else int(where[0]), rows)
+            position = where.start if type(where) is slice else int(where[0])
+            storage.layout.put_row(position, rows)  # type: ignore[union-attr]
         else:
             storage.put(where, accepted)
             if self._has_plain_pushes:
@@ -437,8 +438,8 @@ class Table(IBuffer, Closing):
             self._metadata.insert(where, facts)
             self._count, priorities = self._metadata.count(self._count), facts.priorities
         self._sampler.on_insert(where, rows, priorities)
-        for each in self._copies:
-            each.note_push(where)
+        if self._copies:
+            self._note_change(where)
         if self._listeners:
             self._call_listeners("on_insert", rows)
         storage = cast("Storage", self._storage)
@@ -862,7 +863,7 @@ class Table(IBuffer, Closing):
         ``metadata``), and the keys that a kind of buffer adds.
         """
         with self.snapshot() as now:
-            rows = now.rows(now.first, now.last)()
+            rows = now.rows(now.first, now.last)
             data = rows.columns if isinstance(rows, SampleBatch) else rows
             return {**now.state(), "data": data}
 

@@ -275,7 +275,7 @@ class ServedBuffer(RowListener, Closing):
         """Write a checkpoint, and delete the log files that it covers; others may use the buffer.
 
         Inserts wait at most 2 ms at a time, for the copy of one segment or of as many priorities.
-        The state of a remover that is not ``fifo`` is copied in one step.
+        With a remover that is not ``fifo`` they wait for the whole checkpoint.
 
         Raises:
             StorageFullError, RunFolderError: the checkpoint cannot be written; the log and the

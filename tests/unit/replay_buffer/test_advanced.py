@@ -300,22 +300,6 @@ def test_overwritten_rows_leave_the_queue_of_stale_rows() -> None:
     assert facts_at(buffer, 2004) == set(range(1995, 2000))
 
 
-def test_each_stale_row_leaves_once_after_any_number_of_pushes() -> None:
-    for pushes in range(126, 130):  # the queue of positions is rebuilt after 127
-        told: list[int] = []
-        buffer = make_buffer(max_staleness=10)
-        buffer.add_remove_listener(
-            lambda rows, why, told=told: told.extend(column(rows, "action") * (why == "stale"))
-        )
-        for n in range(pushes):
-            buffer.push(batch(*range(8 * n, 8 * n + 8), collect_iter=np.full(8, n)), 0)
-        assert buffer.sample(1, pushes + 8) is not None
-        assert told == []
-        assert buffer.sample(1, pushes + 9) is None
-        assert told == list(range(8 * pushes - 8, 8 * pushes))
-        assert (buffer.count(), buffer.stats().stale) == (0, 8)
-
-
 def facts_at(buffer: AdvancedReplayBuffer, iteration: int) -> set[int]:
     found: set[int] = set()
     for _ in range(200):

@@ -21,11 +21,6 @@ from .prioritized_rows import (
     train,
 )
 
-# Waiting, closing, threads --------------------------------------------------------------------
-
-
-# State ----------------------------------------------------------------------------------------
-
 
 def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
     return train(make_buffer(replay_buffer_size=50, **cfg), rounds=12, size=5)

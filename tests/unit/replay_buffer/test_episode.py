@@ -28,7 +28,7 @@ from dingsdk.worker.replay_buffer.remover import FifoRemover
 from dingsdk.worker.replay_buffer.storage import memmap
 
 from .pushing_episodes import CAPACITY, episode_of
-from .saved_rows import edit, manifest_of, replace_frame, segment_files
+from .saved_rows import edit, manifest_of, replace_frame
 
 
 def episode(first: int, length: int) -> list[dict[str, Any]]:
@@ -81,26 +81,6 @@ def test_episodes_in_columns_are_loaded_by_any_storage(tmp_path: Path) -> None:
     for other in (make(20), make(20, storage={"type": "object"}), make(9)):
         other.load_data(str(tmp_path))
         assert held(other) == held(buffer)[-other.replay_buffer_size :]
-
-
-def test_saving_episodes_again_writes_only_what_is_new(tmp_path: Path) -> None:
-    buffer, pushed = make(40), 0
-    before: dict[int, int] = {}
-    for n in (37, 4, 0, 30, 90):
-        buffer.push(many(pushed, n), 0)
-        pushed += n
-        save(tmp_path, buffer, 8)
-        now = segment_files(tmp_path)
-        first = max(0, pushed - 40)
-        # Earlier segments that were full and still have a row are kept.
-        kept = [each for each in before.values() if each in now.values()]
-        whole = range((first // 8) * 8, (pushed - n) // 8 * 8, 8)
-        assert len(kept) >= len(whole)
-        other = make(40)
-        other.load_data(str(tmp_path))
-        assert held(other) == held(buffer)
-        assert len(list(tmp_path.iterdir())) == len(now) + 2
-        before = now
 
 
 def test_longer_episodes_are_saved_in_segments_of_fewer_episodes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dingsdk.errors import CheckpointCorruptError, RunFolderError, StorageFullError
+from dingsdk.errors import RunFolderError, StorageFullError
 from dingsdk.worker.replay_buffer.storage import mapped_folder
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from tools.os_calls import failing_calls
@@ -52,21 +52,6 @@ def test_created_slots_have_no_content_of_an_old_file(folder: MappedFolder) -> N
     (folder.path / "slots.bin").write_bytes(b"x" * 100)
     slots = folder.slots("slots.bin", 40, "create")
     assert slots.read(100, 0) == bytes(40)
-
-
-def test_discard_deletes_a_file_and_ignores_a_missing_one(
-    folder: MappedFolder,
-) -> None:
-    mapped = folder.map("old.bin", (8,), BYTES, "create")
-    folder.map("other.bin", (8,), BYTES, "create")
-    folder.discard("old.bin")
-    folder.discard("old.bin")
-
-    assert sorted(each.name for each in folder.path.glob("*.bin")) == ["other.bin"]
-    assert folder.size_bytes("old.bin") == 0
-    assert (mapped == 0).all()  # an existing mapping stays readable
-    with pytest.raises(CheckpointCorruptError, match=r"old\.bin is missing"):
-        folder.map("old.bin", (8,), BYTES, "open")
 
 
 def test_spare_space_of_a_killed_process_is_released(folder: MappedFolder) -> None:

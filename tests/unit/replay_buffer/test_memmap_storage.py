@@ -272,14 +272,14 @@ def test_an_impossible_column_is_refused(tmp_path: Path, column: dict[str, Any])
         storage.recovered()
 
 
+def link_column(folder: Path) -> None:
+    column, elsewhere = folder / "column-0000.bin", folder.parent / "elsewhere"
+    column.rename(elsewhere)
+    column.symlink_to(elsewhere)
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [
-        damage_cursor,
-        cut_column,
-        damage_header,
-        lose_column,
-    ],
+    "damage", [damage_cursor, cut_column, damage_header, lose_column, link_column]
 )
 def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
     with opened(tmp_path / "rows") as storage:
@@ -306,26 +306,19 @@ def test_a_changed_byte_of_a_column_is_not_detected(tmp_path: Path) -> None:
         assert storage.take(positions[1:]) == rows_of(1, 20)
 
 
-def test_slots_of_next_observations_are_free_after_reopening(tmp_path: Path) -> None:
-    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 1})
+@pytest.mark.parametrize(("step", "own"), [(1, 1), (10, 4)])
+def test_next_observations_are_where_they_were_after_reopening(
+    tmp_path: Path, step: int, own: int
+) -> None:
+    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + step})
     with opened(tmp_path / "rows", 4, next_of="obs") as storage:
         storage.put(slice(0, 4), storage.accept(rows))
         storage.commit({"tail": 0, "valid_count": 4})
-        assert storage._following.own_count == 1  # type: ignore[union-attr]
-    with opened(tmp_path / "rows", 4, next_of="obs", reopen=True) as storage:
-        assert storage.recovered() is not None
-        assert storage._following.own_count == 1  # type: ignore[union-attr]
-
-
-def test_rows_that_all_have_their_own_next_observation_are_recovered(tmp_path: Path) -> None:
-    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
-    with opened(tmp_path / "rows", 4, next_of="obs") as storage:
-        storage.put(slice(0, 4), storage.accept(rows))
-        storage.commit({"tail": 0, "valid_count": 4})
+        assert storage._following.own_count == own  # type: ignore[union-attr]
     with opened(tmp_path / "rows", 4, next_of="obs", reopen=True) as storage:
         assert storage.recovered() is not None
         assert storage.take(slice(0, 4)) == rows
-        assert storage._following.own_count == 4  # type: ignore[union-attr]
+        assert storage._following.own_count == own  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("link", [np.iinfo(np.int32).min, -1, 0, CAPACITY])
@@ -360,16 +353,6 @@ def test_impossible_links_are_refused(tmp_path: Path, link: int, why: str) -> No
         opened(tmp_path / "rows", next_of="obs", reopen=True) as storage,
         pytest.raises(CheckpointCorruptError, match=why),
     ):
-        storage.recovered()
-
-
-def test_a_column_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path / "rows") as storage:
-        filled(storage, 20)
-    column = tmp_path / "rows" / "column-0000.bin"
-    column.rename(tmp_path / "elsewhere")
-    column.symlink_to(tmp_path / "elsewhere")
-    with opened(tmp_path / "rows", reopen=True) as storage, pytest.raises(CheckpointCorruptError):
         storage.recovered()
 
 
@@ -499,29 +482,6 @@ def test_a_disk_that_fills_up_raises_an_error_and_no_signal(tmp_path: Path, disk
     assert float(last) == int(pushed) - 500
 
 
-@pytest.mark.parametrize("cfg", CFGS)
-def test_a_buffer_is_reopened_with_its_rows(tmp_path: Path, cfg: dict[str, Any]) -> None:
-    def made(reopen: bool) -> NaiveReplayBuffer:
-        storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": reopen, **cfg}
-        return NaiveReplayBuffer({"replay_buffer_size": 50, "seed": 0, "storage": storage})
-
-    with made(reopen=False) as buffer:
-        for start in range(0, 120, 8):
-            buffer.push(rows_of(start, start + 8), 0)
-        state = buffer.state_dict()
-    with made(reopen=True) as buffer:
-        assert (buffer.count(), buffer.push_count) == (50, 120)
-        buffer.push(rows_of(120, 121)[0], 0)
-        assert buffer.sample(50, 0) is not None
-        newest = buffer.sample(2, 0, sample_range=slice(-2, None))
-        assert newest == rows_of(119, 121)
-        buffer.load_state_dict(state)
-        assert buffer.sample(2, 0, sample_range=slice(-2, None)) == rows_of(118, 120)
-        buffer.clear()
-        buffer.push([{"obs": 1, "next_obs": 2}], 0)
-        assert buffer.count() == 1
-
-
 def test_disk_space_is_reserved_for_many_pushes_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,6 +498,15 @@ def test_disk_space_is_reserved_for_many_pushes_at_once(
     assert len(asked) == 2  # for the columns, and for the cursor
 
 
+def test_disk_space_is_reserved_wherever_the_rows_of_a_state_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memmap, "_STEP_BYTES", 0)
+    with opened(tmp_path / "rows") as storage:
+        storage.put(slice(50, 60), storage.accept(rows_of(0, 10)))
+        assert storage._n_reserved == 60
+
+
 def test_disk_space_is_reserved_in_addition_to_recovered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,35 +517,3 @@ def test_disk_space_is_reserved_in_addition_to_recovered_rows(
         assert storage.recovered() is not None
         storage.accept(rows_of(20, 25))
         assert storage._n_reserved == 25
-
-
-def test_a_first_push_without_disk_space_does_not_set_the_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(folder: MappedFolder, sizes: Mapping[str, int]) -> None:
-        if any(name.startswith("column") for name in sizes):
-            raise StorageFullError("no room", path=str(folder.path))
-
-    with opened(tmp_path / "rows") as storage:
-        with monkeypatch.context() as full:
-            full.setattr(MappedFolder, "reserve", refuse)
-            with pytest.raises(StorageFullError):
-                storage.accept(rows_of(0, 2))
-        storage.accept(SampleBatch({"other": np.zeros((2, 3))}))
-
-
-def test_a_refused_folder_is_unlocked_again(tmp_path: Path) -> None:
-    with opened(tmp_path / "rows") as storage:
-        filled(storage, 10)
-    header = tmp_path / "rows" / "header.json"
-    whole = header.read_bytes()
-    header.write_bytes(whole[:-9])
-    cfg = {"path": str(tmp_path / "rows"), "reopen": True}
-    storage = MemmapStorage(cfg, CAPACITY)
-    with pytest.raises(CheckpointCorruptError):
-        storage.recovered()
-    header.write_bytes(whole)
-    with opened(tmp_path / "rows", reopen=True) as again:
-        assert again.recovered() is not None
-    assert storage.recovered() is not None
-    storage.close()

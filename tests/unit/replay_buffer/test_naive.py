@@ -62,15 +62,6 @@ def test_the_limiter_counts_batches_pushed_after_the_first() -> None:
     assert (found["inserts"], found["recent_inserts"]) == (6, pytest.approx(6, rel=0.1))
 
 
-def test_each_batch_needs_the_next_observation_column() -> None:
-    buffer = make_buffer(storage={"type": "array", "next_of": "obs"})
-    whole = batch(1).with_columns(next_obs=np.ones((1, 3), np.float32))
-    buffer.push(whole, 0)
-    with pytest.raises(SchemaMismatchError):
-        buffer.push(batch(2), 0)
-    assert buffer.count() == 1
-
-
 def test_accept_of_a_custom_storage_is_called_for_each_batch() -> None:
     accepted = []
 
@@ -221,13 +212,6 @@ def test_none_and_empty_dicts_are_refused_by_object_storage(nothing: Any) -> Non
 
 
 # Listeners, totals, reports ---------------------------------------------------------------------
-
-
-def test_errors_of_listeners_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    buffer = make_buffer(replay_buffer_size=1)
-    buffer.add_remove_listener(lambda rows, reason: 1 / 0)  # type: ignore[arg-type, return-value]
-    buffer.push([row(1), row(2)], 0)
-    assert "remove listener failed" in caplog.text
 
 
 def test_clear_resets_push_count_but_not_the_totals() -> None:

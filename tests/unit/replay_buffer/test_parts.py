@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
-from dingsdk.worker import AdvancedReplayBuffer, NaiveReplayBuffer
+from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
 from dingsdk.worker.replay_buffer.sampler import check_ranks
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
@@ -169,43 +168,23 @@ def test_largest_push_and_batch_are_restored_from_a_state() -> None:
         other.load_state_dict({**state, "largest_batch": 1.5})
 
 
-@given(sizes=st.lists(st.integers(1, 23), max_size=8))
-def test_batches_get_the_same_positions_as_single_pushes(sizes: list[int]) -> None:
-    buffer, single = (AdvancedReplayBuffer({"replay_buffer_size": 6}) for _ in range(2))
-    gone: list[list[int]] = [[], []]
-    for each, rows_gone in zip((buffer, single), gone, strict=True):
-        each.add_remove_listener(
-            lambda rows, reason, to=rows_gone: to.extend(rows.columns["n"].tolist())
-        )
-    pushed = 0
-    for size in sizes:
-        numbers = np.arange(pushed, pushed + size)
-        buffer.push(SampleBatch({"n": numbers}), 0)
-        for number in numbers:
-            single.push({"n": int(number)}, 0)
-        pushed += size
-        for age in range(min(pushed, 6)):
-            (row,) = buffer.sample(1, 0, slice(age, age + 1)) or []
-            assert (row["n"], row["replay_buffer_idx"]) == (row["replay_unique_id"], row["n"] % 6)
-    assert gone[0] == gone[1] == list(range(max(0, pushed - 6)))
-    assert buffer._remover.state_dict() == single._remover.state_dict()
-
-
 @pytest.mark.parametrize(
-    ("ranks", "found"),
+    "ranks",
     [
-        (np.array([0, 5]), "int64[2] from 0 to 5"),
-        (np.array([-1, 0]), "int64[2] from -1 to 0"),
-        (np.array([0]), "int64[1] from 0 to 0"),
-        (np.array([0.0, 1.5]), "float64[2] from 0.0 to 1.5"),
-        (np.array([[0, 1]]), "int64[1, 2] from 0 to 1"),
-        (["a", "b"], "<U1[2]"),
-        (np.array([], np.int64), "int64[0]"),
+        np.array([0, 5]),
+        np.array([-1, 0]),
+        np.array([0]),
+        np.array([0.0, 1.5]),
+        np.array([[0, 1]]),
+        ["a", "b"],
+        np.array([], np.int64),
     ],
+    ids=repr,
 )
-def test_error_for_invalid_draws_describes_them(ranks: Any, found: str) -> None:
+def test_error_for_invalid_draws_shows_them(ranks: Any) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         check_ranks(ranks, 5, 2, UniformSampler({}, 5))
-    text = f"the sampler UniformSampler drew {found}, expected int64[2] of 0..4"
+    shown = " ".join(repr(ranks).split())
+    text = f"the sampler UniformSampler drew {shown}, expected int64[2] of 0..4"
     assert str(caught.value) == text
     check_ranks(np.array([0, 4]), 5, 2, UniformSampler({}, 5))

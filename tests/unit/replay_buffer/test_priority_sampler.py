@@ -51,22 +51,6 @@ def counts_of(sampler: PrioritySampler, size: int, batch: int, draws: int) -> ND
 # Draws ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("size", [9, 100, 777])
-@pytest.mark.parametrize("batch", [1, 5, 250])
-def test_rows_are_drawn_in_proportion_to_their_weights(alpha: float, size: int, batch: int) -> None:
-    priorities = np.random.default_rng(size).uniform(0.2, 2.0, size)
-    sampler = sampler_of(priorities, alpha=alpha, seed=batch)
-    counts = counts_of(sampler, size, batch, 100_000 if batch > 1 else 20_000)
-    assert chi_square(counts, priorities**alpha) < chi_square_limit(size - 1)
-
-
-def test_the_chi_square_test_notices_another_alpha() -> None:
-    priorities = np.random.default_rng(1).uniform(0.2, 2.0, 100)
-    counts = counts_of(sampler_of(priorities, alpha=0.6), 100, 250, 100_000)
-    assert chi_square(counts, priorities**0.5) > chi_square_limit(99)
-
-
 def test_a_draw_takes_one_row_from_each_share_of_the_weight() -> None:
     drawn = sampler_of(np.ones(64)).draw(64)
     assert drawn.tolist() == list(range(64))
@@ -85,25 +69,11 @@ def test_draws_among_given_positions_return_only_these(kind: type[PrioritySample
     assert sampler.draw(4, np.array([14, 12])).tolist() == []
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_extreme_priorities_are_stored_and_drawn(alpha: float) -> None:
-    sampler = sampler_of([1e308] * 1000 + [5e-324], alpha=alpha)
-    assert np.isfinite(sampler._tree.total)
-    assert sampler.drawable == 1001
-    weights = sampler.importance(np.array([0, 1000]), 1.0)
-    assert 0 < weights[0] <= weights[1] == 1
-    assert len(set(sampler.draw(256).tolist())) > 200
-    assert sampler.priorities(np.array([0, 1000])).tolist() == [1e308, 5e-324]
-
-
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan"), "1", True])
 def test_alpha_outside_of_0_to_1_is_refused(alpha: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         ProportionalSampler({"alpha": alpha}, 4)
     assert caught.value.path == "sampler.alpha"
-
-
-# Weights and priorities -----------------------------------------------------------------------
 
 
 # Ranks ----------------------------------------------------------------------------------------

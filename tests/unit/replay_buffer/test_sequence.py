@@ -89,23 +89,6 @@ def test_every_valid_start_and_no_other_is_drawn(
     assert found == expected
 
 
-@pytest.mark.parametrize("sampler", [{}, {"stride": 4}, {"pad": True}, {"pad": True, "stride": 3}])
-def test_starts_are_uniform(sampler: dict[str, Any]) -> None:
-    buffer = make(capacity=90, **sampler)
-    fill(buffer, [17, 23, 1, 40, 31])
-    drawn = Counter[int]()
-    for _ in range(1500):
-        batch = buffer.sample(8, 6, 0)
-        assert isinstance(batch, SampleBatch)
-        drawn.update(batch.columns["x"][:, 0].tolist())
-    starts = buffer.count_starts(6)
-    assert len(drawn) == starts
-    expected = 1500 * 8 / starts
-    chi_square = sum((n - expected) ** 2 / expected for n in drawn.values())
-    # The mean of chi-square is its degrees of freedom, its variance twice that.
-    assert chi_square < (starts - 1) + 5 * np.sqrt(2 * (starts - 1))
-
-
 def test_rare_starts_are_equally_likely() -> None:
     buffer = make(capacity=3000)
     fill(buffer, [*([3] * 900), 20, *([2] * 50)], chunk=500)
@@ -160,14 +143,6 @@ def test_rows_without_an_end_form_blocks() -> None:
     assert buffer.count_starts(10) == 3  # held: 25..64; whole blocks start at 30, 40 and 50
     assert buffer.count_starts(11) == 0
     assert buffer.sample(1, 11, 0) is None
-
-
-def test_the_default_block_length_is_500() -> None:
-    buffer = make(capacity=1200)
-    for _ in range(3):
-        buffer.push([{"x": i} for i in range(400)], 0)
-    assert buffer.count_starts(500) == 2
-    assert buffer.count_starts(501) == 0
 
 
 def test_a_change_of_trajectory_ends_a_sequence() -> None:

@@ -203,14 +203,6 @@ def test_another_format_version_is_refused(tmp_path: Path, version: Any) -> None
     assert (caught.value.found, caught.value.expected) == (version, VERSION)
 
 
-def test_rows_in_the_old_json_format_are_refused(tmp_path: Path) -> None:
-    old = {"format": "dingsdk-replay-rows", "version": 4, "rows": 0}
-    (tmp_path / "manifest.json").write_text(json.dumps(old))
-    with pytest.raises(CheckpointVersionError) as caught:
-        make_buffer().load_data(str(tmp_path))
-    assert (caught.value.found, caught.value.path) == (4, str(tmp_path / "manifest.json"))
-
-
 def test_rows_that_do_not_fit_are_not_pushed(tmp_path: Path) -> None:
     filled(3).save_data(str(tmp_path))
     buffer = make_buffer()

@@ -23,21 +23,6 @@ def tree_of(weights: NDArray[np.float64] | list[float]) -> SumTree:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("draws", [1, 3, 256])
-def test_no_draw_returns_an_empty_leaf(size: int, draws: int) -> None:
-    rng = np.random.default_rng(size)
-    weights = 10.0 ** rng.uniform(-12, 12, size) * (rng.random(size) < 0.5)
-    # Empty leaves at the end, where a target of the whole total would fall.
-    weights[size // 2 + 1 :] = 0.0
-    weights[size // 2] = 1e-9
-    tree = tree_of(weights)
-    for uniforms in (np.zeros(draws), np.full(draws, ALMOST_ONE), rng.random(draws)):
-        drawn = tree.draw(uniforms)
-        assert np.all(weights[drawn] > 0)
-        assert np.all(np.diff(drawn) >= 0)
-
-
-@pytest.mark.parametrize("size", SIZES)
 def test_draws_equal_those_of_a_cumulative_sum(size: int) -> None:
     rng = np.random.default_rng(size)
     # Whole numbers add up without rounding, so both must agree on every draw.

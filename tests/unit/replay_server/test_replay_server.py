@@ -946,97 +946,6 @@ def test_answer_of_an_interrupted_call_is_not_given_to_the_next_one(
     assert client.stats()["count"] == 64
 
 
-@pytest.mark.parametrize(("save_s", "count"), [(None, 8), (5.0, 13)])
-def test_unreachable_server_is_tried_again_after_growing_pauses(
-    client: ReplayClient, monkeypatch: pytest.MonkeyPatch, save_s: float | None, count: int
-) -> None:
-    now, pauses = [50.0], list[float]()
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        now[0] += seconds
-
-    def refuse(timeout_s: float) -> Any:
-        assert timeout_s == 60.0 + (save_s or 0.0) - now[0]
-        raise ConnectionRefusedError("nobody listens")
-
-    def uniform(least: float, most: float) -> float:
-        assert (least, most) == (0.5, 1.0)
-        return most
-
-    module = "dingsdk.worker.replay_server.client"
-    monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(f"{module}.random", SimpleNamespace(uniform=uniform))
-    monkeypatch.setattr(client, "_connected", refuse)
-    with pytest.raises(ServerLostError, match=f"at {client.address} cannot be reached: nobody"):
-        client.stats() if save_s is None else client.save(save_s)
-    # The rest of the 10 s, and of the time for a save, is too short for another pause.
-    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8] + [1.0] * count)
-
-
-@pytest.mark.parametrize("call", ["insert", "sample"])
-@pytest.mark.parametrize(("timeout_s", "waits"), [(None, [0.0]), (20.5, [10.0, 10.0, 0.5])])
-def test_wait_for_the_limiter_is_split_into_requests_of_10_s(
-    client: ReplayClient,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    timeout_s: float | None,
-    waits: list[float],
-) -> None:
-    now, sent = [100.0], list[Any]()
-
-    def exchange(request: Any, frame: Any, wait_s: float) -> Any:
-        assert request.timeout_s == wait_s
-        sent.append(request)
-        now[0] += wait_s
-        if call == "insert":
-            raise BufferFullError("the limiter")
-        return wire.Done(is_served=False), memoryview(b"")
-
-    monkeypatch.setattr(
-        "dingsdk.worker.replay_server.client.time", SimpleNamespace(monotonic=lambda: now[0])
-    )
-    monkeypatch.setattr(client, "_exchange", exchange)
-    limit = {} if timeout_s is None else {"timeout_s": timeout_s}
-    if call == "insert":
-        with pytest.raises(BufferFullError):
-            client.insert(rows(0), **limit)
-        assert sent == [wire.Insert(1, 0, wait_s) for wait_s in waits]
-    else:
-        assert client.sample(4, **limit) is None
-        assert sent == [wire.Sample(4, 0, wait_s) for wait_s in waits]
-
-
-def test_inserts_of_a_client_are_numbered(
-    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[Any] = []
-    monkeypatch.setattr(client, "_exchange", lambda request, *given: sent.append(request))
-    for env_step in (5, 7):
-        client.insert(rows(0), env_step=env_step)
-    assert sent == [wire.Insert(1, 5, 0.0), wire.Insert(2, 7, 0.0)]
-
-
-def test_client_may_be_silent_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[float, float | None]] = []
-    receive = channels.Channel.receive
-
-    def note(
-        link: channels.Channel, kind: Any, timeout_s: float, idle_s: float | None = None
-    ) -> Any:
-        if kind is wire.Request:
-            asked.append((timeout_s, idle_s))
-        return receive(link, kind, timeout_s, idle_s)
-
-    monkeypatch.setattr(channels.Channel, "receive", note)
-    with (
-        ReplayServer({"request_timeout_s": 7.0}, SMALL, tmp_path) as server,
-        ReplayClient(server.address, tmp_path) as client,
-    ):
-        client.stats()
-    assert set(asked) == {(7.0, 3600.0)}
-
-
 def test_calls_of_a_closed_client_raise(client: ReplayClient) -> None:
     client.close()
     client.close()
@@ -1108,34 +1017,6 @@ def test_checkpoints_are_automatic_and_a_failed_one_is_tried_again(
         assert has_saved.wait(20.0)
         assert (tmp_path / "checkpoint.json").exists()
     assert "no checkpoint: no room" in caplog.text
-
-
-def test_checkpoints_are_periodic_and_only_written_after_inserts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, waited, saved = [100.0], list[float](), list[float]()
-    table = SimpleNamespace(push_count=5)
-    pushed_at = {100.5, 103.0, 107.0}
-
-    def wait(seconds: float) -> bool:
-        waited.append(seconds)
-        now[0] += seconds
-        table.push_count += now[0] in pushed_at
-        return now[0] >= 110.0
-
-    monkeypatch.setattr(
-        "dingsdk.worker.replay_server.server.time", SimpleNamespace(monotonic=lambda: now[0])
-    )
-    server: Any = SimpleNamespace(
-        cfg=SimpleNamespace(save_every_s=2.5),
-        buffer=SimpleNamespace(
-            table=table, is_save_due=False, save=lambda: saved.append(now[0] - 100.0)
-        ),
-        _stop=SimpleNamespace(wait=wait),
-    )
-    ReplayServer._save(server, 4)  # one row was there before the thread ran
-    assert waited == [1.0, 1.0, 0.5] * 4
-    assert saved == [2.5, 7.5]
 
 
 def test_checkpoint_is_due_once_the_log_is_long(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +20,6 @@ from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 _ROUNDS = 4
 """Rounds of drawing starts of sequences; if they do not suffice, all valid starts are listed."""
-
-
-class Windows(NamedTuple):
-    """Sequences of rows.
-
-    Attributes:
-        where: int64[batch, time], positions of rows; of an arbitrary row if the mask is False.
-        mask: bool[batch, time], False outside the trajectory; None: all rows are inside.
-    """
-
-    where: NDArray[np.int64]
-    mask: NDArray[np.bool_] | None
 
 
 class SequenceSampler(Sampler):
@@ -196,7 +184,9 @@ class SequenceSampler(Sampler):
         """Return how many sequences of ``length`` rows could be drawn; reads every row."""
         return len(self._all_starts(length)) if self._count else 0
 
-    def draw(self, size: int, length: int) -> Windows | None:
+    def draw(
+        self, size: int, length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None] | None:
         """Draw sequences; all valid starts are equally likely, and may be drawn repeatedly.
 
         Args:
@@ -204,7 +194,9 @@ class SequenceSampler(Sampler):
             length: Rows of each sequence, >= 1, without the burn-in.
 
         Returns:
-            Positions int64[size, burn_in + length], or None if there is no valid start.
+            Positions of rows, int64[size, burn_in + length], and a mask of that shape that is False
+            outside of the trajectory, or None if all rows are inside. None if there is no valid
+            start.
         """
         if self._count == 0:
             return None
@@ -218,7 +210,7 @@ class SequenceSampler(Sampler):
             return self._padded(starts[:, None] + np.arange(-self.burn_in, length), starts)
         where = np.empty((size, self._rows_needed(length)), np.int64)
         _follow(starts, self._first, self.capacity, where)
-        return Windows(where, None)
+        return where, None
 
     def _rows_needed(self, length: int) -> int:
         """Return how many rows must follow from a start on; 0: any start is valid."""
@@ -254,12 +246,14 @@ class SequenceSampler(Sampler):
         first, count = self._first, self._count
         return _accept(self._since, first, count, self.stride, leading, span, uniforms, starts)
 
-    def _padded(self, ages: NDArray[np.int64], starts: NDArray[np.int64]) -> Windows:
+    def _padded(
+        self, ages: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         held = np.clip(ages, 0, self._count - 1)
         begun = self._since.take(self._positions(starts))[:, None]
         steps = self._since.take(self._positions(held)) - begun
         mask = (held == ages) & (steps == ages - starts[:, None])
-        return Windows(self._positions(np.where(mask, ages, starts[:, None])), mask)
+        return self._positions(np.where(mask, ages, starts[:, None])), mask
 
     def _positions(self, ages: NDArray[np.int64]) -> NDArray[np.int64]:
         where = ages + self._first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS, map_columns, torch_to_numpy
+from dingsdk.data.columns import NUMERIC_KINDS, torch_to_numpy
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.storage.arrays import Layout
 
-__all__ = ["AutoStorage", "Rows", "Storage", "Where", "in_grid", "suits_arrays"]
+__all__ = ["AutoStorage", "Rows", "Storage", "Where", "suits_arrays"]
 
 Rows = SampleBatch | list[Any]
 """Rows as columns, or as a list of any objects."""
@@ -47,7 +47,7 @@ class Storage(Configurable, ABC):
     """Whether rows are a list of any objects, and not columns."""
 
     layout: Layout | None = None
-    """The columns, if a batch that fits may be written to them without ``accept`` and ``put``.
+    """The columns, if rows that fit may be written to them without ``accept`` and ``put``.
 
     Only :meth:`accept`, :meth:`put` and :meth:`clear` may change it: the buffer reads it after a
     :meth:`put`.
@@ -82,51 +82,22 @@ class Storage(Configurable, ABC):
             ConfigError: the memory is too small for the capacity.
         """
 
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        """Whether :meth:`put_row` can store a row as it is; if not, use :meth:`accept`."""
-        return False
-
-    def put_row(self, position: int, row: dict[str, Any]) -> None:
-        """Write a row to a position, after :meth:`takes_row` returned True for it."""
-        raise NotImplementedError
-
     @abstractmethod
     def put(self, where: Where, rows: Any) -> None:
         """Write accepted rows to positions, one row each, replacing the rows there.
 
         Rows are oldest first. They fill positions from 0 on: a position is first used when all
-        lower ones have been used, or are in the same call, unless :meth:`expect` was called.
+        lower ones have been used, or are in the same call. The rows of a state that is loaded begin
+        at any position.
         """
-
-    def expect(self, rows: int) -> None:
-        """Called while empty: the next calls of ``put`` fill positions 0 to ``rows - 1``."""
 
     @abstractmethod
     def take(self, where: Where) -> Rows:
         """Return the rows at positions, all of which hold rows, as the caller's own copy."""
 
-    def take_grid(self, where: NDArray[np.int64]) -> Rows:
-        """Return the rows at positions ``[B, T]``: ``B`` lists, or columns ``[B, T, ...]``."""
-        batch, length = where.shape
-        rows = self.take(where.reshape(-1))
-        if not isinstance(rows, SampleBatch):
-            return [rows[start : start + length] for start in range(0, batch * length, length)]
-        return in_grid(rows, batch, length)
-
-    def take_later(self, where: Where) -> Callable[[], Rows]:
-        """Return a function that returns the rows at positions; call it once, without the lock.
-
-        Rows that other threads replace before or during the call may mix old and new values.
-        """
-        rows = self.take(where)
-        return lambda: rows
-
     @abstractmethod
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
-
-    def seal(self) -> None:
-        """Stop linking new rows to stored ones; for owners whose rows leave in any order."""
 
     def commit(self, state: Mapping[str, int]) -> None:
         """Called when a push is complete; a durable storage writes the state to disk.
@@ -136,9 +107,6 @@ class Storage(Configurable, ABC):
                 :meth:`recovered` must return.
         """
 
-    def keep_marks(self) -> None:
-        """Called before all other methods if the owner uses :meth:`mark`."""
-
     def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
         """Set the marks of rows: integers, 0 for a new row.
 
@@ -147,7 +115,7 @@ class Storage(Configurable, ABC):
         """
 
     def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the marks of recovered rows, or None if no marks were kept."""
+        """Return the marks of recovered rows, or None if the storage keeps none."""
         return None
 
     def recovered(self) -> dict[str, int] | None:
@@ -164,12 +132,6 @@ class Storage(Configurable, ABC):
 
     def close(self) -> None:
         """Release files and locks; the rows of a durable storage stay. Idempotent."""
-
-
-def in_grid(rows: SampleBatch, batch: int, length: int) -> SampleBatch:
-    """Return ``batch * length`` rows as ``batch`` sequences, in columns ``[B, T, ...]``."""
-    columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
-    return SampleBatch.trusted(columns, batch)
 
 
 def suits_arrays(rows: Any) -> bool:

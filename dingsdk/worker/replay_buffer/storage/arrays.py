@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -16,11 +14,10 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import ConfigError
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
+from dingsdk.worker.replay_buffer.storage import Storage, Where
 from dingsdk.worker.replay_buffer.storage.schema import check_pair, convert, read_schema, row_bytes
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.storage.compression import Codec
     from dingsdk.worker.replay_buffer.storage.next_of import NextOf
 
 
@@ -41,21 +38,17 @@ class ArrayStorage(Storage):
             next_of: Name of the column of observations, such as ``obs``. A ``next_obs`` that equals
                 the ``obs`` of a later row is then not stored again. This halves the memory of
                 large observations if trajectories are complete; they may be interleaved.
-            compress: Only ``none``, because columns are read and written in place.
         """
 
         type: str = "array"
         schema: dict[str, Any] | None = None
         next_of: Annotated[str, Meta(min_length=1)] | None = None
-        compress: Literal["none", "lz4", "zstd"] = "none"
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._cfg = self.read(cfg, "storage")
-        self.check_config(cfg, "storage")
         self._declared = read_schema(self._cfg.schema)
         self._next_of: str | None = self._cfg.next_of
-        self._codec = self._read_codec(self._cfg.compress)
         self._clear()
 
     @classmethod
@@ -70,16 +63,6 @@ class ArrayStorage(Storage):
     @property
     def needs_fifo(self) -> bool:
         return self._next_of is not None
-
-    def _read_codec(self, name: str) -> Codec | None:
-        if name == "none":
-            return None
-        raise ConfigError(
-            f"storage.compress is {name!r}, but type {self._cfg.type} keeps plain columns that are "
-            "read in place; use type memmap or object, or leave compress out (next_of halves "
-            "large observations)",
-            path="storage.compress",
-        )
 
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
@@ -107,14 +90,6 @@ class ArrayStorage(Storage):
             self.make_room(len(rows))
         return columns
 
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        # Making a batch of a row takes 15 us, writing it into the columns 1 us.
-        layout = self._layout
-        return layout is not None and self._following is None and layout.fits_row(row)
-
-    def put_row(self, position: int, row: dict[str, Any]) -> None:
-        self._layout.put_row(position, row)  # type: ignore[union-attr]
-
     def put(self, where: Where, rows: dict[str, Any]) -> None:
         self._layout.put(where, rows)  # type: ignore[union-attr]
         if self._following is not None:
@@ -132,12 +107,6 @@ class ArrayStorage(Storage):
             columns[f"next_{self._next_of}"] = self._following.take(where)
             columns = {key: columns[key] for key in self._form}
         return SampleBatch.trusted(columns, length, self._is_plain)
-
-    def take_later(self, where: Where) -> Callable[[], Rows]:
-        if self.layout is None:
-            return super().take_later(where)
-        # The copy keeps the current columns, as the storage may be cleared before the call.
-        return functools.partial(copy.copy(self).take, where)
 
     def make_room(self, rows: int) -> None:
         """Make room for accepted rows of one push, which may have been accepted in parts.
@@ -184,10 +153,6 @@ class ArrayStorage(Storage):
             return column
 
         return map_columns(longer, self._columns)
-
-    def seal(self) -> None:
-        if self._following is not None:
-            self._following.seal()
 
     def clear(self) -> None:
         self._clear()

@@ -57,9 +57,6 @@ class EpisodeObjects(EpisodeStorage):
         _check_episodes(rows)
         return self._objects.accept(list(map(_as_object, rows)))
 
-    def expect(self, rows: int) -> None:
-        self._objects.expect(rows)
-
     def put(self, where: Where, rows: Any) -> None:
         self._objects.put(where, rows)
 

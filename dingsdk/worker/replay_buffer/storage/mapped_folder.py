@@ -139,10 +139,6 @@ class MappedFolder:
         except OSError as error:
             raise self.error("open", name, error) from error
 
-    def discard(self, name: str) -> None:
-        """Delete a file, if it is there."""
-        self._folder.unlink(name)
-
     def size_bytes(self, name: str) -> int:
         """Return the size of a file, or 0 if there is none."""
         found = self._folder.stat(name)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from msgspec import Meta
@@ -20,7 +20,6 @@ from dingsdk.worker.replay_buffer.storage import Where, one_by_one
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from dingsdk.worker.replay_buffer.storage.compression import (
     PAGE_BYTES,
-    Codec,
     PackedColumn,
     read_codec,
     slot_bytes,
@@ -43,8 +42,8 @@ class MemmapStorage(ArrayStorage):
     Rows in use stay in the system's page cache, the others are only on disk. If the process is
     killed, ``reopen`` restores the rows of every push that returned, except the oldest rows if an
     unfinished push was replacing them. Rows that left a prioritized buffer early stay removed. The
-    uses of the others are restored if ``max_use`` or ``max_staleness`` is set; priorities are not
-    restored. Rows may be lost after a power cut.
+    uses of the others are restored if ``max_use`` is set; priorities are not restored. Rows may be
+    lost after a power cut.
     """
 
     class Config(ArrayStorage.Config, frozen=True, kw_only=True):
@@ -63,6 +62,7 @@ class MemmapStorage(ArrayStorage):
         type: str = "memmap"
         path: Annotated[str, Meta(min_length=1)]
         reopen: bool = False
+        compress: Literal["none", "lz4", "zstd"] = "none"
 
     is_durable: ClassVar[bool] = True
     least_packed_bytes: ClassVar[int] = 2 * PAGE_BYTES
@@ -76,9 +76,9 @@ class MemmapStorage(ArrayStorage):
         super().__init__(cfg, capacity, deepcopy)
         self._path = Path(self._cfg.path)
         self._reopen: bool = self._cfg.reopen
+        self._codec = read_codec(self._cfg.compress)
         self._folder: MappedFolder | None = None
         self._how: How = "create"
-        self._keeps_marks = False
         self._made_with: dict[str, Any] = {
             "capacity": capacity,
             "episodes": None,
@@ -92,15 +92,12 @@ class MemmapStorage(ArrayStorage):
     def needs_fifo(self) -> bool:
         return True
 
-    def _read_codec(self, name: str) -> Codec | None:
-        return read_codec(name)
-
     def _clear(self) -> None:
         super()._clear()
         # Bytes a row: of each file with reserved space, and of all compressed columns together.
         self._plain_bytes: dict[str, int] = {}
         self._packed_bytes = 0
-        self._marks: NDArray[np.int64] | None = None
+        self._marks = np.empty(0, np.int64)
         self._state: dict[str, int] | None = None
         self._n_used = self._n_reserved = 0
         # Position of row 0 in the files; not 0 after a push to a full ring was interrupted.
@@ -111,40 +108,32 @@ class MemmapStorage(ArrayStorage):
         self.make_room(len(rows))
         return columns
 
-    def takes_row(self, row: dict[str, Any]) -> bool:
-        return False
-
-    def expect(self, rows: int) -> None:
-        # Reserved space starts at the first position.
-        self._n_used = rows
-
     def put(self, where: Where, rows: dict[str, Any]) -> None:
         if isinstance(where, slice):
             start, stop, n = where.start, where.stop, where.stop - where.start
         else:
             start, stop, n = int(where.min()), int(where.max()) + 1, len(where)
         self._n_used = max(self._n_used, stop)
+        if stop > self._n_reserved:
+            # Reserved space starts at position 0, and rows of a loaded state do not.
+            self._reserve_rows(stop)
         state, holds_episodes = self._state, self._made_with["episodes"]
         if state is not None and not holds_episodes and start < state["valid_count"]:
             # From here until the push is complete, these rows may mix old and new values.
             self._record({**state, "cut": n})
         physical = self._physical(where)
         super().put(physical, rows)
-        if self._marks is not None:
-            self._marks[physical] = 0
+        self._marks[physical] = 0
 
     def take(self, where: Where) -> SampleBatch:
         return super().take(self._physical(where))
 
-    def keep_marks(self) -> None:
-        self._keeps_marks = True
-
     def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
-        if self._marks is not None:
-            self._marks[self._physical(where)] = marks
+        self._marks[self._physical(where)] = marks
 
-    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        return None if self._marks is None else self._marks[self._physical(where)]
+    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
+        marks: NDArray[np.int64] = self._marks[self._physical(where)]
+        return marks
 
     def commit(self, state: Mapping[str, int]) -> None:
         self._state = dict(state)
@@ -168,8 +157,7 @@ class MemmapStorage(ArrayStorage):
         try:
             self._folder.erase()
             super()._allocate(rows, n)
-            if self._keeps_marks:
-                self._map_marks("create")
+            self._map_marks()
             self.make_room(n)
             self._folder.write_header(
                 {
@@ -206,9 +194,8 @@ class MemmapStorage(ArrayStorage):
         self._plain_bytes[name] = row_bytes(array)
         return array
 
-    def _map_marks(self, how: How) -> None:
-        with self._mapping(how):
-            self._marks = self._map(_MARKS, (), np.dtype(np.int64))
+    def _map_marks(self) -> None:
+        self._marks = self._map(_MARKS, (), np.dtype(np.int64))
 
     @contextmanager
     def _mapping(self, how: How) -> Iterator[None]:
@@ -239,19 +226,18 @@ class MemmapStorage(ArrayStorage):
         return list(leaves({"": self._columns[self._next_of or ""]}))
 
     def hold_episodes(self, capacity: int) -> None:
-        self._keeps_marks = True
         self._made_with.update(capacity=capacity, episodes=True)
 
     def grow(self, capacity: int) -> None:
         before = self.capacity
         super().grow(capacity)
-        if self._keeps_marks:
-            try:
-                # Last, because reopening the folder takes the capacity from this file's length.
-                self._map_marks("extend")
-            except BaseException:
-                self.capacity = before
-                raise
+        try:
+            # Last, because reopening the folder takes the capacity from this file's length.
+            with self._mapping("extend"):
+                self._map_marks()
+        except BaseException:
+            self.capacity = before
+            raise
 
     def _longer_columns(self) -> dict[str, Any]:
         before = self._plain_bytes, self._packed_bytes
@@ -329,15 +315,10 @@ class MemmapStorage(ArrayStorage):
         try:
             with self._mapping("open"):
                 self._open_columns(header["columns"])
-                if not self._keeps_marks:
-                    # New rows would match stale entries.
-                    folder.discard(_MARKS)
-                else:
-                    # If the earlier buffer kept no marks, there is no such file.
-                    self._map_marks("open" if folder.size_bytes(_MARKS) else "create")
+                self._map_marks()
             live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
             if holds_episodes:
-                marks = cast("NDArray[np.int64]", self._marks)
+                marks = self._marks
                 # Clear the marks of an interrupted push, because the next push reuses its numbers.
                 marks[marks >= state.get("next", 0)] = 0
                 live = marks >= max(state.get("first", 0), 1)

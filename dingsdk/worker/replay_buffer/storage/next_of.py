@@ -191,10 +191,6 @@ class NextOf:
             for name, array in leaves({"": following}):
                 self._own[name][places] = array[alone]
 
-    def seal(self) -> None:
-        """Stop linking new rows to stored ones."""
-        self._table_rows[:] = -1
-
     def take(self, where: Where) -> Any:
         """Return the following observations of rows, in new (nested) arrays."""
         where = one_by_one(where)

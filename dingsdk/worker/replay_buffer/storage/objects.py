@@ -10,7 +10,7 @@ from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import mismatch
 from dingsdk.data.pytree import copy_containers, map_leaves
-from dingsdk.worker.replay_buffer.storage import Storage, Where
+from dingsdk.worker.replay_buffer.storage import Storage, Where, one_by_one
 from dingsdk.worker.replay_buffer.storage.compression import read_codec
 
 
@@ -50,13 +50,11 @@ class ObjectStorage(Storage):
                 raise mismatch(f"row {index}", "", expected, repr(row), row=index)
         return [self._packed(self._copy(row)) for row in rows]
 
-    def expect(self, rows: int) -> None:
-        self._items = [None] * rows
-
     def put(self, where: Where, rows: list[Any]) -> None:
-        if isinstance(where, slice):
+        if isinstance(where, slice) and where.start <= len(self._items):
             self._items[where] = rows
             return
+        where = one_by_one(where)
         self._items += [None] * (int(where.max()) + 1 - len(self._items))
         for position, row in zip(where.tolist(), rows, strict=True):
             self._items[position] = row
