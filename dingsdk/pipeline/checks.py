@@ -75,9 +75,8 @@ class _Run:
         return getattr(self.classes.get(path), name, default)
 
     def runs_threads(self) -> bool:
-        from dingsdk.pipeline.worker import place_of
-
-        return place_of(self.classes["system.transport"], self.system["transport"]) == "threads"
+        transport_cls = self.classes["system.transport"]
+        return bool(transport_cls.place_of(self.system["transport"]) == "threads")
 
     def is_base_policy(self) -> bool:
         from dingsdk.policy import BasePolicy

@@ -37,7 +37,6 @@ from dingsdk.pipeline.worker import (
     WorkerGroup,
     leave_data,
     make_transport,
-    place_of,
     transport_class,
 )
 from dingsdk.plugins import default_manager
@@ -181,7 +180,7 @@ def keeps_journal(context: RunContext) -> bool:
     """
     cfg = context.cfg
     section = cfg.system.journal
-    place = place_of(transport_class(cfg), cfg.system.transport)
+    place = transport_class(cfg).place_of(cfg.system.transport)
     is_wanted = section.enabled is True or context.on_address is not None or place == "processes"
     if section.enabled is False or not is_wanted:
         return False

@@ -390,14 +390,12 @@ def compile_run(
 
 def _begin_processes(user: Mapping[str, Any]) -> None:
     """Let the processes of a run import while its config is compiled, if it will have any."""
-    from dingsdk.pipeline.worker import place_of
-
     section = find(user, "system.transport")
     if not isinstance(section, Mapping) or not isinstance(section.get("type"), str):
         return  # the default has no processes, and compiling the config reports what is wrong
     with suppress(DingError):
         kind = default_manager().get("transports", section["type"])
-        if place_of(kind, section) == "processes" and not kind.starts_workers:
+        if kind.place_of(section) == "processes" and not kind.starts_workers:
             begin_fork_server(PRELOADED)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,6 @@ from typing import Any, cast
 from dingsdk.envs.subprocess import SubprocessEnvManager
 from dingsdk.errors import (
     ClosedError,
-    ConfigError,
     DingError,
     TaskTimeoutError,
     WorkerLostError,
@@ -25,7 +24,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.runtime.files import guarded
 from dingsdk.worker.comm.slave import Slave
-from dingsdk.worker.comm.transport import Place, Transport
+from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.coordinator.roles import create_role, create_roles
 from dingsdk.worker.learner.aggregator import serve_remote
 from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
@@ -65,34 +64,9 @@ def leave_data(transport: Transport, *, is_kept: bool) -> None:
         _log.warning("files of the run remain: %s", error)
 
 
-def place_of(
-    transport_cls: type[Transport], section: Mapping[str, Any], *, is_elsewhere: bool = False
-) -> Place:
-    """Return where the workers run: as the config says, else the first place of the transport.
-
-    Args:
-        transport_cls: The class of the transport.
-        section: Section ``system.transport``.
-        is_elsewhere: Whether the user starts the workers, as processes.
-
-    Raises:
-        ConfigError: the transport cannot reach workers in that place.
-    """
-    places = transport_cls.places
-    asked = "processes" if is_elsewhere else section.get("workers") or places[0]
-    for place in places:
-        if place == asked:
-            return place
-    raise ConfigError(
-        f"the transport {section['type']!r} runs workers as {' or '.join(places)}, not as {asked}; "
-        "for workers in processes of their own choose another one, such as flask_fs",
-        path="system.transport.type" if is_elsewhere else "system.transport.workers",
-    )
-
-
 def has_processes(cfg: Any, mode: str) -> bool:
     """Whether the workers of a run are processes of their own."""
-    return mode == "parallel" and place_of(transport_class(cfg), cfg.system.transport) != "threads"
+    return mode == "parallel" and transport_class(cfg).place_of(cfg.system.transport) != "threads"
 
 
 def has_env_processes(cfg: Any) -> bool:
@@ -104,7 +78,7 @@ def has_env_processes(cfg: Any) -> bool:
 
 def check_reach(cfg: Any) -> None:
     """Raise ConfigError unless the config's transport reaches other processes."""
-    place_of(transport_class(cfg), cfg.system.transport, is_elsewhere=True)
+    transport_class(cfg).place_of(cfg.system.transport, is_elsewhere=True)
 
 
 def transport_class(cfg: Any) -> type[Transport]:

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from dingsdk.config import Configurable, PartSection
 from dingsdk.data import FrameInfo, SampleBatch
-from dingsdk.errors import DataMissingError
+from dingsdk.errors import ConfigError, DataMissingError
 from dingsdk.worker.comm.scheduler import Scheduler
 
 Place = Literal["threads", "processes"]
@@ -379,6 +379,27 @@ class Transport(Configurable, ABC):
     starts_workers: ClassVar[bool] = False
     """Whether ``launch`` and ``start_worker`` start the workers of ``dingsdk train``; if False, the
     training process starts them as child processes."""
+
+    @classmethod
+    def place_of(cls, section: Mapping[str, Any], *, is_elsewhere: bool = False) -> Place:
+        """Return where the workers of a run are: as its config says, else the first of ``places``.
+
+        Args:
+            section: Section ``system.transport``.
+            is_elsewhere: Whether the user starts the workers, as processes.
+
+        Raises:
+            ConfigError: the transport cannot reach workers in that place.
+        """
+        asked = "processes" if is_elsewhere else section.get("workers") or cls.places[0]
+        for place in cls.places:
+            if place == asked:
+                return place
+        raise ConfigError(
+            f"the transport {section['type']!r} runs workers as {' or '.join(cls.places)}, not as "
+            f"{asked}; for workers in processes of their own choose another one, such as flask_fs",
+            path="system.transport.type" if is_elsewhere else "system.transport.workers",
+        )
 
     @classmethod
     def section_at(cls, section: Mapping[str, Any], address: str) -> Mapping[str, Any]:

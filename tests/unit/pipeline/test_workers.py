@@ -18,7 +18,6 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import (
     STALL_LIMIT_S,
     ThreadWorkers,
-    place_of,
     run_worker,
     worker_ids,
 )
@@ -48,7 +47,7 @@ def test_workers_run_in_the_first_place_of_the_transport_or_as_the_config_says(
     transport: type[Transport], workers: str | None, is_elsewhere: bool, place: str
 ) -> None:
     section = {"type": "mine", "workers": workers}
-    assert place_of(transport, section, is_elsewhere=is_elsewhere) == place
+    assert transport.place_of(section, is_elsewhere=is_elsewhere) == place
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_place_that_the_transport_does_not_support_is_refused(
 ) -> None:
     section = {"type": "mine", "workers": workers}
     with pytest.raises(ConfigError, match="'mine' runs workers as threads") as caught:
-        place_of(Undeclared, section, is_elsewhere=is_elsewhere)
+        Undeclared.place_of(section, is_elsewhere=is_elsewhere)
 
     assert caught.value.path == f"system.transport.{path}"
 
