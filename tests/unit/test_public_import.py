@@ -107,6 +107,26 @@ def test_env_of_the_conformance_rules_does_not_load_torch() -> None:
     assert "torch" not in modules_after("from dingsdk.testing.env_rules import RuleEnv")
 
 
+@pytest.mark.parametrize("transport", ["flask_fs", "shared_memory"])
+def test_processes_of_a_run_begin_their_imports_before_the_run_loads_torch(transport: str) -> None:
+    pytest.importorskip(f"dingsdk_{transport}")
+    program = f"""
+from dingsdk.pipeline import train
+
+def begin(modules):
+    raise SystemExit
+
+train.begin_fork_server = begin
+try:
+    train.compile_run("cartpole-dqn", "parallel", "{transport}", begins=True)
+except SystemExit:
+    pass
+else:
+    raise AssertionError("there are no processes")
+"""
+    assert "torch" not in modules_after(program)
+
+
 def test_every_public_name_is_there_and_listed() -> None:
     for name in dingsdk.__all__:
         assert getattr(dingsdk, name) is not None

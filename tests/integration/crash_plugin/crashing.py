@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-from dingsdk_flask_fs.plugin import FlaskFileSystemCollector, FlaskFileSystemLearner
 from dingsdk_flask_fs.transport import FlaskFSTransport
+from dingsdk_flask_fs.workers import FlaskFileSystemCollector, FlaskFileSystemLearner
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk import hookimpl
