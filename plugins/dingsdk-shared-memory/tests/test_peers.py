@@ -95,6 +95,7 @@ def test_worker_with_another_secret_is_refused(
     with pytest.raises(AuthError, match="refused the secret"):
         end.join(WorkerInfo("w", "collector"), 5.0)
 
+    served.end.close(5.0)  # it refuses a worker first, and then says so
     assert served.listener.joined == []
     told = [each for each in caplog.records if "was refused" in each.getMessage()]
     assert {each.levelname for each in told} == {"WARNING"}
