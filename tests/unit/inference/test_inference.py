@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from dingsdk.data import derive_seed
 from dingsdk.errors import NonFiniteError, TaskFail
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
+from dingsdk.runtime.connections import parse_address
 from dingsdk.testing import open_files
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
@@ -623,3 +625,18 @@ def test_each_task_has_its_own_seed_derived_from_the_run_seed() -> None:
     assert first["seed"] != second["seed"]
     assert first["policy"] == CFG
     assert type(first["policy"]) is dict  # it is sent to the worker
+
+
+def test_idle_strangers_do_not_keep_a_collector_out(tmp_path: Path) -> None:
+    store, own = Store(), policy_of(5)
+    publish(store, policy_of(2), 1)
+    with serving(tmp_path, store) as server, ExitStack() as stack:
+        address = (tmp_path / FOLDER / "inference-0.address").read_text()
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(parse_address(address), PATIENCE_S))
+        with Collector(tmp_path, own, 1) as collector:
+            began = time.monotonic()
+            assert collector.client._is_connected()
+            assert time.monotonic() - began < 1.0
+            collector.act()
+        assert server.request_count == 1

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -347,3 +348,16 @@ def test_rank_on_a_gpu_uses_nccl() -> None:
     group = process_group(built_with_nccl, "cuda:1", "store", 1, 2, patience, "127.0.0.1")
 
     assert group.args == ("store", 1, 2, SimpleNamespace(_timeout=patience))
+
+
+def test_idle_strangers_do_not_keep_a_rank_out(place: RankPlace) -> None:
+    other = dataclasses.replace(place, rank=1, has_agent=True)
+    with closing(RemoteRanks(place)) as remote, contextlib.ExitStack() as stack:
+        address = remote._server.getsockname()
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(address))
+        begun = time.monotonic()
+        link = remote_ranks.dial(other, threading.Event())
+        assert link is not None
+        stack.enter_context(link)
+        assert time.monotonic() - begun < 1.0

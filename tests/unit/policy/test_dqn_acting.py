@@ -61,3 +61,9 @@ def test_one_infinite_action_value_is_refused(make_policy, value):
     policy.learn_mode.state_dict()["model"]["head.bias"][0] = value
     with pytest.raises(NonFiniteError, match="env 3, 5 is not finite; the observations are"):
         policy.eval_mode.forward_batch(OBS[:2], [3, 5])
+
+
+def test_large_action_values_whose_sum_overflows_are_accepted(make_policy):
+    policy = make_policy()
+    policy.learn_mode.state_dict()["model"]["head.bias"].fill_(3e38)
+    assert len(policy.eval_mode.forward_batch(OBS, IDS)["action"]) == len(OBS)
