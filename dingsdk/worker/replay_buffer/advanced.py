@@ -152,6 +152,7 @@ class AdvancedReplayBuffer(Table):
         self._rows_per_sampled: float = self._cfg.thruput_controller.sample_min_limit_ratio
         self._has_stale_rows = self._cfg.max_staleness < math.inf
         self._has_used_rows = self._cfg.max_use < math.inf
+        self._skipped_updates = 0
 
     @classmethod
     def sampler_family(cls) -> type[Sampler]:
@@ -214,14 +215,20 @@ class AdvancedReplayBuffer(Table):
             raise ConfigError(f"beta must be in [0, 1], found {value!r:.80}", path="beta")
         self._beta = float(value)
 
+    @property
+    def skipped_updates(self) -> int:
+        """Number of priorities that ``update`` skipped because their rows had left."""
+        return self._skipped_updates
+
     def update(self, info: Mapping[str, Any]) -> None:
         """Set the priorities of sampled rows.
 
         Args:
             info: ``priority`` (numbers >= 0), and ``replay_unique_id`` and ``replay_buffer_idx``
                 from the sample: lists, arrays or tensors of equal length. Without ``priority``
-                nothing happens. Rows that have left are skipped. If a row has several priorities,
-                the last one is used. 1e-5 is added to each.
+                nothing happens. Rows that have left are skipped and counted in
+                ``skipped_updates``. If a row has several priorities, the last one is used. 1e-5
+                is added to each.
 
         Raises:
             InvalidPriorityError: one of the entries is malformed; no priority was changed.
@@ -248,6 +255,7 @@ class AdvancedReplayBuffer(Table):
                 cast(PrioritySampler, self._sampler).assign(where, priorities)
                 if self._copies:
                     self._note_change(where)
+            self._skipped_updates += len(ids) - len(where)
 
     def sample(
         self,

@@ -418,3 +418,14 @@ def test_sample_is_none_if_too_few_rows_are_not_stale() -> None:
     buffer.push(batch(*range(8), collect_iter=np.arange(8)), 0)
     assert buffer.sample(1, 9) is None
     assert buffer.count() == 2
+
+
+def test_priorities_of_rows_that_have_left_are_skipped_and_counted() -> None:
+    buffer = make_buffer(replay_buffer_size=4)
+    buffer.push(batch(0, 1, 2, 3), 0)
+    sample = buffer.sample(4, 0)
+    assert sample is not None
+    buffer.push(batch(4, 5, 6), 0)  # of the four rows only number 3 is left
+    buffer.update(info(sample, [9.0] * 4))
+    assert buffer.skipped_updates == sum(number != 3 for number in column(sample, "action")) > 0
+    assert buffer.count() == 4
