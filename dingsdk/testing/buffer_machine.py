@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dingsdk.data import SampleBatch
+from dingsdk.testing.buffer_bench import BufferBench, number_of, numbers_of, spoil
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
-from dingsdk.testing.buffer_rules.bench import (
-    BufferBench,
-    expect,
-    expect_equal,
-    number_of,
-    numbers_of,
-    spoil,
-)
+from dingsdk.testing.expect import expect, expect_equal
 from dingsdk.testing.runner import PATIENCE_S
 from dingsdk.worker.replay_buffer import IBuffer
 

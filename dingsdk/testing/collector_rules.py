@@ -15,7 +15,6 @@ from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownK
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.testing.expect import expect, expect_equal, raises
 from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
-from dingsdk.worker.collector.base import ISerialCollector
 
 COLLECTOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "samples": "`collect(n_sample)` returns train samples, and keeps a surplus.",
@@ -484,13 +483,10 @@ check_collector = COLLECTOR_BOOK.check
 
 
 class CollectorContract(Contract):
-    """Contract tests of a serial collector of one policy; see ``COLLECTOR_CAPABILITIES``."""
+    """Contract tests of a serial collector of one policy; see ``COLLECTOR_CAPABILITIES``.
+
+    ``make_collector`` takes the arguments of ``make`` of ``check_collector``; ``env`` may be None.
+    """
 
     book = COLLECTOR_BOOK
-    maker = "make_collector"
-
-    def make_collector(
-        self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
-    ) -> ISerialCollector:
-        """Return a new collector. Rules may call it more than once; ``env`` may be None."""
-        raise self._missing("make_collector(...)")
+    maker = "make_collector(cfg, env, policy, tb_logger, exp_name)"

@@ -308,11 +308,10 @@ check_commander = COMMANDER_BOOK.check
 
 
 class CommanderContract(Contract):
-    """Contract tests of a commander; see ``COMMANDER_CAPABILITIES``."""
+    """Contract tests of a commander; see ``COMMANDER_CAPABILITIES``.
+
+    ``make_commander(cfg)`` returns a new commander for a compiled config.
+    """
 
     book = COMMANDER_BOOK
-    maker = "make_commander"
-
-    def make_commander(self, cfg: Mapping[str, Any]) -> BaseParallelCommander:
-        """Return a fresh commander for a compiled config. Rules may call it more than once."""
-        raise self._missing("make_commander(cfg)")
+    maker = "make_commander(cfg)"

@@ -743,13 +743,10 @@ check_env_manager = ENV_BOOK.check
 
 
 class EnvManagerContract(Contract):
-    """Contract tests of an env manager; see ``ENV_CAPABILITIES``."""
+    """Contract tests of an env manager; see ``ENV_CAPABILITIES``.
+
+    ``make_manager(cfg, env_fns)`` returns a manager that is not launched.
+    """
 
     book = ENV_BOOK
-    maker = "make_manager"
-
-    def make_manager(
-        self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]
-    ) -> EnvManager:
-        """Return a manager that is not launched. Rules may call it more than once."""
-        raise self._missing("make_manager(cfg, env_fns)")
+    maker = "make_manager(cfg, env_fns)"

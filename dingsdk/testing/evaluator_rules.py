@@ -15,7 +15,6 @@ from dingsdk.testing.collector_rules import (
 )
 from dingsdk.testing.expect import expect, expect_equal, raises
 from dingsdk.testing.runner import Contract, RuleBook, collect, needs
-from dingsdk.worker.evaluator.base import ISerialEvaluator
 
 EVALUATOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "waits": "An env that has played its share of episodes is not stepped any more.",
@@ -159,13 +158,10 @@ e.g. the class.
 
 
 class EvaluatorContract(Contract):
-    """Contract tests of a serial evaluator that plays episodes; see ``EVALUATOR_CAPABILITIES``."""
+    """Contract tests of a serial evaluator that plays episodes; see ``EVALUATOR_CAPABILITIES``.
+
+    ``make_evaluator`` takes the arguments of ``make`` of ``check_evaluator``; ``env`` may be None.
+    """
 
     book = EVALUATOR_BOOK
-    maker = "make_evaluator"
-
-    def make_evaluator(
-        self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
-    ) -> ISerialEvaluator:
-        """Return a new evaluator. Rules may call it more than once; ``env`` may be None."""
-        raise self._missing("make_evaluator(...)")
+    maker = "make_evaluator(cfg, env, policy, tb_logger, exp_name)"

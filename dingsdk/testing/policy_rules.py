@@ -573,12 +573,9 @@ class PolicyContract(Contract):
     """
 
     book = POLICY_BOOK
+    maker = "make_policy(enable_field, seed)"
     observation_space: ClassVar[Any]
     action_space: ClassVar[Any]
 
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        """Return a fresh policy. Rules may call it more than once."""
-        raise self._missing("make_policy(enable_field, seed)")
-
     def _part(self) -> Any:
-        return PolicyUnderTest(self.make_policy, self.observation_space, self.action_space)
+        return PolicyUnderTest(super()._part(), self.observation_space, self.action_space)

@@ -314,7 +314,8 @@ class Contract:
 
     Attributes:
         book: The rules.
-        maker: The name of the attribute that makes the part.
+        maker: What a subclass defines to make the part: an attribute, or a method with its
+            arguments, which rules may call more than once.
         capabilities: The capabilities of the part. Rules that need another one are not run.
         patience_s: How many seconds to wait for something that must happen.
     """
@@ -340,7 +341,7 @@ class Contract:
 
     def _part(self) -> Any:
         """Return the function with which the rules make the part."""
-        return getattr(self, self.maker)
-
-    def _missing(self, maker: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__}.{maker} is missing")
+        name = self.maker.partition("(")[0]
+        if not hasattr(self, name):
+            raise NotImplementedError(f"{type(self).__name__}.{self.maker} is missing")
+        return getattr(self, name)

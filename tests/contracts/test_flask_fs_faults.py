@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dingsdk.testing import Fault, FaultProxy
 from dingsdk.testing.fault_proxy import QUICK_FAULTS
-from dingsdk.testing.transport_rules.bench import Bench
+from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 
 _NUMBERS = itertools.count()

@@ -142,8 +142,8 @@ def test_unknown_kind_is_refused_with_the_nearest() -> None:
 
 
 def test_contract_without_a_transport_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="make_transport"):
-        TransportContract().make_transport(tmp_path)
+    with pytest.raises(NotImplementedError, match=r"TransportContract.make_transport\(run_dir\)"):
+        TransportContract().test_rule(RULES[0], tmp_path)
 
 
 def test_hanging_transport_breaks_the_rule_but_not_the_kit(tmp_path: Path) -> None:

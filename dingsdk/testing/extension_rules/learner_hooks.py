@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -161,13 +161,10 @@ HOOK_BOOK: Final = RuleBook(
 
 
 class LearnerHookContract(Contract):
-    """Contract tests of a learner hook; see ``EXTENSION_RULES``."""
+    """Contract tests of a learner hook; see ``EXTENSION_RULES``.
+
+    ``make_hook`` adds the arguments that the hook requires to ``ext_args``.
+    """
 
     book = HOOK_BOOK
-    maker = "make_hook"
-
-    def make_hook(
-        self, name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]
-    ) -> LearnerHook:
-        """Return a new hook. Add the arguments that it requires to ``ext_args``."""
-        raise self._missing("make_hook(...)")
+    maker = "make_hook(name, priority, *, position, ext_args)"

@@ -156,12 +156,9 @@ class EnvWrapperContract(Contract):
     """
 
     book = WRAPPER_BOOK
+    maker = "make_wrapper(env)"
     env_id: ClassVar[str] = "CartPole-v1"
 
-    def make_wrapper(self, env: Any) -> Any:
-        """Return the wrapper around an env. Rules may call it more than once."""
-        raise self._missing("make_wrapper(env)")
-
     def _part(self) -> Any:
-        env_fn = EnvFn({"env_id": self.env_id})
-        return lambda wrap: self.make_wrapper(wrap(env_fn()))
+        make, env_fn = super()._part(), EnvFn({"env_id": self.env_id})
+        return lambda wrap: make(wrap(env_fn()))

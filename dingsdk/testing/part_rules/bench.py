@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from dingsdk.plugins import default_manager
@@ -72,16 +71,10 @@ def _buffer(parts: Mapping[str, Any], cfg: Mapping[str, Any]) -> Any:
 
 
 class PartContract(Contract):
-    """Base class of the contract tests of the parts of a buffer."""
+    """Base class of the contract tests of the parts of a buffer.
 
-    maker = "make_part"
+    ``make_part(capacity, seed, folder)`` returns a new part for at most ``capacity`` rows, with a
+    folder for its files; a durable storage opens the rows that are in the folder.
+    """
 
-    def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
-        """Return a fresh part. Rules may call it more than once.
-
-        Args:
-            capacity: Maximum number of rows of the buffer.
-            seed: Seed of its random numbers.
-            folder: Folder for its files; a durable storage opens the rows that are in it.
-        """
-        raise self._missing("make_part(...)")
+    maker = "make_part(capacity, seed, folder)"

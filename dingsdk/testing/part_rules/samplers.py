@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from dingsdk.testing.buffer_rules.bench import make_row
+from dingsdk.testing.buffer_bench import make_row
 from dingsdk.testing.expect import expect, expect_alike
 from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract
 from dingsdk.testing.runner import RuleBook, collect, needs

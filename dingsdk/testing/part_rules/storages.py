@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dingsdk.testing.buffer_rules.bench import make_row, numbers_of
+from dingsdk.testing.buffer_bench import make_row, numbers_of
 from dingsdk.testing.expect import expect_equal
 from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract
 from dingsdk.testing.runner import RuleBook, collect, needs

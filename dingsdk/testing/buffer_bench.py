@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.testing.expect import Call, expect, expect_equal, raises
+from dingsdk.testing.expect import Call, expect, expect_equal
 from dingsdk.testing.runner import RuleBench, RuleBroken
 from dingsdk.worker.replay_buffer import IBuffer
-
-__all__ = ["BufferBench", "Call", "expect", "expect_equal", "raises"]
 
 CAPACITY = 6
 """Capacity of the buffers in most rules; small, so that a few rows wrap around."""
