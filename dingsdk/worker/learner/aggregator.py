@@ -10,9 +10,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,25 +62,6 @@ _NOTICE_STOP_S = 0.5
 _CLOSED = WorkerCrashedError("they were closed", worker_id="")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalPlace:
-    """The place of a rank that rank 0 has started on its own host; compare ``RankPlace``."""
-
-    rank: int
-    world_size: int
-    folder: Path
-
-    @property
-    def local_rank(self) -> int:
-        return self.rank
-
-    def own_address(self) -> str:
-        return "127.0.0.1"
-
-    def group_store(self, group: int) -> Any:
-        return torch_distributed().FileStore(str(self.folder / str(group)), self.world_size)
 
 
 class LearnerAggregator(Closing):
@@ -161,13 +143,12 @@ class LearnerAggregator(Closing):
 
     def _connect(self, folder: Path) -> None:
         remote, rank_s, world_size = self._remote, self._rank_s, self._world_size
-        place: RankPlace | _LocalPlace
         if remote is None:
-            place, group = _LocalPlace(0, world_size, folder), 1
+            place, group = RankPlace(0, world_size, "", 0, folder=folder), 1
             store = place.group_store(group)
             for rank in range(1, world_size):
-                other = replace(place, rank=rank)
-                self._ranks.append(_ChildRank(other, self._policy_cfg, rank_s))
+                other = replace(place, rank=rank, local_rank=rank)
+                self._ranks.append(_started(other, self._policy_cfg, rank_s))
         else:
             store, place, group = remote.new_group(), remote.place, remote.groups
             self._ranks += [_Rank(rank, link, rank_s) for rank, link in remote.links().items()]
@@ -242,14 +223,12 @@ class LearnerAggregator(Closing):
         batch = data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)
         parts = split_batch(batch, len(self._ranks) + 1)
         with self._exchange():
-            for rank, part in zip(self._ranks, parts[1:], strict=True):
-                rank.send(_FORWARD, part)
+            self._send(_FORWARD, parts[1:])
             try:
                 found = [self._policy.forward(parts[0], **kwargs)]
             except ConnectionError as error:
                 raise self._find_lost(error) from error
-            deadline = time.monotonic() + self._rank_s
-            found += [rank.answer(deadline) for rank in self._ranks]
+            found += self._answers()
         return cast(dict[str, Any] | list[dict[str, Any]], merge_logs(found))
 
     def _find_lost(self, cause: Exception) -> WorkerCrashedError:
@@ -300,19 +279,30 @@ class LearnerAggregator(Closing):
         self._check_running()  # before this rank differs from the others
         answers = [getattr(self._policy, name)(*args[0])]
         with self._exchange():
-            for rank, own in zip(self._ranks, args[1:], strict=True):
-                rank.send(name, own)
-            deadline = time.monotonic() + self._rank_s
-            answers += [rank.answer(deadline) for rank in self._ranks]
-        return answers
+            self._send(name, args[1:])
+            return answers + self._answers()
+
+    def _send(self, name: str, values: Sequence[Any]) -> None:
+        for rank, value in zip(self._ranks, values, strict=True):
+            rank.send(name, value)
+
+    def _answers(self) -> list[Any]:
+        deadline = time.monotonic() + self._rank_s
+        return [rank.answer(deadline) for rank in self._ranks]
 
 
 class _Rank:
-    """The link to another rank, which may pause in the middle of a message for ``rank_s``."""
+    """The link to another rank, which may pause in the middle of a message for ``rank_s``.
 
-    def __init__(self, number: int, link: Connection, rank_s: float) -> None:
+    Args:
+        process: The rank's process, if rank 0 has started it.
+    """
+
+    def __init__(
+        self, number: int, link: Connection, rank_s: float, process: BaseProcess | None = None
+    ) -> None:
         self.number = number
-        self._link = link
+        self._link, self._process = link, process
         set_patience(link, rank_s)
         self.has_hung_up = False
         """Whether it closed the link without a message, as if its process was killed."""
@@ -332,7 +322,11 @@ class _Rank:
 
     def answer(self, deadline: float) -> Any:
         """Return the rank's answer; raises WorkerCrashedError if there is none."""
-        self._wait(deadline)
+        process = self._process
+        wait(
+            [self._link, *([process.sentinel] if process else ())],
+            max(0.0, deadline - time.monotonic()),
+        )
         why, trace, code = "did not answer in time", "", None
         try:
             if self._link.poll():
@@ -353,65 +347,55 @@ class _Rank:
         raise self._lost(why, code, trace)
 
     def end(self) -> None:
-        """Tell the rank to leave the group."""
+        """Tell the rank to leave the group; a process of rank 0 ends then."""
         with contextlib.suppress(OSError):
-            _send(self._link, _END, None)
+            if self._process is None:
+                _send(self._link, _END, None)
+            else:
+                self._link.close()
 
     def join(self, deadline: float) -> None:
-        """Wait for the rank's process, if it is a child process."""
-
-    def _wait(self, deadline: float) -> None:
-        wait([self._link], max(0.0, deadline - time.monotonic()))
-
-    def _exit_code(self) -> int | None:
-        return None
-
-    def _lost(self, why: str, code: int | None = None, trace: str = "") -> WorkerCrashedError:
-        return rank_lost(self.number, f"rank {self.number} of the learner {why}", code, trace)
-
-
-class _ChildRank(_Rank):
-    """A rank in a child process."""
-
-    def __init__(self, place: _LocalPlace, policy_cfg: Mapping[str, Any], rank_s: float) -> None:
-        context = spawn_context("system.learner_num")
-        link, theirs = context.Pipe()
-        super().__init__(place.rank, link, rank_s)
-        settings = policy_threads(), default_manager().snapshot(), guarded_folders()
-        self._process = context.Process(
-            target=rank_main,
-            args=(place, policy_cfg, *settings, theirs),
-            name=f"learner-rank-{place.rank}",
-            daemon=True,
-        )
-        with signals_blocked():
-            self._process.start()
-        theirs.close()
-
-    def end(self) -> None:
-        with contextlib.suppress(OSError):
-            self._link.close()
-
-    def join(self, deadline: float) -> None:
+        """Wait for the rank's process, if rank 0 has started it; kill it at the deadline."""
+        if self._process is None:
+            return
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
         self._process.close()
 
-    def _wait(self, deadline: float) -> None:
-        wait([self._link, self._process.sentinel], max(0.0, deadline - time.monotonic()))
-
     def _exit_code(self) -> int | None:
+        if self._process is None:
+            return None
         # A process that ends closes its link shortly before it has an exit code.
         if self.has_hung_up or wait([self._process.sentinel], 0.0):
             self._process.join(CLOSE_S)
             self.has_hung_up = False  # its exit code says more
         return self._process.exitcode
 
+    def _lost(self, why: str, code: int | None = None, trace: str = "") -> WorkerCrashedError:
+        return rank_lost(self.number, f"rank {self.number} of the learner {why}", code, trace)
+
+
+def _started(place: RankPlace, policy_cfg: Mapping[str, Any], rank_s: float) -> _Rank:
+    """Start a rank in a child process."""
+    context = spawn_context("system.learner_num")
+    link, theirs = context.Pipe()
+    settings = policy_threads(), default_manager().snapshot(), guarded_folders()
+    process = context.Process(
+        target=rank_main,
+        args=(place, policy_cfg, *settings, theirs),
+        name=f"learner-rank-{place.rank}",
+        daemon=True,
+    )
+    with signals_blocked():
+        process.start()
+    theirs.close()
+    return _Rank(place.rank, link, rank_s, process)
+
 
 def rank_main(
-    place: _LocalPlace,
+    place: RankPlace,
     policy_cfg: Mapping[str, Any],
     threads: int,
     snapshot: Snapshot,
@@ -460,7 +444,7 @@ def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threadin
 
 
 def _serve_group(
-    place: RankPlace | _LocalPlace,
+    place: RankPlace,
     policy_cfg: Mapping[str, Any],
     stop: threading.Event,
     link: Connection,
@@ -490,7 +474,7 @@ def _serve_group(
 
 
 def _begin(
-    place: RankPlace | _LocalPlace,
+    place: RankPlace,
     policy_cfg: Mapping[str, Any],
     link: Connection,
     group: int,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 from typing import Any
 
 from dingsdk.errors import AuthError, ConfigError, WorkerCrashedError
@@ -41,7 +42,7 @@ def torch_distributed() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """The place of this process among the ranks of a learner, as set by torchrun.
+    """The place of a process among the ranks of a learner, as set by torchrun.
 
     Attributes:
         rank: Number of this process, 0 for the one that joins the run.
@@ -51,6 +52,8 @@ class RankPlace:
         has_agent: Whether torchrun runs that store; else rank 0 does.
         attempt: How often torchrun has started the ranks again.
         local_rank: Number of this process on its host, and of the GPU that it uses.
+        folder: Folder in which ranks that rank 0 has started on its own host find each other; None
+            if they use the store at ``host`` and ``port``.
     """
 
     rank: int
@@ -60,6 +63,7 @@ class RankPlace:
     has_agent: bool = False
     attempt: str = "0"
     local_rank: int = 0
+    folder: Path | None = None
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> RankPlace | None:
@@ -111,6 +115,8 @@ class RankPlace:
 
     def own_address(self) -> str:
         """Return the address of this host that it uses to reach rank 0."""
+        if self.folder is not None:
+            return "127.0.0.1"
         family, address = ip_of(self.host, self.port, socket.SOCK_DGRAM)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # sends nothing
@@ -135,6 +141,8 @@ class RankPlace:
 
     def group_store(self, group: int) -> Any:
         """Return the store of a group of ranks; errors as ``store``."""
+        if self.folder is not None:
+            return torch_distributed().FileStore(str(self.folder / str(group)), self.world_size)
         return torch_distributed().PrefixStore(str(group), self.store(JOIN_S))
 
 

@@ -62,7 +62,7 @@ def weights(mode: Any) -> dict[str, torch.Tensor]:
 def pid_of(ranks: LearnerAggregator) -> int:
     """Return the process id of the only other rank."""
     (rank,) = ranks._ranks
-    assert isinstance(rank, aggregator._ChildRank)
+    assert rank._process is not None
     assert rank._process.pid is not None
     return rank._process.pid
 
@@ -78,7 +78,7 @@ def test_two_ranks_train_like_one_learner_with_the_whole_batch() -> None:
                 np.testing.assert_allclose(two[key], value, rtol=2e-4, atol=1e-6, err_msg=key)
             os.kill(pid_of(ranks), signal.SIGINT)  # the other rank ignores Ctrl-C
         (other,) = ranks._ranks
-        assert isinstance(other, aggregator._ChildRank)
+        assert other._process is not None
         assert other._process.daemon
         other.send("paint", [])
         with pytest.raises(WorkerCrashedError, match="has no attribute 'paint'") as caught:
@@ -210,9 +210,8 @@ def new_addresses(before: Collection[str]) -> set[str]:
 def test_ranks_listen_only_on_the_loopback_interface() -> None:
     before = listening_sockets("self")
     with LearnerAggregator(policy(), CFG, 2) as ranks:
-        (first,) = ranks._ranks
         own = new_addresses(before)
-        other = listening_sockets(first._process.pid or 0).values()
+        other = listening_sockets(pid_of(ranks)).values()
     assert own.union(other) == {"0100007F"}  # 127.0.0.1
 
 
@@ -385,10 +384,7 @@ def child_rank(number: int, exit_code: int) -> aggregator._Rank:
     """Return a rank whose process has ended and whose link is closed."""
     link, theirs = Pipe()
     theirs.close()
-    rank = aggregator._ChildRank.__new__(aggregator._ChildRank)
-    aggregator._Rank.__init__(rank, number, link, 20.0)
-    rank._process = Ended(exit_code)  # type: ignore[assignment]
-    return rank
+    return aggregator._Rank(number, link, 20.0, Ended(exit_code))  # type: ignore[arg-type]
 
 
 def test_rank_that_ended_because_another_was_lost_is_not_blamed(
