@@ -182,4 +182,4 @@ class RefreshesThePast(Playing):
         super().update_learner_info(task_id, info)
         for player in self.league.players.values():
             if not player.is_active:
-                self._copy(self.league.players["player_0"].checkpoint, player.checkpoint)
+                self.league.copy(self.league.players["player_0"].checkpoint, player.checkpoint)

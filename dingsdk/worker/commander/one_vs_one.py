@@ -29,6 +29,90 @@ LEAGUE_FOLDER = "league"
 """Folder of a run with its past players, and the league's state at the newest snapshot."""
 
 
+class SelfPlay:
+    """The league of a run of either mode: takes, saves and loads the snapshots of its players.
+
+    Args:
+        policy_cfg: Section ``policy``.
+        run_dir: The run folder.
+        seed: Seed of the draws of opponents.
+        newest_of: Returns version and tensors of a player's policy by the player's checkpoint, or
+            raises DataMissingError.
+        publish: Stores a policy: its checkpoint, tensors and version.
+
+    Attributes:
+        folder: Folder with the past players, and the league's state at the newest snapshot.
+        load_path: Such a folder of another run, until its players are loaded; else None.
+    """
+
+    def __init__(
+        self,
+        policy_cfg: Mapping[str, Any],
+        run_dir: str,
+        seed: int | None,
+        newest_of: Callable[[str], tuple[int, Mapping[str, Any]]],
+        publish: Callable[[str, Mapping[str, Any], int], None],
+    ) -> None:
+        self.league = create_league(policy_cfg, seed)
+        self.league.copy = self._copy
+        self.folder = Path(run_dir) / LEAGUE_FOLDER
+        self.load_path: str | None = policy_cfg["other"]["league"].get("load_path")
+        self.newest_of, self._publish = newest_of, publish
+
+    def begin(self) -> None:
+        """Load the past players of ``load_path``, once.
+
+        Their results are not loaded: they are of games against the players that trained there.
+
+        Raises:
+            CheckpointError: there is no league, or it cannot be read.
+        """
+        path, self.load_path = self.load_path, None
+        if path is None:
+            return
+        league = self.league
+        own = {player_id: league.players[player_id] for player_id in league.active_players_ids}
+        new = league.state_dict()
+        league.load_state_dict({**saved_league(path), "payoff": new["payoff"], "rng": new["rng"]})
+        past = {name: player for name, player in league.players.items() if not player.is_active}
+        league.players = {**own, **past}
+        for name, player in ((each.checkpoint, each) for each in past.values()):
+            state = load_checkpoint(Path(path) / name).state
+            save_checkpoint(self.folder, name, state, iteration=player.train_iter, is_latest=False)
+            self._publish(name, state["model"], player.train_iter)
+
+    def advance(self, player_id: str, train_iter: int) -> None:
+        """Record the progress of an active player, and take a snapshot if it is due."""
+        self.league.update_active_player({"player_id": player_id, "train_iteration": train_iter})
+        try:
+            if self.league.judge_snapshot(player_id):
+                self._save(list(self.league.players.values())[-1])
+        except (DataMissingError, StorageFullError) as error:
+            _log.warning("a snapshot was not taken, it is tried again: %s", error)
+
+    def statistics(self, player_id: str) -> dict[str, float]:
+        """Return the number of past players, and a player's win rate against each other player."""
+        past = len(self.league.players) - len(self.league.active_players_ids)
+        rates = self.league.win_rates(player_id, of_all=True)
+        named = {f"win_rate_{other}": rate for other, rate in rates.items()}
+        return {"past_players": float(past), **named}
+
+    def _copy(self, source: str, target: str) -> None:
+        version, state = self.newest_of(source)
+        self._publish(target, state, version)
+        _log.info("version %d of the policy is %s of the league now", version, target)
+
+    def _save(self, taken: Player) -> None:
+        """Save a snapshot with the league's state."""
+        state = {"model": dict(self.newest_of(taken.checkpoint)[1])}
+        meta = {"league": json.dumps(self.league.state_dict())}
+        name, iteration = taken.checkpoint, taken.train_iter
+        try:
+            save_checkpoint(self.folder, name, state, iteration=iteration, meta=meta)
+        except StorageFullError as error:
+            _log.warning("player %s of the league is not saved: %s", taken.player_id, error)
+
+
 class OneVsOneSection(SoloCommander.Config, frozen=True, kw_only=True):
     """Section ``policy.other.commander``.
 
@@ -51,9 +135,6 @@ class PlayerCommander(SoloCommander):
     ``env.eval_opponents``, one after the other: an evaluation that wins more than ``eval_win_rate``
     moves on to the next opponent. The player has reached its goal when it wins like this against
     the last opponent, with a mean return of at least ``env.stop_value``.
-
-    Args:
-        newest_of: Returns version and tensors of a published policy, or raises DataMissingError.
     """
 
     Config = OneVsOneSection
@@ -71,17 +152,17 @@ class PlayerCommander(SoloCommander):
         self,
         cfg: Mapping[str, Any],
         clock: Callable[[], float],
-        league: OneVsOneLeague,
+        self_play: SelfPlay,
         player_id: str,
-        newest_of: Callable[[str], tuple[int, dict[str, Any]]],
     ) -> None:
-        if player_id != league.active_players_ids[0]:
+        self.league, self.player_id = self_play.league, player_id
+        self._is_first = player_id == self.league.active_players_ids[0]
+        if not self._is_first:
             cfg = {**cfg, "seed": player_seed(int(cfg["seed"]), player_id)}
         super().__init__(cfg, clock)
-        self.league = league
-        self._newest_of = newest_of
-        self.player_id = player_id
-        self._folder = Path(cfg["exp_name"]) / LEAGUE_FOLDER
+        self._self_play = self_play
+        self._named = {} if self._is_first else {"player": player_id}
+        """Keys that mark its tasks; empty for the first player."""
         self._opponents = list(cfg["env"]["eval_opponents"])
         self._difficulty = 0
         self._jobs: dict[str, dict[str, Any]] = {}
@@ -136,14 +217,7 @@ class PlayerCommander(SoloCommander):
         if not self.is_owner_of(task_id):
             return
         super().update_learner_info(task_id, info)
-        job = {"player_id": self.player_id, "train_iteration": self._newest_iter}
-        self.league.update_active_player(job)
-        try:
-            take_snapshot(
-                self.league, self.player_id, self._folder, lambda name: self._newest_of(name)[1]
-            )
-        except (DataMissingError, StorageFullError) as error:
-            _log.warning("a snapshot was not taken, it is tried again: %s", error)
+        self._self_play.advance(self.player_id, self._newest_iter)
 
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
         job = self._jobs.pop(task_id, None)
@@ -162,21 +236,12 @@ class PlayerCommander(SoloCommander):
 
     def statistics(self) -> dict[str, float]:
         """Return the sizes of the league, the opponent of evaluations, and the win rates."""
-        statistics = league_statistics(self.league, self.player_id)
+        statistics = self._self_play.statistics(self.player_id)
         return {"eval_opponent": float(self._difficulty), **statistics}
 
     @property
     def _player(self) -> Player:
         return self.league.players[self.player_id]
-
-    @property
-    def _named(self) -> dict[str, str]:
-        """Keys that mark its tasks; empty for the first player."""
-        return {} if self._is_first else {"player": self.player_id}
-
-    @property
-    def _is_first(self) -> bool:
-        return self.player_id == self.league.active_players_ids[0]
 
     def _collector_task(self, learner: Task, *, is_evaluation: bool) -> Task:
         # If the learner has ended, its policy is still in the store.
@@ -222,13 +287,14 @@ class OneVsOneCommander(BaseParallelCommander):
 
     def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(cfg)
-        self.league = create_league(cfg["policy"], derive_seed(int(cfg["seed"]), "league"))
-        self.league.copy = self._copy
-        self._folder = Path(cfg["exp_name"]) / LEAGUE_FOLDER
-        self._has_loaded = False
+        seed = derive_seed(int(cfg["seed"]), "league")
+        self._self_play = SelfPlay(
+            cfg["policy"], cfg["exp_name"], seed, self._newest_of, self._publish
+        )
+        self.league = self._self_play.league
         self._trained_out: set[str] = set()
         self._commanders = {
-            player_id: PlayerCommander(cfg, clock, self.league, player_id, self._newest_of)
+            player_id: PlayerCommander(cfg, clock, self._self_play, player_id)
             for player_id in self.league.active_players_ids
         }
         for _ in range(len(self._commanders) - self._learner_space.max_val):
@@ -251,10 +317,7 @@ class OneVsOneCommander(BaseParallelCommander):
         return {player_id: each.progress for player_id, each in self._commanders.items()}
 
     def get_learner_task(self) -> Task | None:
-        past = self._cfg["policy"]["other"]["league"].get("load_path")
-        if past is not None and not self._has_loaded:
-            load_league(self.league, past, self._folder, self.policy_store.publish)
-        self._has_loaded = True
+        self._self_play.begin()
         waiting = self._without_learner()
         for each in waiting:
             each.begins_at = self.begins_at
@@ -317,14 +380,14 @@ class OneVsOneCommander(BaseParallelCommander):
         return {
             **super().state_dict(),
             "league": self.league.state_dict(),
-            "has_loaded": self._has_loaded,
+            "load_path": self._self_play.load_path,
             "trained_out": sorted(self._trained_out),
             "commanders": {name: each.state_dict() for name, each in self._commanders.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.league.load_state_dict(state["league"])
-        self._has_loaded = bool(state["has_loaded"])
+        self._self_play.load_path = state["load_path"]
         self._trained_out = set(state["trained_out"])
         for name, each in self._commanders.items():
             each.load_state_dict(state["commanders"][name])
@@ -344,11 +407,11 @@ class OneVsOneCommander(BaseParallelCommander):
                         limit,
                     )
                 name = None if player_id == self.first.player_id else player_id
-                path = player_folder(self._folder.parent, name) / "ckpt"
+                path = player_folder(self._self_play.folder.parent, name) / "ckpt"
             elif player.is_active:
                 continue  # its learner publishes its policy
             else:
-                path = self._folder / player.checkpoint
+                path = self._self_play.folder / player.checkpoint
             if self.policy_store.newest(player.checkpoint) is None:
                 found = load_checkpoint(path)
                 state = found.state["model"]
@@ -378,10 +441,8 @@ class OneVsOneCommander(BaseParallelCommander):
         found = (each for each in self._commanders.values() if each.is_owner_of(task_id))
         return next(found, self.first)
 
-    def _copy(self, source: str, target: str) -> None:
-        version, state = self._newest_of(source)
-        self.policy_store.publish(target, state, version)
-        _log.info("version %d of the policy is %s of the league now", version, target)
+    def _publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        self.policy_store.publish(policy_id, state, version)  # the store is set after the start
 
     def _newest_of(self, policy_id: str) -> tuple[int, dict[str, Any]]:
         newest = self.policy_store.newest(policy_id)
@@ -418,57 +479,50 @@ class OneVsOneSerialCommander(BaseSerialCommander):
     def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self._own: OneVsOneSerialCommander.Config = self.read(cfg)
-        policy_cfg = self._collector.policy[0].get_attribute("cfg")
-        self.league = create_league(policy_cfg, self._own.seed)
-        self.league.copy = self._copy
+        policy_cfg, run_dir = self._policy.get_attribute("cfg"), self._learner.exp_name
+        self._self_play = SelfPlay(
+            policy_cfg, run_dir, self._own.seed, self._newest_of, self._snapshot
+        )
+        self.league = self._self_play.league
         self.player_id, *self.other_players = self.league.active_players_ids
-        self._policies = {self.player_id: self._collector.policy[0]}
-        """Policies of the active players by id; all commanders of the league share the dict."""
         self._members = [self]
-        """The commanders of all active players, which share this list."""
-        self._snapshots: dict[str, Any] = {}
-        self._is_first = True
+        """The commanders of all active players, which share this list; the first one keeps the
+        policies of past players."""
+        self._snapshots: dict[str, Mapping[str, Any]] = {}
         self._job: dict[str, Any] | None = None
         self._games = 0
         self._log_pace = LogPace()
         self._counted: Sequence[EpisodeRecord] = ()
         """Episodes of the newest collect whose games are counted."""
-        self._folder = Path(self._learner.exp_name) / LEAGUE_FOLDER
-        self._past = policy_cfg["other"]["league"].get("load_path")
+
+    @property
+    def _policy(self) -> Any:
+        """Its player's policy."""
+        return self._collector.policy[0]
 
     def join(self, first: BaseSerialCommander, player_id: str) -> None:
         assert isinstance(first, OneVsOneSerialCommander)  # of the same config
-        self.league, self._policies = first.league, first._policies
-        self._snapshots, self._folder = first._snapshots, first._folder
+        self._self_play, self.league = first._self_play, first.league
         self._members = first._members
         self._members.append(self)
-        self._is_first, self._past = False, None
         self.player_id, self.other_players = player_id, []
-        self._policies[player_id] = self._collector.policy[0]
 
     def step(self) -> dict[str, Any]:
         """Draw and load the opponent of the next collect, then as ``BaseSerialCommander``."""
         self._count_games()
-        if self._past is not None:
-            load_league(self.league, self._past, self._folder, self._keep)
-            self._past = None
-        player_id = self.player_id
-        train_iter = int(self._learner.train_iter)
-        self.league.update_active_player({"player_id": player_id, "train_iteration": train_iter})
-        take_snapshot(
-            self.league, player_id, self._folder, lambda name: self._snapshots[name]["model"]
-        )
+        self._self_play.begin()
+        player_id, train_iter = self.player_id, int(self._learner.train_iter)
+        self._self_play.advance(player_id, train_iter)
         if self._job is None or self._games >= self._own.games_per_opponent:
             self._games = 0
             self._job = self.league.get_job_info(player_id)
             if self._log_pace.is_due():
-                statistics = league_statistics(self.league, player_id)
+                statistics = self._self_play.statistics(player_id)
                 writer, envstep = self._learner.tb_logger, self._collector.envstep
                 write_statistics(writer, "commander", statistics, train_iter, envstep)
         away, path = self._job["player_id"][1], self._job["checkpoint_path"][1]
-        active = self._policies.get(away)
-        state = self._snapshots[path] if active is None else active.state_dict()
-        self._collector.policy[1].play(away, state)
+        _, model = self._self_play.newest_of(path)
+        self._collector.policy[1].play(away, {"model": model})
         return super().step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -476,7 +530,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         for each in self._members:
             each._count_games()
         found = {"job": json.dumps(self._job), "games": self._games}
-        if not self._is_first:
+        if self is not self._members[0]:
             return found
         league = json.dumps(self.league.state_dict())
         return {**found, "league": league, "snapshots": self._snapshots}
@@ -484,11 +538,10 @@ class OneVsOneSerialCommander(BaseSerialCommander):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of ``state_dict``; all envs begin new games."""
         self._job, self._games = json.loads(state["job"]), int(state["games"])
-        self._past = None
-        if self._is_first:
+        self._self_play.load_path = None
+        if self is self._members[0]:
             self.league.load_state_dict(json.loads(state["league"]))
-            self._snapshots.clear()
-            self._snapshots.update(state["snapshots"])
+            self._snapshots = dict(state["snapshots"])
 
     def _count_games(self) -> None:
         """Count the games that ended in the newest collect, once."""
@@ -502,64 +555,15 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             self._games += away == self._job["player_id"][1]
             self.league.finish_job({"player_id": [self.player_id, away], "result": [outcome]})
 
-    def _copy(self, source: str, target: str) -> None:
-        ids = {player.checkpoint: player.player_id for player in self.league.players.values()}
-        self._keep(target, self._policies[ids[source]].state_dict()["model"])
+    def _newest_of(self, checkpoint: str) -> tuple[int, Mapping[str, Any]]:
+        for each in self._members:
+            player = self.league.players[each.player_id]
+            if player.checkpoint == checkpoint:
+                return player.train_iter, each._policy.state_dict()["model"]
+        return 0, self._snapshots[checkpoint]
 
-    def _keep(self, name: str, model: Mapping[str, Any], version: int = 0) -> None:
-        copied = {key: value.clone() for key, value in model.items()}
-        self._snapshots[name] = {"model": copied}
-
-
-def take_snapshot(
-    league: OneVsOneLeague,
-    player_id: str,
-    folder: Path,
-    model_of: Callable[[str], Mapping[str, Any]],
-) -> None:
-    """Take a snapshot of an active player if it is due, and save it with the league's state."""
-    if not league.judge_snapshot(player_id):
-        return
-    taken = list(league.players.values())[-1]
-    try:
-        save_checkpoint(
-            folder,
-            taken.checkpoint,
-            {"model": dict(model_of(taken.checkpoint))},
-            iteration=taken.train_iter,
-            meta={"league": json.dumps(league.state_dict())},
-        )
-    except StorageFullError as error:
-        _log.warning("player %s of the league is not saved: %s", taken.player_id, error)
-
-
-def load_league(
-    league: OneVsOneLeague,
-    path: str,
-    folder: Path,
-    put: Callable[[str, Mapping[str, Any], int], None],
-) -> None:
-    """Load the past players of another run.
-
-    Their results are not loaded: they are of games against the players that trained there.
-
-    Args:
-        put: Called with (checkpoint, its tensors, its train iteration) of each past player.
-
-    Raises:
-        CheckpointError: there is none, or it cannot be read.
-    """
-    own = {player_id: league.players[player_id] for player_id in league.active_players_ids}
-    new = league.state_dict()
-    league.load_state_dict({**saved_league(path), "payoff": new["payoff"], "rng": new["rng"]})
-    past = {name: player for name, player in league.players.items() if not player.is_active}
-    league.players = {**own, **past}
-    for player in past.values():
-        state = load_checkpoint(Path(path) / player.checkpoint).state
-        save_checkpoint(
-            folder, player.checkpoint, state, iteration=player.train_iter, is_latest=False
-        )
-        put(player.checkpoint, state["model"], player.train_iter)
+    def _snapshot(self, checkpoint: str, model: Mapping[str, Any], version: int) -> None:
+        self._snapshots[checkpoint] = {key: value.clone() for key, value in model.items()}
 
 
 def saved_league(path: str) -> dict[str, Any]:
@@ -576,14 +580,6 @@ def saved_league(path: str) -> dict[str, Any]:
             path=str(found.path),
         )
     return dict(json.loads(found.meta["league"]))
-
-
-def league_statistics(league: OneVsOneLeague, player_id: str) -> dict[str, float]:
-    """Return the number of past players, and a player's win rate against each other player."""
-    past = len(league.players) - len(league.active_players_ids)
-    rates = league.win_rates(player_id, of_all=True)
-    named = {f"win_rate_{other}": rate for other, rate in rates.items()}
-    return {"past_players": float(past), **named}
 
 
 def create_league(policy_cfg: Mapping[str, Any], seed: int | None) -> OneVsOneLeague:

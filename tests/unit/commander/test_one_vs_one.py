@@ -805,7 +805,10 @@ def test_games_of_the_last_collect_before_a_save_are_counted_once(tmp_path: Any)
     first, second = runs
     second.commander.join(first.commander, "player_1")
     for each, away in zip(runs, ("player_1", "player_0"), strict=True):
-        paths = {"player_id": [each.commander.player_id, away], "checkpoint_path": ["", ""]}
+        paths = {
+            "player_id": [each.commander.player_id, away],
+            "checkpoint_path": ["", f"league-{away}"],
+        }
         each.commander._job = paths
         each.step(0)
     players = [{"eval_episode_return": each} for each in (1, -1)]
