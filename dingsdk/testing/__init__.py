@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from dingsdk.testing.evaluator_rules import check_evaluator as check_evaluator
     from dingsdk.testing.expect import open_files as open_files
     from dingsdk.testing.extension_rules import EXTENSION_RULES as EXTENSION_RULES
-    from dingsdk.testing.extension_rules import check_extension as check_extension
-    from dingsdk.testing.extension_rules.commands import CommandContract as CommandContract
-    from dingsdk.testing.extension_rules.learner_hooks import (
+    from dingsdk.testing.extension_rules import CommandContract as CommandContract
+    from dingsdk.testing.extension_rules import EnvWrapperContract as EnvWrapperContract
+    from dingsdk.testing.extension_rules import (
         LearnerHookContract as LearnerHookContract,
     )
-    from dingsdk.testing.extension_rules.observers import ObserverContract as ObserverContract
-    from dingsdk.testing.extension_rules.wrappers import EnvWrapperContract as EnvWrapperContract
+    from dingsdk.testing.extension_rules import ObserverContract as ObserverContract
+    from dingsdk.testing.extension_rules import check_extension as check_extension
     from dingsdk.testing.fault_proxy import Fault as Fault
     from dingsdk.testing.fault_proxy import FaultProxy as FaultProxy
     from dingsdk.testing.fault_proxy import seeded_faults as seeded_faults
     from dingsdk.testing.part_rules import PART_RULES as PART_RULES
+    from dingsdk.testing.part_rules import LimiterContract as LimiterContract
+    from dingsdk.testing.part_rules import RemoverContract as RemoverContract
+    from dingsdk.testing.part_rules import SamplerContract as SamplerContract
+    from dingsdk.testing.part_rules import StorageContract as StorageContract
     from dingsdk.testing.part_rules import check_part as check_part
-    from dingsdk.testing.part_rules.limiters import LimiterContract as LimiterContract
-    from dingsdk.testing.part_rules.removers import RemoverContract as RemoverContract
-    from dingsdk.testing.part_rules.samplers import SamplerContract as SamplerContract
-    from dingsdk.testing.part_rules.storages import StorageContract as StorageContract
     from dingsdk.testing.plugin_check import PluginReport as PluginReport
     from dingsdk.testing.plugin_check import Step as Step
     from dingsdk.testing.plugin_check import check_plugin as check_plugin

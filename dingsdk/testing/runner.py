@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from dingsdk.errors import ConfigError, DingError, listing
@@ -83,19 +82,20 @@ def needs(capability: str, unless: str = "") -> Callable[[_Check], _Check]:
     return mark
 
 
-def collect(*modules: ModuleType | str) -> tuple[Rule, ...]:
-    """Return the rules of modules, ordered by number; a module may be given by its name."""
+def collect(module: str, prefix: str = "") -> tuple[Rule, ...]:
+    """Return the rules of a module, given by its name, ordered by number.
+
+    With ``prefix``, these are its functions ``<prefix>rule_NN_name``.
+    """
     found: list[Rule] = []
-    for module in modules:
-        members = vars(sys.modules[module] if isinstance(module, str) else module)
-        for name, check in members.items():
-            match = _NAME.fullmatch(name)
-            if match is None:
-                continue
-            text = inspect.getdoc(check) or ""
-            title = text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
-            needed, unless = getattr(check, "needs", ""), getattr(check, "unless", "")
-            found.append(Rule(int(match[1]), name, title, text, needed, unless, check))
+    for name, check in vars(sys.modules[module]).items():
+        match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if match is None:
+            continue
+        text = inspect.getdoc(check) or ""
+        title = text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
+        needed, unless = getattr(check, "needs", ""), getattr(check, "unless", "")
+        found.append(Rule(int(match[1]), match[0], title, text, needed, unless, check))
     return tuple(sorted(found, key=lambda rule: rule.number))
 
 
@@ -278,19 +278,19 @@ class RuleBook(Generic[_Make]):
 _BOOKS: Mapping[str, str] = {
     "transport": "transport_rules:TRANSPORT_BOOK",
     "buffer": "buffer_rules:BUFFER_BOOK",
-    "storage": "part_rules.storages:STORAGE_BOOK",
-    "sampler": "part_rules.samplers:SAMPLER_BOOK",
-    "remover": "part_rules.removers:REMOVER_BOOK",
-    "limiter": "part_rules.limiters:LIMITER_BOOK",
+    "storage": "part_rules:STORAGE_BOOK",
+    "sampler": "part_rules:SAMPLER_BOOK",
+    "remover": "part_rules:REMOVER_BOOK",
+    "limiter": "part_rules:LIMITER_BOOK",
     "collector": "collector_rules:COLLECTOR_BOOK",
     "evaluator": "evaluator_rules:EVALUATOR_BOOK",
-    "learner hook": "extension_rules.learner_hooks:HOOK_BOOK",
+    "learner hook": "extension_rules:HOOK_BOOK",
     "policy": "policy_rules:POLICY_BOOK",
     "env manager": "env_rules:ENV_BOOK",
-    "wrapper": "extension_rules.wrappers:WRAPPER_BOOK",
+    "wrapper": "extension_rules:WRAPPER_BOOK",
     "commander": "commander_rules:COMMANDER_BOOK",
-    "command": "extension_rules.commands:COMMAND_BOOK",
-    "observer": "extension_rules.observers:OBSERVER_BOOK",
+    "command": "extension_rules:COMMAND_BOOK",
+    "observer": "extension_rules:OBSERVER_BOOK",
 }
 """Kind -> the place of its rules in ``dingsdk.testing``; imported when they are needed."""
 

@@ -31,7 +31,7 @@ from dingsdk.testing import (
 )
 from dingsdk.testing import check_transport as check
 from dingsdk.testing.expect import leaves_nothing
-from dingsdk.testing.extension_rules.observers import ObserverBench
+from dingsdk.testing.extension_rules import ObserverBench
 from dingsdk.worker.comm import SlaveEnd
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
