@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dingsdk.config import config_type, deep_merge_dicts, defaults_of
-from dingsdk.errors import PluginLoadError, UnknownPluginError, listing, nearest_name, raised_at
+from dingsdk.errors import PluginLoadError, listing, raised_at
 from dingsdk.plugins import KINDS, TEMPLATES, PluginManager, default_manager
 from dingsdk.plugins.blame import error_text
 from dingsdk.plugins.interfaces import describe_interface, name_of
 from dingsdk.plugins.kinds import NAMES, OBSERVERS
+from dingsdk.plugins.registry import unknown
 from dingsdk.plugins.switches import is_named
 from dingsdk.testing.runner import (
     PATIENCE_S,
@@ -163,12 +164,13 @@ def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Ite
         adverts = manager.adverts(group)
         known = manager.known(group) if group in KINDS else [advert.key for advert in adverts]
         if not (import_names or key in known or manager.adverts(group, key)):
-            raise _unknown(f"{group} type", key, known)
+            raise unknown(group, key, known, _ADVICE)
         yield _Part(group, key, manager)
         return
     own = [advert for advert in manager.adverts() if is_named([name], [advert.distribution])]
     if not own:
-        raise _unknown("installed plugin", name, {a.distribution for a in manager.adverts()})
+        installed = sorted({advert.distribution for advert in manager.adverts()})
+        raise unknown("installed plugins", name, installed, _ADVICE)
     for advert in own:
         is_contested = advert.kind != NAMES and (
             len(manager.adverts(advert.kind, advert.key)) > 1
@@ -178,17 +180,10 @@ def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Ite
         yield _Part(advert.kind, key, manager)
 
 
-def _unknown(what: str, asked: str, known: Collection[str]) -> UnknownPluginError:
-    nearest = nearest_name(asked, known)
-    spelling = f" Did you mean {nearest!r}?" if nearest else ""
-    return UnknownPluginError(
-        f"there is no {what} {asked!r}.{spelling} Known: {listing(known)}. Check a plugin as "
-        "kind:type, such as policies:mine, or by the name of its distribution; add "
-        "--set 'import_names=[\"module\"]' for a module that is not installed",
-        asked=asked,
-        known=sorted(known),
-        nearest=nearest,
-    )
+_ADVICE = (
+    " Check a plugin as kind:type, such as policies:mine, or by the name of its distribution; add "
+    "--set 'import_names=[\"module\"]' for a module that is not installed."
+)
 
 
 # Values for functions and classes of gymnasium, which have no ``contract_config``.
@@ -216,7 +211,7 @@ def _check(part: _Part) -> Iterator[Step]:
     if why and value not in part.asked:
         yield Step(str(part), "build", "skipped", why)
         return
-    for name, step in (("import", _import), ("interface", _interface), ("build", _build)):
+    for name, step in _STEPS.items():
         try:
             detail = step(part)
         except Exception as error:
@@ -245,10 +240,6 @@ def _import(part: _Part) -> str:
     return f"{name_of(part.target)}, from {entry.owner if entry else 'unknown'}"
 
 
-def _interface(part: _Part) -> str:
-    return describe_interface(part.kind, part.target)
-
-
 def _build(part: _Part) -> str:
     if part.kind not in _MAKERS:
         return ""
@@ -263,6 +254,13 @@ def _build(part: _Part) -> str:
         return ""
     given = ", ".join(f"{key}={value!r}" for key, value in part.given.items())
     return f"with {given or 'its defaults'}"
+
+
+_STEPS: Mapping[str, Callable[[_Part], str]] = {
+    "import": _import,
+    "interface": lambda part: describe_interface(part.kind, part.target),
+    "build": _build,
+}
 
 
 def _hold_to_rules(part: _Part) -> Iterator[Step]:
