@@ -1,7 +1,7 @@
 """A policy that learns by Q-learning.
 
 `build` makes the networks, `act` chooses actions, `learn` trains on a batch, and `state` returns the objects
-to save. `PluginNameLearn` has its options: their types are checked before a run starts.
+to save. `PluginNameSection` has its options: their types are checked before a run starts.
 Override `samples` to compute training data from whole pieces of trajectories, such as returns. `setting`
 returns keyword arguments for `act`, which may depend on the number of env steps. `contract_capabilities`
 declares the optional capabilities; remove those that your policy does not have.
@@ -23,37 +23,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from dingsdk.config import Positive
-from dingsdk.policy import (
-    BasePolicy,
-    EpsilonSchedule,
-    LearnSection,
-    PolicySection,
-    Stateful,
-)
+from dingsdk.config import Positive, Share
+from dingsdk.policy import BasePolicy, PolicySection, Stateful
 from torch import nn
-
-
-class PluginNameLearn(LearnSection, frozen=True, kw_only=True):
-    """Section ``policy.learn``.
-
-    Attributes:
-        learning_rate: Step size of Adam.
-    """
-
-    learning_rate: Positive = 1e-3
 
 
 class PluginNameSection(PolicySection, frozen=True, kw_only=True):
     """Section ``policy``.
 
     Attributes:
-        eps: Probability of a random action, as a schedule over env steps.
+        eps: Probability of a random action while data is collected.
+        learning_rate: Step size of Adam.
     """
 
     type: str = "plugin_name"
-    eps: EpsilonSchedule = EpsilonSchedule(type="linear", decay=5000)
-    learn: PluginNameLearn = PluginNameLearn()
+    eps: Share = 0.1
+    learning_rate: Positive = 1e-3
 
 
 class PluginNamePolicy(BasePolicy):
@@ -74,47 +59,29 @@ class PluginNamePolicy(BasePolicy):
             self.device
         )
         if self.learns:
-            self.optimizer: Any = torch.optim.Adam(self.net.parameters(), self.section.learn.learning_rate)
+            self.optimizer: Any = torch.optim.Adam(self.net.parameters(), self.section.learning_rate)
 
     def state(self) -> Mapping[str, Stateful]:
         return {"model": self.net, **({"optimizer": self.optimizer} if self.learns else {})}
 
-    def setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        return {"eps": self.section.eps(info.get("envstep", 0))}
-
-    def act(
-        self,
-        obs: Any,
-        env_ids: Sequence[int] | None = None,
-        *,
-        explore: bool,
-        eps: float = 0.0,
-        **setting: Any,
-    ) -> dict[str, Any]:
+    def act(self, obs: Any, env_ids: Sequence[int] | None = None, *, explore: bool, **setting: Any) -> dict[str, Any]:
         with torch.no_grad():
             values = self.array(self.net(self.tensor(obs)))
         self.check_finite(values, obs, env_ids)
         action = values.argmax(1)
         if explore:
-            is_random = self.rng.random(len(action)) < eps
+            is_random = self.rng.random(len(action)) < self.section.eps
             action = np.where(is_random, self.rng.integers(values.shape[1], size=len(action)), action)
         return {"action": action}
 
-    def target(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Return ``reward + discount_factor * max Q(next_obs)``, float32[n].
-
-        If the episode terminated, it is the reward alone.
-        """
-        with torch.no_grad():
-            future: torch.Tensor = self.net(batch["next_obs"].float()).max(1).values
-        future = future * ~batch["terminated"].bool()
-        target: torch.Tensor = batch["reward"].float() + self.section.discount_factor * future
-        return target
-
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Train towards ``reward + discount_factor * max Q(next_obs)``; only ``reward`` at the end of an episode."""
+        with torch.no_grad():
+            future = self.net(batch["next_obs"].float()).max(1).values * ~batch["terminated"].bool()
+        target = batch["reward"].float() + self.section.discount_factor * future
         chosen = batch["action"].long().unsqueeze(1)
         values = self.net(batch["obs"].float()).gather(1, chosen).squeeze(1)
-        loss = nn.functional.smooth_l1_loss(values, self.target(batch))
+        loss = nn.functional.smooth_l1_loss(values, target)
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         self.optimizer.step()
