@@ -45,7 +45,7 @@ START_S = 120.0
 RANK_S = 60.0
 """How long a rank waits for the others within an update; then one of them is taken as hung."""
 NOTICE_S = 2.0
-"""How long the other ranks may take to notice that one was lost."""
+"""How long the other ranks may take at least to notice that one was lost."""
 CLOSE_S = 5.0
 """How long the ranks may take to end; then they are killed."""
 _KIND = "rank-message"
@@ -233,22 +233,19 @@ class LearnerAggregator(Closing):
 
     def _find_lost(self, cause: Exception) -> WorkerCrashedError:
         """Return an error that names the lost rank that the others waited for."""
-        errors: dict[_Rank, WorkerCrashedError] = {}
-        waiting = list(self._ranks)
+        silent: WorkerCrashedError | None = None
         # A rank that noticed nothing yet may still wait for the one that was lost.
-        for patience_s in (NOTICE_S, self._rank_s):
-            deadline = time.monotonic() + patience_s
-            for rank in tuple(waiting):
-                try:
-                    rank.answer(deadline)
-                except WorkerCrashedError as error:
-                    errors[rank] = error
-                    if error.facts["traceback"] or error.exit_code or rank.has_hung_up:
-                        return error
-                if rank not in errors or errors[rank].exit_code == 0:
-                    waiting.remove(rank)
+        deadline = time.monotonic() + max(NOTICE_S, self._rank_s)
+        for rank in self._ranks:
+            try:
+                rank.answer(deadline)
+            except WorkerCrashedError as error:
+                if error.facts["traceback"] or error.exit_code or rank.has_hung_up:
+                    return error
+                if error.exit_code is None:  # 0: it has noticed the loss of another one
+                    silent = silent or error
         # If all ranks are alive, only the connection between two of them was lost.
-        return next((errors[rank] for rank in waiting), rank_lost(0, str(cause)))
+        return silent or rank_lost(0, str(cause))
 
     def _get_attribute(self, key: str) -> Any:
         if key != _ACTING_STATE:
