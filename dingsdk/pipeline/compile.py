@@ -35,7 +35,7 @@ from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
 from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.plugins.kinds import OBSERVERS, OWN_DISTRIBUTION
+from dingsdk.plugins.kinds import OBSERVERS
 from dingsdk.runtime.files import ensure_dir
 
 _log = logging.getLogger(__name__)
@@ -268,10 +268,10 @@ class _ClassFinder:
             return
         self._told.add((kind, type_key))
         if others := self._manager.shadowed(kind, type_key):
-            own = f"{type_key}@{OWN_DISTRIBUTION}"
             text = (
-                f"{path}.type: {type_key!r} names a type of dingsdk and an installed one; the run "
-                f"uses that of dingsdk. To choose, write {' or '.join([own, *others])}"
+                f"{path}.type: {type_key!r} names a type of dingsdk and one of "
+                f"{' and '.join(others)}; the run uses that of dingsdk. Rename the other one, or "
+                "name its plugin in DINGSDK_DISABLED_PLUGINS"
             )
             if self._manager.switches.strict:
                 raise PluginLoadError(text, plugin=others[0], kind=kind, reason="shadowed")

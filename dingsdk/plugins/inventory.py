@@ -36,8 +36,7 @@ class PluginInfo:
         state: ``loaded``; ``available``: it is imported when a config names it; ``broken``: its
             last load failed; ``disabled`` by a switch; ``too new`` or ``too old``: written for
             another version of the kind's contract; ``duplicate``: several installed plugins provide
-            this type; ``shadowed``: something else is registered under its key. In the last two
-            states, a config can name the type as ``key@distribution``.
+            this type; ``shadowed``: something else is registered under its key.
         detail: The reason, for the last six states.
     """
 
@@ -68,7 +67,7 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
             found += [
                 _registered(kind, key, entry, version(entry.owner))
                 for key, entry in registry.entries()
-                if (key.removesuffix(f"@{entry.owner}"), entry.owner) not in advertised
+                if (key, entry.owner) not in advertised
             ]
         rows += sorted(found, key=lambda row: (row.type_key, row.provider))
     return rows
@@ -79,20 +78,16 @@ def _state(manager: PluginManager, advert: Advert, usable: Counter[str]) -> tupl
     if why_not is not None:
         return advert.age if why_not == advert.misfit else "disabled", why_not
     registry = manager.registries.get(advert.kind)
-    entry = None
-    if registry is not None:
-        own = registry.entry(f"{advert.key}@{advert.distribution}")
-        entry = own or registry.entry(advert.key)
+    entry = registry.entry(advert.key) if registry is not None else None
     is_loaded = advert.module in manager.modules if registry is None else entry is not None
     if is_loaded and (entry is None or entry.owner == advert.distribution):
         return "loaded", ""
-    name_it = f"; to use this one, name {advert.key}@{advert.distribution}"
     if advert.module in manager.failures:
         return "broken", manager.failures[advert.module]
     if entry is not None:
-        return "shadowed", f"{entry.owner} has registered it{name_it}"
+        return "shadowed", f"{entry.owner} has registered it"
     if usable[advert.key] > 1 and registry is not None:
-        return "duplicate", f"{usable[advert.key]} installed plugins provide it{name_it}"
+        return "duplicate", f"{usable[advert.key]} installed plugins provide it"
     return "available", ""
 
 

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pkgutil import resolve_name
@@ -105,25 +104,9 @@ class PluginManager:
         return self.registries[kind]
 
     def known(self, kind: str) -> list[str]:
-        """Return the type keys that configs can name, sorted; imports nothing.
-
-        A type that several plugins provide is listed as ``key@distribution``.
-        """
-        contested = self._contested()
-        usable = {
-            f"{advert.key}@{advert.distribution}" if (kind, advert.key) in contested else advert.key
-            for advert in self.adverts(kind)
-            if self.why_not(advert) is None
-        }
+        """Return the type keys that configs can name, sorted; imports nothing."""
+        usable = {a.key for a in self.adverts(kind) if self.why_not(a) is None}
         return sorted(usable.union(self.registry(kind).query()))
-
-    def _contested(self) -> frozenset[tuple[str, str]]:
-        """Return (kind, type key) of the types with several providers, including dingsdk."""
-        adverts = [a for a in self.adverts() if a.kind != NAMES and self.why_not(a) is None]
-        providers = {(a.kind, a.key, a.distribution) for a in adverts}
-        counts = Counter((kind, key) for kind, key, _ in providers)
-        builtin = {(kind, key) for kind, key, _ in BUILTINS}
-        return frozenset(each for each, count in counts.items() if count > 1 or each in builtin)
 
     def adverts(self, kind: str | None = None, key: str | None = None) -> list[Advert]:
         """Return the adverts of installed distributions: all, of one kind, or for one key."""
@@ -149,12 +132,12 @@ class PluginManager:
         return self.switches.why_not(advert.names) or advert.misfit
 
     def shadowed(self, kind: str, type_key: str) -> list[str]:
-        """Return ``key@distribution`` of each installed type whose key names a type of dingsdk."""
+        """Return the distributions that have a type whose key names a type of dingsdk."""
         entry = self.registry(kind).entry(type_key)
         if entry is None or entry.owner != OWN_DISTRIBUTION:
             return []
         found = [a for a in self.adverts(kind, type_key) if self.why_not(a) is None]
-        return [f"{advert.key}@{advert.distribution}" for advert in found]
+        return [advert.distribution for advert in found]
 
     def plugins(self) -> list[PluginInfo]:
         """Return all types and their providers, built-in ones too; imports nothing."""
@@ -172,8 +155,7 @@ class PluginManager:
         """Return the class of a type; load the plugin that provides it, if needed.
 
         First imports ``import_names``, which may register the type. Then looks among the registered
-        types, and then for an installed plugin that advertises the type. For a type that several
-        plugins provide, ``key@distribution`` names that of one distribution.
+        types, and then for an installed plugin that advertises the type.
 
         Args:
             kind: One of ``KINDS``.
@@ -193,19 +175,10 @@ class PluginManager:
             raise wrong_type(where, f"the type of one of the {kind}", type_key)
         if import_names:
             self._import_all(import_names, config_path)
-        if type_key in registry:
-            return registry.get(type_key)
-        key, at, owner = type_key.rpartition("@")
-        if not at:
-            self._load_advertised(kind, type_key, self.adverts(kind, type_key), where)
-            return registry.get(type_key)
-        entry = registry.entry(key)
-        if entry is None or not is_named([owner], [entry.owner]):
-            found = self.adverts(kind, key)
-            found = [advert for advert in found if is_named([owner], [advert.distribution])]
-            name = self._load_advertised(kind, key, found, where, asked=type_key)
-            return registry.get(name)
-        return registry.get(key)
+        entry = registry.entry(type_key)
+        if entry is None or self._is_contested(kind, type_key, entry.owner):
+            self._load_advertised(kind, type_key, where)
+        return registry.get(type_key)
 
     def create(
         self,
@@ -318,24 +291,26 @@ class PluginManager:
             with _noted(f"named in {where}"):
                 self.load(name)
 
-    def _load_advertised(
-        self, kind: str, key: str, adverts: Sequence[Advert], where: str, asked: str | None = None
-    ) -> str:
-        """Load the plugin that provides a type; return the key under which it is registered."""
-        if not adverts and asked is None:
+    def _is_contested(self, kind: str, key: str, owner: str) -> bool:
+        """Whether another plugin provides the type of a plugin that was loaded, too."""
+        found = [a for a in self._adverts or () if (a.kind, a.key) == (kind, key)]
+        providers = {a.distribution for a in found if self.why_not(a) is None}
+        return owner in providers and len(providers) > 1
+
+    def _load_advertised(self, kind: str, key: str, where: str) -> None:
+        """Load the plugin that provides a type."""
+        adverts = self.adverts(kind, key)
+        if not adverts:
             # The plugin may have been installed after the first discovery, for example from a
             # notebook.
             self.forget_adverts()
             adverts = self.adverts(kind, key)
         if not adverts:
-            raise self._unknown(kind, asked or key, where)
-        with _noted(f"asked for as {where} = {asked or key!r}"):
+            raise self._unknown(kind, key, where)
+        with _noted(f"asked for as {where} = {key!r}"):
             advert = self._only_usable(adverts, f"{where}: {key!r} of the {kind}")
             self.load(advert.module, advert.distribution)
-        registry, qualified = self.registry(kind), f"{key}@{advert.distribution}"
-        if qualified in registry:
-            return qualified
-        if key not in registry:
+        if key not in self.registry(kind):
             raise PluginLoadError(
                 f"{advert} advertises {key!r} among the {kind}, but its hook "
                 f"dingsdk_register_{kind} does not register it; that is a defect of the plugin",
@@ -343,7 +318,6 @@ class PluginManager:
                 kind=kind,
                 reason="not registered",
             )
-        return key
 
     def _only_usable(self, adverts: Sequence[Advert], what: str) -> Advert:
         usable = [advert for advert in adverts if self.why_not(advert) is None]
@@ -351,11 +325,9 @@ class PluginManager:
             return usable[0]
         first = adverts[0]
         if usable:
-            names = " or ".join(f"{a.key}@{a.distribution}" for a in usable)
-            choose = f"name {names} as the type, " if first.kind != NAMES else ""
             raise PluginLoadError(
                 f"{what} is provided by more than one plugin: {' and '.join(map(str, usable))}; "
-                f"{choose}uninstall one, or name it in DINGSDK_DISABLED_PLUGINS",
+                "uninstall one, or name it in DINGSDK_DISABLED_PLUGINS",
                 plugin=first.key,
                 kind=first.kind,
                 reason="duplicate",
@@ -410,8 +382,7 @@ class PluginManager:
             if self._pluggy.has_plugin(module_name):
                 return
         is_new = module_name not in sys.modules
-        own = {(a.kind, a.key) for a in self.adverts() if a.distribution == owner}
-        with self._wholly(module_name, owner, self._contested() & own) as changes:
+        with self._wholly(module_name, owner) as changes:
             # Without our lock: another thread may hold the import lock of this module and wait
             # for our lock.
             module = importlib.import_module(module_name)
@@ -464,11 +435,9 @@ class PluginManager:
             self._specs.add(id(namespace))
 
     @contextmanager
-    def _wholly(
-        self, module_name: str, owner: str, contested: frozenset[tuple[str, str]] = frozenset()
-    ) -> Iterator[Transaction]:
+    def _wholly(self, module_name: str, owner: str) -> Iterator[Transaction]:
         try:
-            with transaction(owner, contested) as changes:
+            with transaction(owner) as changes:
                 yield changes
         except (Exception, SystemExit) as error:
             self.failures[module_name] = f"{type(error).__name__}: {error}"

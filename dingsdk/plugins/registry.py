@@ -46,13 +46,10 @@ class Transaction:
 
     Attributes:
         owner: The plugin.
-        contested: (kind, type key) of the types that other plugins provide, too. Such
-            types are registered as ``key@owner``.
         changes: Registry, key and previous entry of each change.
     """
 
     owner: str
-    contested: frozenset[tuple[str, str]] = frozenset()
     changes: list[tuple[Registry, str, Entry | None]] = field(default_factory=list)
 
     def roll_back(self) -> None:
@@ -68,11 +65,9 @@ _current: ContextVar[Transaction | None] = ContextVar("dingsdk_plugin_load", def
 
 
 @contextmanager
-def transaction(
-    owner: str, contested: frozenset[tuple[str, str]] = frozenset()
-) -> Iterator[Transaction]:
+def transaction(owner: str) -> Iterator[Transaction]:
     """Set ``owner`` as the owner of all registrations in the block; undo them all on an error."""
-    changes = Transaction(owner, contested)
+    changes = Transaction(owner)
     token = _current.set(changes)
     try:
         yield changes
@@ -130,8 +125,6 @@ class Registry:
             raise ConfigTypeError(wrong, expected=self.kind, found=type(module).__name__)
         current = _current.get()
         owner = current.owner if current else getattr(module, "__module__", None) or "unknown"
-        if current and (self.kind, key) in current.contested:
-            key = f"{key}@{owner}"
         self._add(key, Entry(owner, target=module), force_overwrite)
         return module
 

@@ -83,11 +83,12 @@ class PluginReport:
 
 @dataclass(slots=True)
 class _Part:
-    """A part under check."""
+    """A part under check; ``owner`` is its distribution, if that is what is checked."""
 
     kind: str
     key: str
     manager: PluginManager
+    owner: str = ""
     asked: Mapping[str, Any] = field(default_factory=dict)
     env: str | None = None
     target: Any = None
@@ -172,12 +173,9 @@ def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Ite
         installed = sorted({advert.distribution for advert in manager.adverts()})
         raise unknown("installed plugins", name, installed, _ADVICE)
     for advert in own:
-        is_contested = advert.kind != NAMES and (
-            len(manager.adverts(advert.kind, advert.key)) > 1
-            or advert.key in manager.builtin_types(advert.kind)
-        )
-        key = f"{advert.key}@{advert.distribution}" if is_contested else advert.key
-        yield _Part(advert.kind, key, manager)
+        is_shared = advert.kind == OBSERVERS and len(manager.adverts(OBSERVERS, advert.key)) > 1
+        key = f"{advert.key}@{advert.distribution}" if is_shared else advert.key
+        yield _Part(advert.kind, key, manager, owner=advert.distribution)
 
 
 _ADVICE = (
@@ -237,6 +235,12 @@ def _import(part: _Part) -> str:
     if part.kind == OBSERVERS:
         return str(part.target.__name__)
     entry = part.manager.registry(part.kind).entry(part.key)
+    if part.owner and entry and entry.owner != part.owner:
+        raise PluginLoadError(
+            f"configs get the type {part.key!r} of {entry.owner}; choose another key",
+            kind=part.kind,
+            plugin=part.owner,
+        )
     return f"{name_of(part.target)}, from {entry.owner if entry else 'unknown'}"
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dingsdk.errors import PluginLoadError, UnknownPluginError
+from dingsdk.errors import PluginLoadError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import CONTRACT_VERSIONS, PluginManager, Switches, use_manager
 
@@ -40,52 +39,23 @@ def owner_of(manager: PluginManager, type_key: str) -> str:
     return str(manager.create("buffers", {"type": type_key}).owner)
 
 
-def test_type_of_two_plugins_is_chosen_by_its_distribution(rings: PluginManager) -> None:
-    assert owner_of(rings, "ring@acme-b") == "acme_b"
-    assert "acme_a" not in sys.modules
-    assert owner_of(rings, "ring@acme_a") == "acme_a"
-    assert owner_of(rings, "acme_a_own") == "acme_a"
-
-
-def test_plain_name_of_a_contested_type_is_refused_with_the_candidates(
+def test_type_of_two_plugins_is_refused_with_both_also_if_one_is_loaded(
     rings: PluginManager,
 ) -> None:
-    owner_of(rings, "ring@acme-b")
-    with pytest.raises(PluginLoadError, match="ring@acme-a or ring@acme-b") as caught:
-        rings.get("buffers", "ring")
-
-    assert caught.value.reason == "duplicate"
-    assert {"ring@acme-a", "ring@acme-b"} <= set(rings.known("buffers"))
-    assert "ring" not in rings.known("buffers")
+    for _ in range(2):
+        with pytest.raises(PluginLoadError, match=r"acme-a 1.* and acme-b 1") as caught:
+            rings.get("buffers", "ring")
+        assert caught.value.reason == "duplicate"
+        assert owner_of(rings, "acme_a_own") == "acme_a"
+    with pytest.raises(PluginLoadError, match="acme-a has it already"):
+        rings.get("buffers", "acme_b_own")
 
 
 def test_disabled_plugin_does_not_count_as_a_provider(rings: PluginManager) -> None:
     manager = PluginManager(Switches(disabled=("acme-a",)))
 
     assert owner_of(manager, "ring") == "acme_b"
-    assert owner_of(manager, "ring@acme-b") == "acme_b"
-    with pytest.raises(PluginLoadError, match="DINGSDK_DISABLED_PLUGINS"):
-        manager.get("buffers", "ring@acme-a")
-
-
-def test_distribution_that_does_not_provide_the_type_is_unknown(rings: PluginManager) -> None:
-    with pytest.raises(UnknownPluginError) as caught:
-        rings.get("buffers", "ring@acme-c")
-
-    assert caught.value.nearest in ("ring@acme-a", "ring@acme-b")
-
-
-def test_plugin_type_with_a_builtin_name_is_chosen_by_its_distribution(
-    install: Install,
-) -> None:
-    source = SOURCE.format(key="naive", owner="acme_a")
-    points = {"dingsdk.buffers": {"naive": "acme_a", "acme_a_own": "acme_a"}}
-    install("acme-a", points, acme_a=source)
-    manager = PluginManager()
-
-    assert owner_of(manager, "naive@acme-a") == "acme_a"
-    assert manager.get("buffers", "naive").__name__ == "NaiveReplayBuffer"
-    assert manager.get("buffers", "naive@dingsdk-rl").__name__ == "NaiveReplayBuffer"
+    assert owner_of(manager, "acme_b_own") == "acme_b"
 
 
 HOOK = {"learn": {"learner": {"hook": {"x": {"type": "norms", "position": "after_iter"}}}}}
@@ -103,31 +73,14 @@ def test_run_warns_once_of_an_installed_type_with_the_name_of_a_type_of_dingsdk(
     with use_manager(PluginManager()):
         assert compile_config(config).policy.type == "dqn"
     (warning,) = [told.getMessage() for told in caplog.records if key in told.getMessage()]
-    assert f"{key}@dingsdk-rl or {key}@acme-a" in warning
+    assert f"{key!r} names a type of dingsdk and one of acme-a" in warning
 
     strict = PluginManager(Switches(strict=True))
-    with use_manager(strict), pytest.raises(PluginLoadError, match=f"{key}@acme-a") as caught:
+    with use_manager(strict), pytest.raises(PluginLoadError, match="acme-a") as caught:
         compile_config(config)
     assert caught.value.reason == "shadowed"
     with use_manager(PluginManager(Switches(strict=True, disabled=("acme-a",)))):
         compile_config(config)
-
-
-def test_type_of_dingsdk_is_chosen_by_its_distribution(install: Install) -> None:
-    install("acme-a", {"dingsdk.policies": {"dqn": "acme_a"}}, acme_a="raise OSError('imported')")
-    config = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn@dingsdk-rl"}}
-
-    with use_manager(PluginManager(Switches(strict=True))):
-        assert compile_config(config).policy.type == "dqn@dingsdk-rl"
-
-
-def test_child_process_restores_the_type_that_was_chosen(rings: PluginManager) -> None:
-    owner_of(rings, "ring@acme-b")
-    child = PluginManager()
-
-    child.restore(rings.snapshot())
-
-    assert owner_of(child, "ring@acme-b") == "acme_b"
 
 
 @pytest.mark.parametrize(
