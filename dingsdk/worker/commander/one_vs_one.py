@@ -76,10 +76,11 @@ class SelfPlay:
         league.load_state_dict({**saved_league(path), "payoff": new["payoff"], "rng": new["rng"]})
         past = {name: player for name, player in league.players.items() if not player.is_active}
         league.players = {**own, **past}
-        for name, player in ((each.checkpoint, each) for each in past.values()):
+        for player in past.values():
+            name, iteration = player.checkpoint, player.train_iter
             state = load_checkpoint(Path(path) / name).state
-            save_checkpoint(self.folder, name, state, iteration=player.train_iter, is_latest=False)
-            self._publish(name, state["model"], player.train_iter)
+            save_checkpoint(self.folder, name, state, iteration=iteration, is_latest=False)
+            self._publish(name, state["model"], iteration)
 
     def advance(self, player_id: str, train_iter: int) -> None:
         """Record the progress of an active player, and take a snapshot if it is due."""
@@ -380,14 +381,15 @@ class OneVsOneCommander(BaseParallelCommander):
         return {
             **super().state_dict(),
             "league": self.league.state_dict(),
-            "load_path": self._self_play.load_path,
+            "has_loaded": self._self_play.load_path is None,
             "trained_out": sorted(self._trained_out),
             "commanders": {name: each.state_dict() for name, each in self._commanders.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.league.load_state_dict(state["league"])
-        self._self_play.load_path = state["load_path"]
+        if state["has_loaded"]:
+            self._self_play.load_path = None
         self._trained_out = set(state["trained_out"])
         for name, each in self._commanders.items():
             each.load_state_dict(state["commanders"][name])
@@ -488,7 +490,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self._members = [self]
         """The commanders of all active players, which share this list; the first one keeps the
         policies of past players."""
-        self._snapshots: dict[str, Mapping[str, Any]] = {}
+        self._snapshots: dict[str, Any] = {}
         self._job: dict[str, Any] | None = None
         self._games = 0
         self._log_pace = LogPace()
@@ -560,10 +562,11 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             player = self.league.players[each.player_id]
             if player.checkpoint == checkpoint:
                 return player.train_iter, each._policy.state_dict()["model"]
-        return 0, self._snapshots[checkpoint]
+        return 0, self._snapshots[checkpoint]["model"]
 
     def _snapshot(self, checkpoint: str, model: Mapping[str, Any], version: int) -> None:
-        self._snapshots[checkpoint] = {key: value.clone() for key, value in model.items()}
+        copied = {key: value.clone() for key, value in model.items()}
+        self._snapshots[checkpoint] = {"model": copied}
 
 
 def saved_league(path: str) -> dict[str, Any]:
