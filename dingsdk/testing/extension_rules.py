@@ -190,7 +190,8 @@ HOOK_BOOK: Final = RuleBook(
 class LearnerHookContract(Contract):
     """Contract tests of a learner hook; see ``EXTENSION_RULES``.
 
-    ``make_hook`` adds the arguments that the hook requires to ``ext_args``.
+    ``make_hook(name, priority, *, position, ext_args)`` returns a new hook, and adds the arguments
+    that the hook requires to ``ext_args``.
     """
 
     book = HOOK_BOOK
@@ -331,7 +332,8 @@ WRAPPER_BOOK: Final = RuleBook(
 class EnvWrapperContract(Contract):
     """Base class of the contract tests of an env wrapper.
 
-    See ``EXTENSION_RULES["wrapper"].known_capabilities``.
+    See ``EXTENSION_RULES["wrapper"].known_capabilities``. ``make_wrapper(env)`` returns the wrapper
+    around an env.
 
     Attributes:
         env_id: gymnasium id of an env that the wrapper can wrap.

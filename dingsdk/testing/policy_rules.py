@@ -567,6 +567,8 @@ def _random_states() -> dict[str, Any]:
 class PolicyContract(Contract):
     """Base class of a policy's contract tests; see ``POLICY_CAPABILITIES``.
 
+    ``make_policy(enable_field, seed)`` returns a new policy.
+
     Attributes:
         observation_space: gymnasium space of one env's observation.
         action_space: gymnasium space of one env's action.
