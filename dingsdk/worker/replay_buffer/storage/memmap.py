@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS, leaves, map_columns
+from dingsdk.data.columns import NUMERIC_KINDS, map_columns
 from dingsdk.data.pytree import flatten, nest
 from dingsdk.errors import CheckpointError, CheckpointVersionError, ConfigError, StorageFullError
 from dingsdk.worker.replay_buffer.storage import Where, one_by_one
@@ -94,12 +94,14 @@ class MemmapStorage(ArrayStorage):
 
     def _clear(self) -> None:
         super()._clear()
-        # Bytes a row: of each file with reserved space, and of all compressed columns together.
+        # Bytes a row: of each file with reserved space, and of all compressed columns together; and
+        # of files of own copies. Below: for how many rows and own copies space is reserved.
         self._plain_bytes: dict[str, int] = {}
         self._packed_bytes = 0
         self._marks = np.empty(0, np.int64)
         self._state: dict[str, int] | None = None
-        self._n_used = self._n_reserved = 0
+        self._own_bytes: dict[str, int] = {}
+        self._n_used = self._n_reserved = self._n_held = 0
         # Position of row 0 in the files; not 0 after a push to a full ring was interrupted.
         self._shift = 0
 
@@ -209,21 +211,13 @@ class MemmapStorage(ArrayStorage):
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
     ) -> NDArray[Any]:
-        folder, file = cast(MappedFolder, self._folder), self._file_of(name)
-        if self._how == "open":
-            return folder.map(file, shape, dtype, "open")
-        array = folder.map(file, shape, dtype, "create" if old is None else "extend")
-        folder.reserve({file: array.nbytes})
-        return array
-
-    def _file_of(self, name: str) -> str:
+        folder, file = cast(MappedFolder, self._folder), f"{name}.bin"
+        array = folder.map(file, shape, dtype, self._how if old is None else "extend")
         if name == "links":
-            return "links.bin"
-        names = [key for key, _ in self._observed()]
-        return f"own-{names.index(name.removeprefix('own.')):04d}.bin"
-
-    def _observed(self) -> list[tuple[str, NDArray[Any]]]:
-        return list(leaves({"": self._columns[self._next_of or ""]}))
+            folder.reserve({file: array.nbytes})
+        else:
+            self._own_bytes[file] = row_bytes(array)
+        return array
 
     def hold_episodes(self, capacity: int) -> None:
         self._made_with.update(capacity=capacity, episodes=True)
@@ -261,17 +255,26 @@ class MemmapStorage(ArrayStorage):
             folder.hold_spare(size + size // 64 + _SPARE_BYTES)
 
     def _reserve_rows(self, rows: int) -> None:
-        def reserve(count: int) -> None:
-            folder = cast(MappedFolder, self._folder)
-            folder.reserve({name: count * size for name, size in self._plain_bytes.items()})
-            self._n_reserved = count
+        ahead = _STEP_BYTES // max(1, sum(self._plain_bytes.values()))
+        self._n_reserved = self._reserve(self._plain_bytes, rows, ahead)
 
-        a_row = max(1, sum(self._plain_bytes.values()))
-        try:
-            reserve(min(self.capacity, rows + _STEP_BYTES // a_row))
-        except StorageFullError:
-            # The free space may still be enough for this push.
-            reserve(rows)
+    def _hold_slots(self, slots: int) -> None:
+        if slots > self._n_held:
+            self._n_held = self._reserve(self._own_bytes, slots, slots >> 1)
+
+    def _reserve(self, row_bytes: Mapping[str, int], rows: int, ahead: int) -> int:
+        """Reserve disk space for rows of files, and for rows ``ahead`` of them if there is enough.
+
+        Returns:
+            For how many rows space is reserved now.
+        """
+        folder = cast(MappedFolder, self._folder)
+        more = min(self.capacity, rows + ahead)
+        with suppress(StorageFullError):
+            folder.reserve({name: more * size for name, size in row_bytes.items()})
+            return more
+        folder.reserve({name: rows * size for name, size in row_bytes.items()})
+        return rows
 
     def _refuse_taken(self) -> None:
         if MappedFolder.is_taken(self._path):
@@ -326,7 +329,7 @@ class MemmapStorage(ArrayStorage):
                 count = self._place_ring(folder, state)
                 live[(np.arange(count) + self._shift) % capacity] = True
             if self._following is not None:
-                self._following.recover(live, self._open_own(folder))
+                self._following.recover(live)
         except CheckpointError:
             raise
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -363,20 +366,6 @@ class MemmapStorage(ArrayStorage):
             if path[0] != absent:
                 columns.append((path, self._map_column(shape, dtype)))
         self._use(nest(columns), nest(form))
-
-    def _open_own(self, folder: MappedFolder) -> dict[str, NDArray[Any]]:
-        files = {name: (self._file_of(f"own.{name}"), array) for name, array in self._observed()}
-        rows = [
-            folder.size_bytes(file) // row_bytes(array)
-            for file, array in files.values()
-            if row_bytes(array)
-        ]
-        # If the process was killed while the files grew, some are longer than others.
-        count = min(rows, default=self.capacity)
-        return {
-            name: folder.map(file, (count, *array.shape[1:]), array.dtype, "open")
-            for name, (file, array) in files.items()
-        }
 
     def close(self) -> None:
         self._clear()
