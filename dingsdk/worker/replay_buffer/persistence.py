@@ -14,14 +14,18 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import (
@@ -35,6 +39,7 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
+    CheckpointVersionError,
     DataCorruptError,
     DataMissingError,
     RunFolderError,
@@ -42,18 +47,19 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime.files import Buffer, Folder, locked_folder
-from dingsdk.worker.replay_buffer.state import (
-    KEPT,
-    ColumnCopy,
-    Facts,
-    LockedTable,
-    Natural,
-    facts_in,
-)
-from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.interface import KEPT
+from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.interface import NoMetadata
+    from dingsdk.worker.replay_buffer.sampler import Sampler
     from dingsdk.worker.replay_buffer.table import Table
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Facts = dict[str, NDArray[Any]]
+
+VERSION = 2
+"""Version of a buffer's saved state."""
 
 MANIFEST = "manifest.json"
 
@@ -73,6 +79,134 @@ _SYNCS = 8
 """Files that are synced to disk at the same time."""
 _AT_ONCE_BYTES = 256 << 20
 """If saved rows take more, they are read twice, and are never all in memory at once."""
+_CHANGES_LEFT = 64
+"""About the most changed pieces that saving a buffer copies while other threads wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Reads a table whose lock is held; the number of a row is how many were pushed before it.
+
+    Attributes:
+        first: Number of the oldest row.
+        last: Number after that of the newest row.
+        lineage: Random name of the history in which rows are numbered; a new history starts when
+            the table is cleared or loads a state.
+        made_of: Types of the buffer, its sampler and its remover.
+        is_ordered: Whether rows only leave oldest first.
+        has_columns: Whether the state has arrays with one entry for each position, besides rows.
+        rows: ``rows(start, stop)`` returns copies of these rows; all of them must be stored.
+        state: ``state(columns)`` returns the state of the table without its rows; ``columns`` are
+            copies of its arrays.
+    """
+
+    first: int
+    last: int
+    lineage: str
+    made_of: Mapping[str, str]
+    is_ordered: bool
+    has_columns: bool
+    rows: Callable[[int, int], Rows]
+    state: Callable[[ColumnCopy | None], dict[str, Any]]
+
+
+class ColumnCopy:
+    """Copies the per-position arrays of sampler and metadata, while other threads change them.
+
+    Positions that change during the copy are copied again, the last few when the state is taken.
+
+    Args:
+        sampler, metadata: The parts, whose table calls :meth:`note` from now on.
+        held: How many positions hold rows.
+    """
+
+    def __init__(self, sampler: Sampler, metadata: NoMetadata, held: int) -> None:
+        self._sampler, self._held, self._rewrites = sampler, held, sampler.rewrites
+        self._sources = sampler.columns(), metadata.columns()
+        self._changed: deque[Where] = deque()
+        self._copies = [
+            {name: np.empty_like(source) for name, source in part.items()} for part in self._sources
+        ]
+
+    def run(self) -> None:
+        """Copy all positions, then most of the changes made since; called without the lock."""
+        self._copy(slice(0, self._held))
+        before = sys.maxsize
+        while before > (left := len(self._changed)) > _CHANGES_LEFT:
+            before = left
+            self._copy_changed(left)
+
+    def note(self, where: Where) -> None:
+        """Record positions whose columns changed; called under the table's lock."""
+        self._changed.append(where if isinstance(where, slice) else where.copy())
+
+    def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
+        """Return the current columns of sampler and metadata; called under the table's lock."""
+        self._copy_changed(len(self._changed))
+        if self._sampler.rewrites != self._rewrites:
+            for name, source in self._sources[0].items():
+                self._copies[0][name][:positions] = source[:positions]
+        return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
+
+    def _copy_changed(self, most: int) -> None:
+        for _ in range(min(most, len(self._changed))):
+            self._copy(self._changed.popleft())
+
+    def _copy(self, where: Where) -> None:
+        for sources, copies in zip(self._sources, self._copies, strict=True):
+            for name, source in sources.items():
+                copies[name][where] = source[where]
+
+
+class _State(msgspec.Struct):
+    """The entries, except ``data``, that every state has; types of buffers add more."""
+
+    capacity: int
+    storage: Literal["array", "object"] | None
+    tail: int
+    valid_count: int
+    push_count: Natural
+    sampler: dict[str, Any]
+    remover: dict[str, Any]
+    limiter: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def check_state(state: Mapping[str, Any], capacity: int) -> None:
+    """Raise a CheckpointError if an entry of a state, checked without parts or rows, is wrong."""
+    version = state.get("version")
+    if version != VERSION:
+        raise CheckpointVersionError(
+            f"the buffer state has version {version!r}; this dingsdk reads {VERSION}",
+            found=version,
+            expected=VERSION,
+        )
+    try:
+        found = msgspec.convert(dict(state), _State)
+    except msgspec.ValidationError as error:
+        raise CheckpointCorruptError(f"the buffer state is wrong: {error}") from error
+    if found.capacity != capacity:
+        raise CheckpointVersionError(
+            f"the state is of a buffer of {found.capacity} rows, this one has {capacity}; use the "
+            "same replay_buffer_size, or load {'data': state['data']} to push its rows",
+            found=found.capacity,
+            expected=capacity,
+        )
+
+
+def rows_of(data: Any) -> Rows:
+    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns."""
+    if isinstance(data, (SampleBatch, list)):
+        return data
+    try:
+        return SampleBatch(data)
+    except SchemaMismatchError as error:
+        raise wrong_data(error) from error
+
+
+def wrong_data(error: Exception) -> CheckpointCorruptError:
+    """Return the error for rows in a state that do not fit."""
+    return CheckpointCorruptError(f"the buffer state's data is wrong: {error}")
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -223,8 +357,7 @@ class _Save:
                 hold = hold or start > patience
                 if is_last and copy is None and now.has_columns and not hold:
                     lock.close()
-                    copy = ColumnCopy(self._table)
-                    stack.callback(copy.close)
+                    copy = stack.enter_context(self._table.column_copy())
                     copy.run()
                     continue
                 rows = [] if is_there or start >= stop else now.rows(start, stop)
@@ -239,7 +372,7 @@ class _Save:
                 if is_last:
                     break
                 at = max(start, stop)
-        rest = {"state": state, "facts": facts_in(self._table, state)}
+        rest = {"state": state, "facts": self._table.facts_of(state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
@@ -252,7 +385,7 @@ class _Save:
             state=_File(name, info.size_bytes, info.digest),
         )
 
-    def _plan(self, now: LockedTable, probe: Rows) -> tuple[int, dict[int, _Segment]]:
+    def _plan(self, now: Snapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
         """Return the rows per segment, and the valid segments in the folder, by their number."""
         rows_each = self._segment_rows
         if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):

@@ -31,7 +31,6 @@ from dingsdk.testing import open_files
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer, persistence
 from dingsdk.worker.replay_buffer.remover import FifoRemover
-from dingsdk.worker.replay_buffer.state import resume
 from dingsdk.worker.replay_buffer.storage import memmap
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
@@ -127,8 +126,8 @@ def test_loading_into_a_closed_buffer_is_refused(tmp_path: Path) -> None:
     for load in (
         lambda: buffer.load_state_dict(state),
         # As in resume_data and load_data, if another thread closes the buffer at this point.
-        lambda: resume(buffer, saved),
-        lambda: resume(buffer, saved, as_pushed=True),
+        lambda: buffer.restore(saved.state, saved.count, saved.whole),
+        lambda: buffer._continue_from(saved),
     ):
         with pytest.raises(BufferClosedError):
             load()
