@@ -74,12 +74,7 @@ class ArrayStorage(Storage):
         self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        schema = self._schema
-        if type(rows) is SampleBatch:
-            columns = rows.columns
-            if schema is not None and self._following is None and schema.fits(columns):
-                return columns
-        is_batch = isinstance(rows, SampleBatch)
+        schema, is_batch = self._schema, isinstance(rows, SampleBatch)
         columns = rows.columns if is_batch else SampleBatch.from_rows(rows).columns  # type: ignore[union-attr]
         if schema is None:
             if self._declared is not None:
@@ -87,8 +82,7 @@ class ArrayStorage(Storage):
             self._allocate(columns, len(rows))
         elif not schema.fits(columns):
             columns = convert(self._form, columns, "", strict=is_batch)
-        if self._following is not None:
-            self.make_room(len(rows))
+        self.make_room(len(rows))
         return columns
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -24,7 +24,7 @@ from dingsdk.worker.replay_buffer.storage.compression import (
     read_codec,
     slot_bytes,
 )
-from dingsdk.worker.replay_buffer.storage.mapped_folder import How, MappedFolder
+from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _MARKS = "marks.bin"
@@ -78,7 +78,6 @@ class MemmapStorage(ArrayStorage):
         self._reopen: bool = self._cfg.reopen
         self._codec = read_codec(self._cfg.compress)
         self._folder: MappedFolder | None = None
-        self._how: How = "create"
         self._made_with: dict[str, Any] = {
             "capacity": capacity,
             "episodes": None,
@@ -104,11 +103,6 @@ class MemmapStorage(ArrayStorage):
         self._n_used = self._n_reserved = self._n_held = 0
         # Position of row 0 in the files; not 0 after a push to a full ring was interrupted.
         self._shift = 0
-
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        columns = super().accept(rows)
-        self.make_room(len(rows))
-        return columns
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:
         if isinstance(where, slice):
@@ -185,34 +179,25 @@ class MemmapStorage(ArrayStorage):
         lengths = self._map(f"lengths-{number}.bin", (), np.dtype(np.int32))
         slot = slot_bytes(size)
         folder = cast(MappedFolder, self._folder)
-        file = folder.slots(f"column-{number}.bin", self.capacity * slot, self._how)
+        file = folder.slots(f"column-{number}.bin", self.capacity * slot)
         self._packed_bytes += slot
         # A packed column is used like an array.
         return cast("NDArray[Any]", PackedColumn(tail, dtype, self._codec, lengths, file))
 
     def _map(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         folder = cast(MappedFolder, self._folder)
-        array = folder.map(name, (self.capacity, *tail), dtype, self._how)
+        array = folder.map(name, (self.capacity, *tail), dtype)
         self._plain_bytes[name] = row_bytes(array)
         return array
 
     def _map_marks(self) -> None:
         self._marks = self._map(_MARKS, (), np.dtype(np.int64))
 
-    @contextmanager
-    def _mapping(self, how: How) -> Iterator[None]:
-        """Map files in the given way during the ``with`` block."""
-        before, self._how = self._how, how
-        try:
-            yield
-        finally:
-            self._how = before
-
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
     ) -> NDArray[Any]:
         folder, file = cast(MappedFolder, self._folder), f"{name}.bin"
-        array = folder.map(file, shape, dtype, self._how if old is None else "extend")
+        array = folder.map(file, shape, dtype)
         if name == "links":
             folder.reserve({file: array.nbytes})
         else:
@@ -222,23 +207,14 @@ class MemmapStorage(ArrayStorage):
     def hold_episodes(self, capacity: int) -> None:
         self._made_with.update(capacity=capacity, episodes=True)
 
-    def grow(self, capacity: int) -> None:
-        before = self.capacity
-        super().grow(capacity)
-        try:
-            # Last, because reopening the folder takes the capacity from this file's length.
-            with self._mapping("extend"):
-                self._map_marks()
-        except BaseException:
-            self.capacity = before
-            raise
-
     def _longer_columns(self) -> dict[str, Any]:
         before = self._plain_bytes, self._packed_bytes
         self._plain_bytes, self._packed_bytes = {}, 0
         try:
-            with self._mapping("extend"):
-                return map_columns(self._new_column, self._columns)
+            columns, held = map_columns(self._new_column, self._columns), len(self._marks)
+            self._map_marks()
+            self._marks[held:] = 0  # a killed process may have used more rows
+            return columns
         except BaseException:
             self._plain_bytes, self._packed_bytes = before
             raise
@@ -311,14 +287,13 @@ class MemmapStorage(ArrayStorage):
         state = folder.read_record()
         holds_episodes = self._made_with["episodes"]
         if holds_episodes:
-            self.capacity = folder.size_bytes(_MARKS) // 8
-            if not self.capacity:
-                raise folder.corrupt(f"{_MARKS} is missing")
+            if "rows" not in state:
+                return None  # no push was complete
+            self.capacity = state["rows"]
         capacity = self.capacity
         try:
-            with self._mapping("open"):
-                self._open_columns(header["columns"])
-                self._map_marks()
+            self._open_columns(header["columns"])
+            self._map_marks()
             live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
             if holds_episodes:
                 marks = self._marks

@@ -71,6 +71,8 @@ class NextOf:
             name: self._new_array(f"own-{i:04d}", array.shape, array.dtype, used.get(name))
             for i, (name, array) in enumerate(stored.items())
         }
+        if self._links is not None:
+            links[len(self._links) :] = 0  # a killed process may have used more rows
         self._links, self._observed, self._stored = links, observed, stored
 
     def reserve(self, rows: int) -> None:
