@@ -213,7 +213,9 @@ class MemmapStorage(ArrayStorage):
         try:
             columns, held = map_columns(self._new_column, self._columns), len(self._marks)
             self._map_marks()
-            self._marks[held:] = 0  # a killed process may have used more rows
+            # A killed process may have used more rows. Holes are not written: the disk may be full.
+            added = self._marks[held:]
+            added[added != 0] = 0
             return columns
         except BaseException:
             self._plain_bytes, self._packed_bytes = before
