@@ -169,10 +169,7 @@ class MemmapStorage(ArrayStorage):
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        return self._map_column(array.shape[1:], np.dtype(array.dtype.str))
-
-    def _map_column(self, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        number = f"{len(self._plain_bytes):04d}"
+        tail, dtype, number = array.shape[1:], array.dtype, f"{len(self._plain_bytes):04d}"
         size = math.prod(tail) * dtype.itemsize
         if self._codec is None or not self.least_packed_bytes <= size <= _MOST_PACKED_BYTES:
             return self._map(f"column-{number}.bin", tail, dtype)
@@ -339,9 +336,10 @@ class MemmapStorage(ArrayStorage):
             path, dtype, shape = entry["path"], np.dtype(entry["dtype"]), tuple(entry["shape"])
             if dtype.kind not in NUMERIC_KINDS or any(type(n) is not int or n < 0 for n in shape):
                 raise ValueError(f"column {path!r:.80}")
-            form.append((path, np.empty((0, *shape), dtype)))
+            empty = np.empty((0, *shape), dtype)
+            form.append((path, empty))
             if path[0] != absent:
-                columns.append((path, self._map_column(shape, dtype)))
+                columns.append((path, self._new_column(empty)))
         self._use(nest(columns), nest(form))
 
     def close(self) -> None:
