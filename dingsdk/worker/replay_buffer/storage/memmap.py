@@ -169,7 +169,8 @@ class MemmapStorage(ArrayStorage):
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        tail, dtype, number = array.shape[1:], array.dtype, f"{len(self._plain_bytes):04d}"
+        tail, dtype = array.shape[1:], np.dtype(array.dtype.str)
+        number = f"{len(self._plain_bytes):04d}"
         size = math.prod(tail) * dtype.itemsize
         if self._codec is None or not self.least_packed_bytes <= size <= _MOST_PACKED_BYTES:
             return self._map(f"column-{number}.bin", tail, dtype)

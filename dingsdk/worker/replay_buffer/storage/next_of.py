@@ -155,17 +155,15 @@ class NextOf:
         """Return the following observations of rows, in new (nested) arrays."""
         where = one_by_one(where)
         links = self._links[where]
-        (alone,) = np.nonzero(links < 0)
-        places = -1 - links[alone]
+        alone = links < 0
+        slots, own = -1 - links[alone], iter(self._own.values())
         # Rows with a slot first gather their own observation, which is then overwritten. Other
         # rows may hold data of a killed process.
-        followers = np.where(links < 0, where, links) if len(alone) else links
-        names = iter(self._stored)
+        followers = np.where(alone, where, links)
 
         def gather(array: NDArray[Any]) -> NDArray[Any]:
-            name, taken = next(names), array.take(followers, 0)
-            if len(alone):
-                taken[alone] = self._own[name][places]
+            taken = array.take(followers, 0)
+            taken[alone] = next(own)[slots]
             return taken
 
         return map_columns(gather, {"": self._observed})[""]
