@@ -837,7 +837,8 @@ class Table(IBuffer, Closing):
                 raise CheckpointCorruptError(
                     f"{key} is {saved.get(key)!r}, but the parts of the state give {value!r}"
                 )
-        storage, kind = None, saved["storage"]
+        storage: Storage | None = None
+        kind = saved["storage"]
         if not (is_durable or (self._parts.chooses_storage and kind is None)):
             storage = self._new_storage(kind if self._parts.chooses_storage else None)
         for where, rows in _placed(remover, pieces()):
