@@ -896,7 +896,8 @@ class Table(IBuffer, Closing):
             newest = recovered.get("next_unique_id", recovered.get("push_count", count))
             metadata.next_id = newest - count
         self._sampler.recover(recovered)
-        oldest_first = self._remover.oldest_first()
+        has_marks = self._marks_ends or metadata.keeps_facts
+        oldest_first = self._remover.oldest_first() if has_marks else np.empty(0, np.int64)
         marks = storage.recovered_marks(oldest_first)
         if self._marks_ends and marks is not None:
             self._sampler.recover_ends(np.flatnonzero(marks == END))
