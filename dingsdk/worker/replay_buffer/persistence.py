@@ -299,11 +299,9 @@ class _Save:
         self._segment_rows = segment_rows
         self._segment_bytes = segment_bytes
         self._token = secrets.token_hex(8)
-        self._written: list[str] = []
         self._syncs: list[Future[None]] = []
 
     def run(self) -> None:
-        text = b""
         try:
             # Files are synced in parallel, while others are still written. For 80 files of 0.6 MB
             # the syncs took 300 ms one by one after the last write, 60 ms in parallel after the
@@ -317,13 +315,8 @@ class _Save:
             text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
             self._folder.sync()
             self._folder.write_atomic(MANIFEST, [text], durable=True)
-        except BaseException:
-            # Writing the manifest can fail after the old one was replaced.
-            if not text or _manifest_text(self._folder) != text:
-                self._remove(self._written)
-            raise
-        named = {each.name for each in (*manifest.segments, manifest.state)}
-        self._remove([n for n in self._folder.names() if _NAME.fullmatch(n) and n not in named])
+        finally:
+            self._remove_unnamed()
 
     def _write(self, hold: bool) -> _Manifest | None:
         """Write all rows; return None if the buffer was cleared or loaded a state during that.
@@ -431,16 +424,20 @@ class _Save:
     def _put(self, what: str, frame: list[Buffer]) -> str:
         # The token makes the name differ from the file of an older save of the same rows.
         name = f"{what}-{self._token}.bin"
-        self._written.append(name)
         self._folder.write_atomic(name, frame)
         self._syncs.append(self._pool.submit(self._folder.sync, name))
         return name
 
-    def _remove(self, names: list[str]) -> None:
-        for name in names:
-            # A file that stays is never read, and the next save removes it.
-            with contextlib.suppress(RunFolderError, StorageFullError):
-                self._folder.unlink(name)
+    def _remove_unnamed(self) -> None:
+        """Remove the files that the manifest does not name; the next save removes what stays."""
+        with contextlib.suppress(CheckpointError, RunFolderError, StorageFullError):
+            named = set()
+            if self._folder.stat(MANIFEST) is not None:
+                manifest = _read_manifest(self._folder)
+                named = {each.name for each in (*manifest.segments, manifest.state)}
+            for name in self._folder.names():
+                if _NAME.fullmatch(name) and name not in named:
+                    self._folder.unlink(name)
 
 
 class SavedRows:
@@ -528,13 +525,6 @@ def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> S
                 # A save that ended during this removed files of the old manifest: read again.
                 if _read_manifest(folder) == manifest:
                     raise
-
-
-def _manifest_text(folder: Folder) -> bytes:
-    """Return the manifest's text, empty if there is none."""
-    with contextlib.suppress(DataMissingError, DataCorruptError):
-        return folder.read(MANIFEST, _MAX_TEXT_BYTES)
-    return b""
 
 
 def _read_manifest(folder: Folder) -> _Manifest:

@@ -822,15 +822,8 @@ class Table(IBuffer, Closing):
             self._check_open()  # a closed table has no storage, so it would not seem durable
             is_durable = self._is_durable
         # New parts are made first, so that a wrong state changes nothing.
-        remover, limiter = self._parts.remover(), self._parts.limiter()
-        sampler = self._parts.sampler(self.sampler_family())
-        remover.load_state_dict(saved["remover"])
-        limiter.load_state_dict(saved["limiter"])
-        sampler.load_state_dict(saved["sampler"])
-        if count != remover.count:
-            raise CheckpointCorruptError(
-                f"the buffer state has {count} rows and counts {remover.count}"
-            )
+        parts, family = self._parts, self.sampler_family()
+        remover, limiter, sampler = parts.restored(saved, count, family)
         metadata = self._metadata.restored(saved["metadata"], count)
         for key, value in _described(remover, metadata).items():
             if saved.get(key) != value:
@@ -839,8 +832,8 @@ class Table(IBuffer, Closing):
                 )
         storage: Storage | None = None
         kind = saved["storage"]
-        if not (is_durable or (self._parts.chooses_storage and kind is None)):
-            storage = self._new_storage(kind if self._parts.chooses_storage else None)
+        if not (is_durable or (parts.chooses_storage and kind is None)):
+            storage = self._new_storage(kind if parts.chooses_storage else None)
         for where, rows in _placed(remover, pieces()):
             if storage is not None:
                 storage.put(where, storage.accept(rows))
