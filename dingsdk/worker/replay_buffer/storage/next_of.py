@@ -118,14 +118,15 @@ class NextOf:
         """
         where = one_by_one(where)
         if slots := self._freed(where):
-            for digest in _digests({name: array[slots] for name, array in self._own.items()}):
+            for digest in self._digests({name: own[slots] for name, own in self._own.items()}):
                 self._waiting.pop(digest, None)  # rows that leave wait no longer
         self._links[where] = 0
+        now, after = (dict(leaves({"": columns})) for columns in (observed, following))
         followers: dict[int, int] = {}
-        found = zip(where.tolist(), _digests(observed), _digests(following), strict=True)
-        for position, mine, after in found:
+        found = zip(where.tolist(), self._digests(now), self._digests(after), strict=True)
+        for position, mine, wanted in found:
             followers.update(dict.fromkeys(self._waiting.pop(mine, ()), position))
-            self._waiting.setdefault(after, []).append(position)
+            self._waiting.setdefault(wanted, []).append(position)
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[next(iter(self._waiting))]
         linked = np.fromiter(followers, np.int64)
@@ -133,7 +134,7 @@ class NextOf:
         # Before any slot is used again, so that a killed process leaves links that are right.
         self._links[linked] = list(followers.values())
         alone = [i for i, position in enumerate(where.tolist()) if position not in followers]
-        self._keep(where[alone], {name: each[alone] for name, each in leaves({"": following})})
+        self._keep(where[alone], {name: array[alone] for name, array in after.items()})
 
     def _freed(self, where: NDArray[np.int64]) -> list[int]:
         """Free the slots of rows, and return them."""
@@ -151,6 +152,13 @@ class NextOf:
             self._own[name][slots] = array
         self._links[where] = -1 - slots
 
+    def _digests(self, columns: Mapping[str, NDArray[Any]]) -> list[bytes]:
+        """Return a digest of the bytes of each row of columns, by leaf."""
+        arrays = [np.ascontiguousarray(columns[name]) for name in self._stored]
+        parts = [array.reshape(len(array), -1).view(np.uint8) for array in arrays]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return [xxhash.xxh3_128_digest(row) for row in rows]
+
     def take(self, where: Where) -> Any:
         """Return the following observations of rows, in new (nested) arrays."""
         where = one_by_one(where)
@@ -167,13 +175,3 @@ class NextOf:
             return taken
 
         return map_columns(gather, {"": self._observed})[""]
-
-
-def _digests(columns: Any) -> list[bytes]:
-    """Return a digest of the bytes of each row of (nested) columns."""
-    parts = [
-        np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-        for _, array in leaves({"": columns})
-    ]
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return [xxhash.xxh3_128_digest(row) for row in rows]
