@@ -253,8 +253,8 @@ class AdvancedReplayBuffer(Table):
             where, priorities = metadata.find(where, ids, priorities, LEAST_PRIORITY)
             if len(where):
                 cast(PrioritySampler, self._sampler).assign(where, priorities)
-                for each in self._copies:
-                    each.note(where)
+                for copied in self._copies:
+                    copied.note(where)
             self._skipped_updates += len(ids) - len(where)
 
     def sample(
@@ -309,8 +309,8 @@ class AdvancedReplayBuffer(Table):
         weights = sampler.importance(where, self._beta)
         batch = self._storage.take(where)  # type: ignore[union-attr]
         ids, uses, staleness = metadata.serve(where, learner_iter)
-        for each in self._copies:
-            each.note(where)
+        for copied in self._copies:
+            copied.note(where)
         added: dict[str, NDArray[Any]] = {
             "replay_unique_id": ids,
             "replay_buffer_idx": where,

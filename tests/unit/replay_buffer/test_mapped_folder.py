@@ -122,7 +122,7 @@ def test_error_of_a_failed_read_names_the_file(folder: MappedFolder) -> None:
 
 def test_error_for_a_file_that_cannot_be_opened_names_it(folder: MappedFolder) -> None:
     (folder.path / "rows.bin").mkdir()
-    with pytest.raises(RunFolderError, match="it is a folder") as caught:
+    with pytest.raises(RunFolderError, match="a folder has that name") as caught:
         folder.map("rows.bin", (8,), BYTES)
     assert caught.value.path == str(folder.path / "rows.bin")
     with failing_calls(("open",), 1, errno.EMFILE), pytest.raises(StorageFullError):
