@@ -108,8 +108,6 @@ class Table(IBuffer, Closing):
         exp_name: str = "default_experiment",
         instance_name: str = "buffer",
     ) -> None:
-        # Keep to 29 attributes at most: with more, CPython 3.11 looks attributes up more slowly,
-        # which costs a thirtieth of a small push.
         self.exp_name = exp_name
         self.instance_name = instance_name
         self._parts = PartFactory(self.Config, self._configured(cfg))
