@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigTypeError, SchemaMismatchError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.storage import next_of
-from dingsdk.worker.replay_buffer.storage.next_of import _fingerprint
 
 NEXT_OF = {"type": "array", "next_of": "obs"}
 
@@ -97,38 +94,9 @@ def test_rows_come_back_bit_by_bit(
         assert content(one) == content(other)
 
 
-@pytest.mark.parametrize(("width", "count"), [(2, 2), (6, 2), (9, 2), (4, 4), (5, 4), (14, 4)])
-def test_fingerprints_spread_when_only_the_highest_bits_differ(width: int, count: int) -> None:
-    # Small integers stored as floats have only 0 in the low bits, which choose the table entry.
-    bits = 8 // count
-    for changed in itertools.combinations(range(width), count):
-        words = np.zeros((256, width), np.uint64)
-        for index, word in enumerate(changed):
-            some = np.arange(256, dtype=np.uint64) >> np.uint64(bits * index)
-            words[:, word] = some << np.uint64(64 - bits)
-        prints = np.zeros(256, np.uint64)
-        _fingerprint(words, prints)
-        # Of 256 values spread at random over 4,096 entries, 248 entries are used on average.
-        assert len(np.unique(prints & np.uint64(4095))) > 220
-
-
-def test_observations_with_equal_fingerprints_are_compared_by_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(next_of, "_fingerprint", lambda words, prints: None)
-    rng = np.random.default_rng(2)
-    rows = [{"obs": rng.random(4), "next_obs": rng.random(4)} for _ in range(12)]
-    buffer = NaiveReplayBuffer({"replay_buffer_size": 12, "storage": NEXT_OF})
-    for start in range(0, 12, 3):  # rows are compared with the same push and with earlier ones
-        buffer.push(rows[start : start + 3], 0)
-    assert own_count(buffer) == 12
-    taken = buffer._storage.take(np.arange(12))  # type: ignore[union-attr]
-    assert isinstance(taken, SampleBatch)
-    assert content(taken) == content(SampleBatch.from_rows(rows))
-
-
 def own_count(buffer: NaiveReplayBuffer) -> int:
-    return int(buffer._storage._following.own_count)  # type: ignore[union-attr]
+    following: Any = buffer._storage._following  # type: ignore[union-attr]
+    return int(np.count_nonzero(following._links[: buffer.count()] < 0))
 
 
 @pytest.mark.parametrize("envs", [1, 7, 64])
@@ -145,6 +113,50 @@ def test_only_rows_without_a_follower_store_their_next_observation(envs: int, ch
         buffer.push(rows[start : start + chunk], 0)
     assert own_count(buffer) == envs
     assert content(buffer.sample(len(rows), 0)) == content(SampleBatch.from_rows(rows))  # type: ignore[arg-type]
+
+
+def test_rows_of_several_steps_share_the_observation_after_them() -> None:
+    # Pieces of four steps with n-step returns of three: the last three rows of a piece lead to the
+    # first observation of the next one.
+    obs = np.random.default_rng(0).integers(0, 255, (2, 25, 6), np.uint8)
+    rows = [
+        {"obs": obs[env, step], "next_obs": obs[env, min(step + 3, piece + 4)]}
+        for piece in range(0, 24, 4)
+        for env in range(2)
+        for step in range(piece, piece + 4)
+    ]
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 48, "storage": NEXT_OF})
+    for start in range(0, 48, 8):
+        buffer.push(rows[start : start + 8], 0)
+    assert own_count(buffer) == 6  # the last three rows of each env
+    assert content(buffer.sample(48, 0)) == content(SampleBatch.from_rows(rows))
+
+
+def test_observations_are_equal_if_each_of_their_columns_is() -> None:
+    one, other = np.zeros(2), np.ones(2)
+    rows = [
+        {"obs": {"a": one, "b": one}, "next_obs": {"b": one, "a": other}},
+        {"obs": {"a": one, "b": other}, "next_obs": {"b": other, "a": other}},
+        {"obs": {"a": other, "b": one}, "next_obs": {"b": one, "a": one}},
+    ]
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 3, "storage": NEXT_OF})
+    buffer.push(rows, 0)
+    assert own_count(buffer) == 2  # the third row follows the first one
+    assert content(buffer.sample(3, 0)) == content(SampleBatch.from_rows(rows))
+
+
+def test_rows_that_waited_too_long_keep_their_own_observation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.replay_buffer.storage.next_of._MOST_WAITING", 3)
+    obs = np.arange(18.0).reshape(9, 2)
+    rows = [{"obs": obs[i], "next_obs": obs[8 - i]} for i in range(9)]
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 9, "storage": NEXT_OF})
+    for row in rows:
+        buffer.push(row, 0)
+    # Rows 3 and 2 are followed by 5 and 6; rows 1 and 0 no longer wait for rows 7 and 8.
+    assert own_count(buffer) == 7
+    assert content(buffer.sample(9, 0)) == content(SampleBatch.from_rows(rows))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4])

@@ -253,8 +253,8 @@ class AdvancedReplayBuffer(Table):
             where, priorities = metadata.find(where, ids, priorities, LEAST_PRIORITY)
             if len(where):
                 cast(PrioritySampler, self._sampler).assign(where, priorities)
-                if self._copies:
-                    self._note_change(where)
+                for copied in self._copies:
+                    copied.note(where)
             self._skipped_updates += len(ids) - len(where)
 
     def sample(
@@ -309,8 +309,8 @@ class AdvancedReplayBuffer(Table):
         weights = sampler.importance(where, self._beta)
         batch = self._storage.take(where)  # type: ignore[union-attr]
         ids, uses, staleness = metadata.serve(where, learner_iter)
-        if self._copies:
-            self._note_change(where)
+        for copied in self._copies:
+            copied.note(where)
         added: dict[str, NDArray[Any]] = {
             "replay_unique_id": ids,
             "replay_buffer_idx": where,
@@ -322,7 +322,8 @@ class AdvancedReplayBuffer(Table):
         self._sample_monitor.skip -= 1
         if self._sample_monitor.skip == 0:
             facts = {key: added[key] for key in ("use", "priority", "staleness")}
-            self._record_sample({**facts, "age": metadata.next_id - 1 - ids}, size)
+            facts["age"] = metadata.next_id - 1 - ids
+            self._sample_monitor.record(facts, self._pushed, self._sampled + size)
         if self._has_used_rows:
             self._use_up(where, uses)
         self._beta = min(1.0, self._beta + self._beta_step)

@@ -18,7 +18,7 @@ from dingsdk.config import (
     preset,
 )
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError
+from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
@@ -124,6 +124,20 @@ class PartFactory:
         sampler = self._make("sampler", section, self.capacity, self._seed("sampler"))
         check_family(type(sampler), family, section["type"], f"{_PATH}.sampler.type")
         return cast("Sampler", sampler)
+
+    def restored(
+        self, saved: Mapping[str, Any], count: int, family: type[Sampler]
+    ) -> tuple[Remover, Limiter, Sampler]:
+        """Make parts with the state of a saved buffer of ``count`` rows; raise CheckpointError."""
+        remover, limiter, sampler = self.remover(), self.limiter(), self.sampler(family)
+        remover.load_state_dict(saved["remover"])
+        limiter.load_state_dict(saved["limiter"])
+        sampler.load_state_dict(saved["sampler"])
+        if count != remover.count:
+            raise CheckpointCorruptError(
+                f"the buffer state has {count} rows and counts {remover.count}"
+            )
+        return remover, limiter, sampler
 
     def storage(self, kind: str | None = None) -> Storage:
         """Make a storage of the type ``kind``, or of the type in the config."""

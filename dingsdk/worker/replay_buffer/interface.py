@@ -19,6 +19,8 @@ from dingsdk.worker.replay_buffer.storage import Rows, Where
 Drawn = Literal["rows", "sequences", "episodes"]
 MASK = "mask"
 """The column of padded sequences that is False at padding."""
+KEPT = "kept"
+"""Name of the fact that is True for a row that has not left early (used up, stale)."""
 
 
 _MODES = frozenset({"serial", "parallel"})

@@ -14,14 +14,18 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import (
@@ -35,6 +39,7 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
+    CheckpointVersionError,
     DataCorruptError,
     DataMissingError,
     RunFolderError,
@@ -42,18 +47,19 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime.files import Buffer, Folder, locked_folder
-from dingsdk.worker.replay_buffer.state import (
-    KEPT,
-    ColumnCopy,
-    Facts,
-    LockedTable,
-    Natural,
-    facts_in,
-)
-from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.interface import KEPT
+from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.interface import NoMetadata
+    from dingsdk.worker.replay_buffer.sampler import Sampler
     from dingsdk.worker.replay_buffer.table import Table
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Facts = dict[str, NDArray[Any]]
+
+VERSION = 2
+"""Version of a buffer's saved state."""
 
 MANIFEST = "manifest.json"
 
@@ -73,6 +79,134 @@ _SYNCS = 8
 """Files that are synced to disk at the same time."""
 _AT_ONCE_BYTES = 256 << 20
 """If saved rows take more, they are read twice, and are never all in memory at once."""
+_CHANGES_LEFT = 64
+"""About the most changed pieces that saving a buffer copies while other threads wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Reads a table whose lock is held; the number of a row is how many were pushed before it.
+
+    Attributes:
+        first: Number of the oldest row.
+        last: Number after that of the newest row.
+        lineage: Random name of the history in which rows are numbered; a new history starts when
+            the table is cleared or loads a state.
+        made_of: Types of the buffer, its sampler and its remover.
+        is_ordered: Whether rows only leave oldest first.
+        has_columns: Whether the state has arrays with one entry for each position, besides rows.
+        rows: ``rows(start, stop)`` returns copies of these rows; all of them must be stored.
+        state: ``state(columns)`` returns the state of the table without its rows; ``columns`` are
+            copies of its arrays.
+    """
+
+    first: int
+    last: int
+    lineage: str
+    made_of: Mapping[str, str]
+    is_ordered: bool
+    has_columns: bool
+    rows: Callable[[int, int], Rows]
+    state: Callable[[ColumnCopy | None], dict[str, Any]]
+
+
+class ColumnCopy:
+    """Copies the per-position arrays of sampler and metadata, while other threads change them.
+
+    Positions that change during the copy are copied again, the last few when the state is taken.
+
+    Args:
+        sampler, metadata: The parts, whose table calls :meth:`note` from now on.
+        held: How many positions hold rows.
+    """
+
+    def __init__(self, sampler: Sampler, metadata: NoMetadata, held: int) -> None:
+        self._sampler, self._held, self._rewrites = sampler, held, sampler.rewrites
+        self._sources = sampler.columns(), metadata.columns()
+        self._changed: deque[Where] = deque()
+        self._copies = [
+            {name: np.empty_like(source) for name, source in part.items()} for part in self._sources
+        ]
+
+    def run(self) -> None:
+        """Copy all positions, then most of the changes made since; called without the lock."""
+        self._copy(slice(0, self._held))
+        before = sys.maxsize
+        while before > (left := len(self._changed)) > _CHANGES_LEFT:
+            before = left
+            self._copy_changed(left)
+
+    def note(self, where: Where) -> None:
+        """Record positions whose columns changed; called under the table's lock."""
+        self._changed.append(where if isinstance(where, slice) else where.copy())
+
+    def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
+        """Return the current columns of sampler and metadata; called under the table's lock."""
+        self._copy_changed(len(self._changed))
+        if self._sampler.rewrites != self._rewrites:
+            for name, source in self._sources[0].items():
+                self._copies[0][name][:positions] = source[:positions]
+        return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
+
+    def _copy_changed(self, most: int) -> None:
+        for _ in range(min(most, len(self._changed))):
+            self._copy(self._changed.popleft())
+
+    def _copy(self, where: Where) -> None:
+        for sources, copies in zip(self._sources, self._copies, strict=True):
+            for name, source in sources.items():
+                copies[name][where] = source[where]
+
+
+class _State(msgspec.Struct):
+    """The entries, except ``data``, that every state has; types of buffers add more."""
+
+    capacity: int
+    storage: Literal["array", "object"] | None
+    tail: int
+    valid_count: int
+    push_count: Natural
+    sampler: dict[str, Any]
+    remover: dict[str, Any]
+    limiter: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def check_state(state: Mapping[str, Any], capacity: int) -> None:
+    """Raise a CheckpointError if an entry of a state, checked without parts or rows, is wrong."""
+    version = state.get("version")
+    if version != VERSION:
+        raise CheckpointVersionError(
+            f"the buffer state has version {version!r}; this dingsdk reads {VERSION}",
+            found=version,
+            expected=VERSION,
+        )
+    try:
+        found = msgspec.convert(dict(state), _State)
+    except msgspec.ValidationError as error:
+        raise CheckpointCorruptError(f"the buffer state is wrong: {error}") from error
+    if found.capacity != capacity:
+        raise CheckpointVersionError(
+            f"the state is of a buffer of {found.capacity} rows, this one has {capacity}; use the "
+            "same replay_buffer_size, or load {'data': state['data']} to push its rows",
+            found=found.capacity,
+            expected=capacity,
+        )
+
+
+def rows_of(data: Any) -> Rows:
+    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns."""
+    if isinstance(data, (SampleBatch, list)):
+        return data
+    try:
+        return SampleBatch(data)
+    except SchemaMismatchError as error:
+        raise wrong_data(error) from error
+
+
+def wrong_data(error: Exception) -> CheckpointCorruptError:
+    """Return the error for rows in a state that do not fit."""
+    return CheckpointCorruptError(f"the buffer state's data is wrong: {error}")
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,11 +299,9 @@ class _Save:
         self._segment_rows = segment_rows
         self._segment_bytes = segment_bytes
         self._token = secrets.token_hex(8)
-        self._written: list[str] = []
         self._syncs: list[Future[None]] = []
 
     def run(self) -> None:
-        text = b""
         try:
             # Files are synced in parallel, while others are still written. For 80 files of 0.6 MB
             # the syncs took 300 ms one by one after the last write, 60 ms in parallel after the
@@ -183,13 +315,8 @@ class _Save:
             text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
             self._folder.sync()
             self._folder.write_atomic(MANIFEST, [text], durable=True)
-        except BaseException:
-            # Writing the manifest can fail after the old one was replaced.
-            if not text or _manifest_text(self._folder) != text:
-                self._remove(self._written)
-            raise
-        named = {each.name for each in (*manifest.segments, manifest.state)}
-        self._remove([n for n in self._folder.names() if _NAME.fullmatch(n) and n not in named])
+        finally:
+            self._remove_unnamed()
 
     def _write(self, hold: bool) -> _Manifest | None:
         """Write all rows; return None if the buffer was cleared or loaded a state during that.
@@ -223,8 +350,7 @@ class _Save:
                 hold = hold or start > patience
                 if is_last and copy is None and now.has_columns and not hold:
                     lock.close()
-                    copy = ColumnCopy(self._table)
-                    stack.callback(copy.close)
+                    copy = stack.enter_context(self._table.column_copy())
                     copy.run()
                     continue
                 rows = [] if is_there or start >= stop else now.rows(start, stop)
@@ -239,7 +365,7 @@ class _Save:
                 if is_last:
                     break
                 at = max(start, stop)
-        rest = {"state": state, "facts": facts_in(self._table, state)}
+        rest = {"state": state, "facts": self._table.facts_of(state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
@@ -252,7 +378,7 @@ class _Save:
             state=_File(name, info.size_bytes, info.digest),
         )
 
-    def _plan(self, now: LockedTable, probe: Rows) -> tuple[int, dict[int, _Segment]]:
+    def _plan(self, now: Snapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
         """Return the rows per segment, and the valid segments in the folder, by their number."""
         rows_each = self._segment_rows
         if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):
@@ -298,16 +424,20 @@ class _Save:
     def _put(self, what: str, frame: list[Buffer]) -> str:
         # The token makes the name differ from the file of an older save of the same rows.
         name = f"{what}-{self._token}.bin"
-        self._written.append(name)
         self._folder.write_atomic(name, frame)
         self._syncs.append(self._pool.submit(self._folder.sync, name))
         return name
 
-    def _remove(self, names: list[str]) -> None:
-        for name in names:
-            # A file that stays is never read, and the next save removes it.
-            with contextlib.suppress(RunFolderError, StorageFullError):
-                self._folder.unlink(name)
+    def _remove_unnamed(self) -> None:
+        """Remove the files that the manifest does not name; the next save removes what stays."""
+        with contextlib.suppress(CheckpointError, RunFolderError, StorageFullError):
+            named = set()
+            if self._folder.stat(MANIFEST) is not None:
+                manifest = _read_manifest(self._folder)
+                named = {each.name for each in (*manifest.segments, manifest.state)}
+            for name in self._folder.names():
+                if _NAME.fullmatch(name) and name not in named:
+                    self._folder.unlink(name)
 
 
 class SavedRows:
@@ -395,13 +525,6 @@ def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> S
                 # A save that ended during this removed files of the old manifest: read again.
                 if _read_manifest(folder) == manifest:
                     raise
-
-
-def _manifest_text(folder: Folder) -> bytes:
-    """Return the manifest's text, empty if there is none."""
-    with contextlib.suppress(DataMissingError, DataCorruptError):
-        return folder.read(MANIFEST, _MAX_TEXT_BYTES)
-    return b""
 
 
 def _read_manifest(folder: Folder) -> _Manifest:

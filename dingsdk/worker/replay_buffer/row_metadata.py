@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import is_tensor, mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.interface import NoMetadata
+from dingsdk.worker.replay_buffer.interface import KEPT, NoMetadata
 from dingsdk.worker.replay_buffer.kernels import Floats, Ints, compiled
-from dingsdk.worker.replay_buffer.state import KEPT
 from dingsdk.worker.replay_buffer.storage import Rows, Where, one_by_one
 
 NO_ROW = -1
@@ -101,18 +100,13 @@ class RowMetadata(NoMetadata):
         return rows, RowFacts(priorities, iters)
 
     def insert(self, where: Where, facts: RowFacts) -> None:
-        first = self.next_id
-        if isinstance(where, slice):
-            n = where.stop - where.start
-            replaced = _add_rows(self._facts, where.start, where.stop, first, facts.iters)
-        else:
-            n = len(where)
-            replaced = int(np.count_nonzero(self._facts[where, _ID] != NO_ROW))
-            self._facts[where, _ID] = np.arange(first, first + n)
-            self._facts[where, _ITER] = facts.iters
-            self._facts[where, _USE] = 0
+        first, replaced = self.next_id, self._facts[where, _ID] != NO_ROW
+        n = len(replaced)
+        self._facts[where, _ID] = np.arange(first, first + n)
+        self._facts[where, _ITER] = facts.iters
+        self._facts[where, _USE] = 0
         self.next_id += n
-        self.live += n - replaced
+        self.live += n - int(np.count_nonzero(replaced))
         if self._queue is not None:
             self._queue.add(where)
 
@@ -450,22 +444,6 @@ def _first_invalid(priorities: Floats) -> int:
         if not 0.0 <= priorities[i] < np.inf:
             return i
     return -1
-
-
-@compiled("int64(int64[:, ::1], int64, int64, int64, int64[::1])")
-def _add_rows(facts: NDArray[np.int64], start: int, stop: int, first_id: int, iters: Ints) -> int:
-    """Give rows ``start..stop-1`` consecutive ids, iterations (one each or one for all), 0 uses.
-
-    Returns how many of the positions held a row before.
-    """
-    each = iters.shape[0] > 1
-    replaced = 0
-    for i in range(stop - start):
-        replaced += facts[start + i, 0] >= 0
-        facts[start + i, 0] = first_id + i
-        facts[start + i, 1] = iters[i] if each else iters[0]
-        facts[start + i, 2] = 0
-    return replaced
 
 
 @compiled("void(int64[:, ::1], int64[::1], int64, int64[:, ::1])")

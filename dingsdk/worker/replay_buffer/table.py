@@ -29,12 +29,13 @@ from dingsdk.errors import (
     ConfigError,
     NotSavableError,
     PluginLoadError,
+    SchemaMismatchError,
     UnknownPluginError,
     wrong_type,
 )
 from dingsdk.plugins import default_manager
 from dingsdk.runtime.deadline import Closing, checked_timeout
-from dingsdk.worker.replay_buffer import persistence, state
+from dingsdk.worker.replay_buffer import persistence
 from dingsdk.worker.replay_buffer.config import (
     BufferSection,
     PartFactory,
@@ -42,20 +43,36 @@ from dingsdk.worker.replay_buffer.config import (
     check_order,
 )
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
-from dingsdk.worker.replay_buffer.limiter import Limiter
+from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.origins import Origins
+from dingsdk.worker.replay_buffer.persistence import (
+    VERSION,
+    ColumnCopy,
+    Facts,
+    Snapshot,
+    check_state,
+    rows_of,
+    wrong_data,
+)
+from dingsdk.worker.replay_buffer.remover import Remover
 from dingsdk.worker.replay_buffer.sampler import ENDS, Sampler
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
+    from dingsdk.worker.replay_buffer.storage.arrays import Layout
 
 _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
 
 _REASONS = ("cleared", "stale", "used_up")
 """The reasons for which rows leave without being overwritten."""
+LEFT = -1
+"""The mark of a row that left early; the mark of any other row is how often it was sampled."""
+END = 1
+"""In a buffer without row metadata, the mark of a row after which the trajectory was ended."""
 _ROWS_AT_ONCE = 1 << 16
 """Rows per piece when all stored rows are read."""
 
@@ -91,8 +108,6 @@ class Table(IBuffer, Closing):
         exp_name: str = "default_experiment",
         instance_name: str = "buffer",
     ) -> None:
-        # Keep to 29 attributes at most: with more, CPython 3.11 looks attributes up more slowly,
-        # which costs a thirtieth of a small push.
         self.exp_name = exp_name
         self.instance_name = instance_name
         self._parts = PartFactory(self.Config, self._configured(cfg))
@@ -108,7 +123,7 @@ class Table(IBuffer, Closing):
         self._listeners: tuple[RowListener, ...] = ()
         # Rows removed in this critical section; None if no listener wants them.
         self._departures: list[tuple[Rows, str]] | None = None
-        self._copies: tuple[state.ColumnCopy, ...] = ()
+        self._copies: tuple[ColumnCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
@@ -128,7 +143,7 @@ class Table(IBuffer, Closing):
         self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
         self._storage = None if self._parts.chooses_storage else self._new_storage()
         self._choose_push_path()
-        state.recover(self)
+        self._recover()
         if self._cfg.enable_track_used_data:
             from dingsdk.worker.replay_buffer.used_data import UsedData
 
@@ -184,36 +199,16 @@ class Table(IBuffer, Closing):
         return storage
 
     def _choose_push_path(self) -> None:
-        """Record which parts a push must call; used after parts or listeners change.
-
-        Skipping the other calls saves a tenth of a push.
-        """
-        limiter, sampler = type(self._limiter), type(self._sampler)
+        """Note whether a push only writes columns; called after parts or listeners change."""
         # A plugin's sampler could draw positions that hold no row, so uninitialised memory.
-        self._checks_draws = not sampler.__module__.startswith("dingsdk.")
-        self._is_followed = bool(
-            self._metadata.keeps_facts
-            or sampler.check is not Sampler.check
-            or self._sampler_listens
-            or any(
-                type(each).check is not RowListener.check
-                or type(each).on_insert is not RowListener.on_insert
-                for each in self._listeners
-            )
-            or self._is_durable
-            or self._copies
-            or self._origins is not None
-        )
-        self._has_plain_pushes = not (
-            self._is_followed
-            or limiter.can_insert is not Limiter.can_insert
-            or limiter.on_insert is not Limiter.on_insert
+        self._checks_draws = not type(self._sampler).__module__.startswith("dingsdk.")
+        self._has_plain_pushes = (
+            type(self._sampler) is UniformSampler
+            and type(self._limiter) is MinSizeLimiter
+            and not (self._metadata.keeps_facts or self._listeners or self._copies)
+            and not (self._is_durable or self._origins is not None)
         )
         self._note_layout()
-
-    @property
-    def _sampler_listens(self) -> bool:
-        return type(self._sampler).on_insert is not Sampler.on_insert
 
     @property
     def _marks_ends(self) -> bool:
@@ -357,7 +352,7 @@ class Table(IBuffer, Closing):
                     self._check_open()
                 if n == 0:
                     return
-                if not (self._has_plain_pushes or self._limiter.can_insert(n)):
+                if not self._limiter.can_insert(n):
                     self._wait_to_insert(n, timeout_s)
                 self._insert(rows, n)
             departures = self._take_departures() if self._departures else None
@@ -371,20 +366,20 @@ class Table(IBuffer, Closing):
     def _insert(self, rows: Any, n: int) -> None:
         """Store ``n`` rows (a dict is one), or raise and change nothing."""
         # Prepare: may raise, changes nothing.
-        given, facts, accepted = rows, None, None
+        given, accepted = rows, None
+        layout: Layout | None = None
         try:
-            if self._is_followed:
-                rows, facts = self._prepare(rows)
+            rows, facts = self._metadata.prepare([rows] if type(rows) is dict else rows)
+            self._sampler.check(rows)
+            for listener in self._listeners:
+                listener.check(rows)
             storage = self._storage
             if storage is None:
-                first = [rows] if type(rows) is dict else rows
-                storage = self._new_storage("array" if self._suits_arrays(first) else "object")
-            if type(rows) is dict:
-                # Making a batch of a row takes 15 us, writing it into the columns 1 us.
-                layout = storage.layout
-                if layout is None or not layout.fits_row(rows):
-                    rows = [rows]
-            if type(rows) is not dict:
+                storage = self._new_storage("array" if self._suits_arrays(rows) else "object")
+            # Making a batch of a row takes 15 us, writing it into the columns 1 us.
+            if type(given) is dict and (layout := storage.layout) and not layout.fits_row(rows[0]):
+                layout = None
+            if layout is None:
                 accepted = storage.accept(rows)
         except RecursionError as error:
             found = "a row that is nested too deeply, or contains itself"
@@ -407,49 +402,27 @@ class Table(IBuffer, Closing):
             if replaced is not None:
                 self._origins.remove(replaced, "overwritten")
             self._origins.insert(where)
-        if accepted is None:
-            position = where.start if type(where) is slice else int(where[0])
-            storage.layout.put_row(position, rows)  # type: ignore[union-attr]
+        if layout is not None:
+            layout.put_row(where.start if type(where) is slice else int(where[0]), rows[0])
         else:
             storage.put(where, accepted)
-            if self._has_plain_pushes:
-                self._note_layout()  # the first rows make the columns
+            self._note_layout()  # the first rows make the columns
         self._pushed += n
         count = self._count + n
         self._count = count if count < self._capacity else self._capacity
-        if self._is_followed:
-            self._follow(where, [rows] if accepted is None else rows, facts)
-        self._limiter.on_insert(n)
-        self._limiter.size = self._count
-
-    def _prepare(self, rows: Any) -> tuple[Any, Any]:
-        """Check rows with metadata, sampler and listeners; return the rows to store, and facts."""
-        is_row = type(rows) is dict
-        rows, facts = self._metadata.prepare([rows] if is_row else rows)
-        self._sampler.check(rows)
-        for listener in self._listeners:
-            listener.check(rows)
-        return rows[0] if is_row else rows, facts
-
-    def _follow(self, where: Where, rows: Rows, facts: Any) -> None:
-        """Update metadata, sampler, listeners and disk after rows were stored."""
         priorities = None
         if facts is not None:
             self._metadata.insert(where, facts)
             self._count, priorities = self._metadata.count(self._count), facts.priorities
         self._sampler.on_insert(where, rows, priorities)
-        if self._copies:
-            self._note_change(where)
-        if self._listeners:
-            self._call_listeners("on_insert", rows)
-        storage = cast("Storage", self._storage)
-        if storage.is_durable:
-            storage.commit(self._committed_state())
-
-    def _note_change(self, where: Where) -> None:
-        """Notify running copies that columns of sampler or metadata changed at positions."""
         for each in self._copies:
             each.note(where)
+        if self._listeners:
+            self._call_listeners("on_insert", rows)
+        if storage.is_durable:
+            storage.commit(self._committed_state())
+        self._limiter.on_insert(n)
+        self._limiter.size = self._count
 
     _suits_arrays = staticmethod(suits_arrays)
     """Whether ``auto`` chooses columns for these first rows."""
@@ -468,9 +441,9 @@ class Table(IBuffer, Closing):
             self._origins.remove(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
-        if self._copies:
-            self._note_change(where)
-        self._storage.mark(where, state.LEFT)  # type: ignore[union-attr]
+        for each in self._copies:
+            each.note(where)
+        self._storage.mark(where, LEFT)  # type: ignore[union-attr]
         self._left[reason] += len(where)
         self._limiter.size = self._count = self._count - len(where)
 
@@ -497,7 +470,7 @@ class Table(IBuffer, Closing):
         """Mark the rows after which trajectories were ended, in a durable storage."""
         if self._marks_ends and len(ages):
             where = self._remover.by_age(ages)
-            self._storage.mark(where, state.END)  # type: ignore[union-attr]
+            self._storage.mark(where, END)  # type: ignore[union-attr]
 
     def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
         waited_s = timeout_s or 0.0
@@ -569,10 +542,6 @@ class Table(IBuffer, Closing):
             self._throughput.report(self.stats())
         return batch
 
-    def _record_sample(self, facts: Mapping[str, NDArray[Any]], size: int) -> None:
-        """Record statistics of a sample; called when the monitor's ``skip`` reaches 0."""
-        self._sample_monitor.record(facts, self._pushed, self._sampled + size)
-
     def _wait_for(self, attempt: Callable[[], _Found], timeout_s: float) -> _Found | None:
         """Call ``attempt`` until it gives a result or time is over; release the lock to wait."""
         deadline = monotonic() + timeout_s
@@ -612,7 +581,8 @@ class Table(IBuffer, Closing):
     def add_listener(self, listener: RowListener) -> None:
         """Call a listener for the stored rows, and for all rows that are added or leave later."""
         with self._lock:
-            self._announce(listener.on_insert, (listener,))
+            for where in self._living():
+                listener.on_insert(self._storage.take(where))  # type: ignore[union-attr]
             self._listeners = (*self._listeners, listener)
             # Copying rows that leave slows each push down, so it is done only for a listener.
             if type(listener).on_remove is not RowListener.on_remove and self._departures is None:
@@ -654,12 +624,6 @@ class Table(IBuffer, Closing):
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
         self.add_listener(_RemoveFunction(listener))
-
-    def _announce(self, call: Callable[[Rows], None], listeners: Iterable[RowListener]) -> None:
-        """Call ``call`` with the stored rows if one of the listeners has an ``on_insert``."""
-        if any(type(each).on_insert is not RowListener.on_insert for each in listeners):
-            for where in self._living():
-                call(self._storage.take(where))  # type: ignore[union-attr]
 
     def _positions(self) -> Iterator[NDArray[np.int64]]:
         """Return the positions of all rows, oldest first, in pieces; some may have left early."""
@@ -757,11 +721,190 @@ class Table(IBuffer, Closing):
         )
 
     @contextmanager
-    def snapshot(self) -> Iterator[state.LockedTable]:
+    def snapshot(self) -> Iterator[Snapshot]:
         """Hold the buffer's lock, and yield a view that reads the buffer."""
         with self._lock:
             self._check_open()
-            yield state.LockedTable(self)
+            yield Snapshot(
+                first=self._pushed - self._remover.count,
+                last=self._pushed,
+                # A forked process has a different history, so its id is part of the name.
+                lineage=f"{self._history}-{os.getpid()}",
+                made_of=self._parts.made_of,
+                is_ordered=self._remover.is_fifo,
+                has_columns=bool(self._sampler.columns() or self._metadata.columns()),
+                rows=self._rows,
+                state=self._state,
+            )
+
+    def _rows(self, start: int, stop: int) -> Rows:
+        """Return the rows with these numbers; see ``Snapshot``."""
+        if start == stop:
+            return []
+        first = self._pushed - self._remover.count
+        where = self._remover.by_age(np.arange(start - first, stop - first, dtype=np.int64))
+        # Copying a contiguous range is several times faster than copying rows one by one.
+        is_range = bool((np.diff(where) == 1).all())
+        storage = cast("Storage", self._storage)
+        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
+
+    def _state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
+        """Return the state without rows; see ``Snapshot``."""
+        storage, held, kind = self._storage, self._remover.count, None
+        if storage is not None and held:
+            kind = "object" if storage.holds_objects else "array"
+        of_sampler, of_metadata = (None, None) if columns is None else columns.finish(held)
+        return {
+            "version": VERSION,
+            "capacity": self._capacity,
+            "storage": kind,
+            "push_count": self.push_count,
+            **_described(self._remover, self._metadata),
+            "sampler": self._sampler.state_dict(*([of_sampler] if of_sampler else ())),
+            "remover": self._remover.state_dict(),
+            "limiter": self._limiter.state_dict(),
+            "metadata": self._metadata.state_dict(held, of_metadata or None),
+            **self._extra_state(),
+        }
+
+    @contextmanager
+    def column_copy(self) -> Iterator[ColumnCopy]:
+        """Yield a copy of the columns of sampler and metadata, which is told of changes."""
+        with self._lock:
+            self._check_open()
+            copied = ColumnCopy(self._sampler, self._metadata, self._remover.count)
+            self._copies = (*self._copies, copied)
+            self._choose_push_path()
+        try:
+            yield copied
+        finally:
+            with self._lock:
+                self._copies = tuple(each for each in self._copies if each is not copied)
+                self._choose_push_path()
+
+    def facts_of(self, saved: Mapping[str, Any]) -> Facts:
+        """Return the facts that a state holds about rows, oldest first, as arrays.
+
+        If rows left early, the result has an entry ``kept``: False for each row that left.
+        """
+        remover = self._parts.remover()
+        remover.load_state_dict(saved["remover"])
+        where = remover.oldest_first()
+        of_sampler = self._sampler.facts(saved["sampler"], where)
+        return {**of_sampler, **self._metadata.facts(saved["metadata"], where)}
+
+    def restore(
+        self,
+        saved: Mapping[str, Any],
+        count: int,
+        pieces: Callable[[], Iterable[Rows]],
+        *,
+        as_pushed: bool = False,
+    ) -> bool:
+        """Replace all rows and the state, or raise and change nothing.
+
+        Args:
+            saved: The state; its ``data`` is not used.
+            count: Number of rows of the state.
+            pieces: Returns the rows in pieces, oldest first; may be called again.
+            as_pushed: Whether the rows count as pushed now; then the table must be empty.
+
+        Returns:
+            Whether the state was restored. False if ``as_pushed`` and another thread pushed first.
+
+        Raises:
+            CheckpointVersionError, CheckpointCorruptError: the state is wrong.
+        """
+        check_state(saved, self._capacity)
+        with self._lock:
+            self._check_open()  # a closed table has no storage, so it would not seem durable
+            is_durable = self._is_durable
+        # New parts are made first, so that a wrong state changes nothing.
+        parts, family = self._parts, self.sampler_family()
+        remover, limiter, sampler = parts.restored(saved, count, family)
+        metadata = self._metadata.restored(saved["metadata"], count)
+        for key, value in _described(remover, metadata).items():
+            if saved.get(key) != value:
+                raise CheckpointCorruptError(
+                    f"{key} is {saved.get(key)!r}, but the parts of the state give {value!r}"
+                )
+        storage: Storage | None = None
+        kind = saved["storage"]
+        if not (is_durable or (parts.chooses_storage and kind is None)):
+            storage = self._new_storage(kind if parts.chooses_storage else None)
+        for where, rows in _placed(remover, pieces()):
+            if storage is not None:
+                storage.put(where, storage.accept(rows))
+            sampler.on_restore(where, rows)
+            for listener in self._listeners:
+                listener.check(rows)
+        with self._change():
+            if as_pushed and self._count:
+                return False
+            self._load_extra_state(saved, sampler, metadata)
+            pushed_before = self.push_count
+            self._empty()
+            if self._is_durable:
+                # A durable storage is reused, not replaced; a full disk leaves the buffer empty.
+                storage = cast("Storage", self._storage)
+                for where, rows in _placed(remover, pieces()):
+                    storage.put(where, storage.accept(rows))
+            self._storage, self._remover, self._metadata = storage, remover, metadata
+            self._limiter, self._sampler = limiter, sampler
+            self._choose_push_path()
+            # The rows of the state count as pushed here, so that totals add up. The state does not
+            # contain the reason for which rows left early.
+            self._pushed += count
+            limiter.size = self._count = metadata.count(count)
+            self._left["used_up"] += count - self._count
+            push_count = pushed_before + self._count if as_pushed else saved["push_count"]
+            self._pushed_before_clear = self._pushed - push_count
+            for where in self._living() if self._listeners else ():
+                self._call_listeners("on_insert", storage.take(where))  # type: ignore[union-attr]
+            if metadata.keeps_facts and count:
+                # Remove rows that are used up under the settings of this buffer.
+                storage.mark(remover.oldest_first(), LEFT)  # type: ignore[union-attr]
+                facts = cast("RowMetadata", metadata)
+                for where in list(self._living()):
+                    # Without a limit, marks do not count uses: the sampling does not update them.
+                    self._use_up(where, facts.uses(where) * facts.limits_use)
+            if self._is_durable:
+                self._mark_ends(sampler.early_ends())
+                storage.commit(self._committed_state())  # type: ignore[union-attr]
+        return True
+
+    def _recover(self) -> None:
+        """Restore the rows that an earlier process stored in a durable storage."""
+        storage = self._storage
+        if storage is None or (recovered := storage.recovered()) is None:
+            return
+        self._remover.load_state_dict(recovered)
+        metadata, count = self._metadata, self._remover.count
+        self._pushed = self._count = count
+        self._limiter.on_insert(count)
+        if metadata.keeps_facts:
+            # Rows of an earlier process keep their ids.
+            newest = recovered.get("next_unique_id", recovered.get("push_count", count))
+            metadata.next_id = newest - count
+        self._sampler.recover(recovered)
+        has_marks = self._marks_ends or metadata.keeps_facts
+        oldest_first = self._remover.oldest_first() if has_marks else np.empty(0, np.int64)
+        marks = storage.recovered_marks(oldest_first)
+        if self._marks_ends and marks is not None:
+            self._sampler.recover_ends(np.flatnonzero(marks == END))
+        if metadata.keeps_facts or type(self._sampler).on_insert is not Sampler.on_insert:
+            for where in self._positions():
+                rows, facts = metadata.prepare(storage.take(where))
+                if facts is not None:
+                    metadata.insert(where, facts)
+                self._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
+        # The process that pushed the rows has ended, so nobody continues their trajectory.
+        self.end_newest_trajectory()
+        self._pushed_before_clear = count - recovered.get("push_count", count)
+        # Row metadata also keeps how often rows were sampled.
+        if metadata.keeps_facts and marks is not None:
+            cast("RowMetadata", metadata).set_uses(oldest_first, marks.clip(0))
+            self._remove(oldest_first[marks == LEFT], "used_up")  # or stale: it is not stored
 
     def save_data(self, file: str) -> None:
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).
@@ -823,13 +966,13 @@ class Table(IBuffer, Closing):
                 found=saved.made_of,
                 expected=self._parts.made_of,
             )
-        state.resume(self, saved)
+        self.restore(saved.state, saved.count, saved.whole)
 
     def _continue_from(self, saved: persistence.SavedRows) -> bool:
         """Restore saved rows with the state of their buffer; return whether that was possible."""
         if saved.made_of == self._parts.made_of and not self.count():
             with suppress(CheckpointVersionError):
-                return state.resume(self, saved, as_pushed=True)
+                return self.restore(saved.state, saved.count, saved.whole, as_pushed=True)
         return False
 
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
@@ -865,10 +1008,10 @@ class Table(IBuffer, Closing):
         with self.snapshot() as now:
             rows = now.rows(now.first, now.last)
             data = rows.columns if isinstance(rows, SampleBatch) else rows
-            return {**now.state(), "data": data}
+            return {**now.state(None), "data": data}
 
     def _committed_state(self) -> dict[str, int]:
-        """Return the counters that a durable storage writes for ``state.recover``."""
+        """Return the counters that a durable storage writes for :meth:`_recover`."""
         ids = {"next_unique_id": self._metadata.next_id} if self._metadata.keeps_facts else {}
         own = {**self._remover.state_dict(), "push_count": self.push_count, **ids}
         return {**self._sampler.committed_state(), **own}
@@ -897,9 +1040,20 @@ class Table(IBuffer, Closing):
         if deepcopy and "data" in state_dict:
             state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
         if set(state_dict) == {"data"}:
-            self.push_unlimited(state.rows_of(state_dict["data"]))
-        else:
-            state.load(self, state_dict)
+            self.push_unlimited(rows_of(state_dict["data"]))
+            return
+        check_state(state_dict, self._capacity)
+        rows = rows_of(state_dict.get("data"))
+        # Episodes are a list in columns too.
+        kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
+        if (kind := state_dict["storage"]) not in (kinds if len(rows) else (None,)):
+            raise CheckpointCorruptError(
+                f"the buffer state's storage is {kind!r}, but its data is of {kinds[0]!r}"
+            )
+        try:
+            self.restore(state_dict, len(rows), lambda: [rows] if len(rows) else [])
+        except SchemaMismatchError as error:
+            raise wrong_data(error) from error
 
     def _extra_state(self) -> dict[str, Any]:
         """Return the entries that this kind of buffer adds to the state."""
@@ -912,6 +1066,23 @@ class Table(IBuffer, Closing):
 
         The new sampler and metadata have already loaded their entries.
         """
+
+
+def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:
+    """Return the entries of a state that are computed from its parts."""
+    count = remover.count
+    newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
+    tail = (int(newest[0]) + 1) % remover.capacity
+    ids = {"next_unique_id": metadata.next_id} if metadata.keeps_facts else {}
+    return {"tail": tail, "valid_count": count, **ids}
+
+
+def _placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """Return the pieces of rows, which are oldest first, with the positions of the rows."""
+    first = 0
+    for rows in pieces:
+        yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows
+        first += len(rows)
 
 
 _tables: weakref.WeakSet[Table] = weakref.WeakSet()

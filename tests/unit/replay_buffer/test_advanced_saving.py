@@ -18,9 +18,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer import (
     AdvancedReplayBuffer,
     persistence,
-    state,
 )
-from dingsdk.worker.replay_buffer.state import LockedTable
 from dingsdk.worker.replay_buffer.storage import Where
 
 from .prioritized_rows import batch, column, equal_states, facts, info, make_buffer
@@ -164,7 +162,7 @@ class Disturbed(AdvancedReplayBuffer):
     meddle: Callable[[], None] | None = None
 
     @contextmanager
-    def snapshot(self) -> Iterator[LockedTable]:
+    def snapshot(self) -> Iterator[persistence.Snapshot]:
         if self.meddle is not None:
             self.meddle()
         with super().snapshot() as now:
@@ -179,18 +177,18 @@ def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
     sampler: str,
     limits: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(state, "_CHANGES_LEFT", 3)
+    monkeypatch.setattr(persistence, "_CHANGES_LEFT", 3)
     cfg = {"replay_buffer_size": 100, "sampler": {"type": sampler}, **limits}
     buffer, rng = Disturbed({**cfg, "seed": 0}), np.random.default_rng(0)
     looks, sampled = 0, list[dict[str, Any]]()
-    copy = state.ColumnCopy._copy
+    copy = persistence.ColumnCopy._copy
 
-    def copy_beside_others(self: state.ColumnCopy, where: Where) -> None:
+    def copy_beside_others(self: persistence.ColumnCopy, where: Where) -> None:
         copy(self, where)
         if not buffer._lock.locked():
             meddle()
 
-    monkeypatch.setattr(state.ColumnCopy, "_copy", copy_beside_others)
+    monkeypatch.setattr(persistence.ColumnCopy, "_copy", copy_beside_others)
 
     def meddle() -> None:
         nonlocal looks

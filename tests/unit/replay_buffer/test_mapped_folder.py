@@ -38,19 +38,19 @@ def test_created_file_has_no_content_of_an_old_file(folder: MappedFolder) -> Non
     os.link(elsewhere, folder.path / "hard.bin")
 
     for name in ("left.bin", "link.bin", "hard.bin", "new.bin"):
-        mapped = folder.map(name, (5, 8), BYTES, "create")
+        mapped = folder.map(name, (5, 8), BYTES)
         assert not mapped.any()
         assert (folder.path / name).stat().st_size == 40
         mapped[:] = 7
 
     assert elsewhere.read_bytes() == b"x" * 100
     for name in ("left.bin", "link.bin", "hard.bin", "new.bin"):
-        assert (folder.map(name, (5, 8), BYTES, "open") == 7).all()
+        assert (folder.map(name, (5, 8), BYTES) == 7).all()
 
 
 def test_created_slots_have_no_content_of_an_old_file(folder: MappedFolder) -> None:
     (folder.path / "slots.bin").write_bytes(b"x" * 100)
-    slots = folder.slots("slots.bin", 40, "create")
+    slots = folder.slots("slots.bin", 40)
     assert slots.read(100, 0) == bytes(40)
 
 
@@ -81,7 +81,7 @@ def test_spare_space_is_held_until_released_and_can_be_held_again(
 def test_write_uses_the_spare_space_and_fails_if_it_is_too_small(
     folder: MappedFolder,
 ) -> None:
-    slots = folder.slots("slots.bin", 40, "create")
+    slots = folder.slots("slots.bin", 40)
     folder.hold_spare(1 << 16)
     with failing_calls(("pwrite",), 1, errno.ENOSPC) as calls:
         slots.write(b"first", 0)
@@ -99,7 +99,7 @@ def test_write_uses_the_spare_space_and_fails_if_it_is_too_small(
 
 
 def test_write_that_fails_for_another_reason_is_not_tried_again(folder: MappedFolder) -> None:
-    slots = folder.slots("slots.bin", 40, "create")
+    slots = folder.slots("slots.bin", 40)
     folder.hold_spare(1 << 16)
     with failing_calls(("pwrite",), 1, errno.EPERM) as calls, pytest.raises(RunFolderError):
         slots.write(b"first", 0)
@@ -108,7 +108,7 @@ def test_write_that_fails_for_another_reason_is_not_tried_again(folder: MappedFo
 
 
 def test_error_of_a_failed_read_names_the_file(folder: MappedFolder) -> None:
-    slots = folder.slots("slots.bin", 40, "create")
+    slots = folder.slots("slots.bin", 40)
     slots.write(b"first", 0)
     for code, error in ((errno.EIO, StorageFullError), (errno.EPERM, RunFolderError)):
         with (
@@ -122,16 +122,16 @@ def test_error_of_a_failed_read_names_the_file(folder: MappedFolder) -> None:
 
 def test_error_for_a_file_that_cannot_be_opened_names_it(folder: MappedFolder) -> None:
     (folder.path / "rows.bin").mkdir()
-    with pytest.raises(RunFolderError, match="it is a folder") as caught:
-        folder.map("rows.bin", (8,), BYTES, "extend")
+    with pytest.raises(RunFolderError, match="a folder has that name") as caught:
+        folder.map("rows.bin", (8,), BYTES)
     assert caught.value.path == str(folder.path / "rows.bin")
     with failing_calls(("open",), 1, errno.EMFILE), pytest.raises(StorageFullError):
-        folder.map("other.bin", (8,), BYTES, "create")
+        folder.map("other.bin", (8,), BYTES)
 
 
 def test_array_of_no_bytes_is_mapped(folder: MappedFolder) -> None:
-    assert folder.map("empty.bin", (0, 3), BYTES, "create").shape == (0, 3)
-    assert folder.map("empty.bin", (4, 0), BYTES, "open").shape == (4, 0)
+    assert folder.map("empty.bin", (0, 3), BYTES).shape == (0, 3)
+    assert folder.map("empty.bin", (4, 0), BYTES).shape == (4, 0)
 
 
 def test_close_releases_the_space_and_lets_others_use_the_folder(folder: MappedFolder) -> None:
@@ -143,7 +143,7 @@ def test_close_releases_the_space_and_lets_others_use_the_folder(folder: MappedF
 
 
 def test_erase_deletes_the_rows_and_keeps_other_files(folder: MappedFolder) -> None:
-    folder.map("obs.bin", (8,), BYTES, "create")
+    folder.map("obs.bin", (8,), BYTES)
     folder.hold_spare(1 << 16)
     folder.write_header({"rows": 8})
     (folder.path / "notes.txt").write_text("mine")
@@ -188,7 +188,7 @@ def test_interrupted_erase_leaves_no_rows(
 ) -> None:
     """The header, which says that there are rows, is deleted first."""
     for name in ("a.bin", "z.bin"):
-        folder.map(name, (8,), BYTES, "create")
+        folder.map(name, (8,), BYTES)
     folder.write_header({"rows": 8})
     folder.write_record({"push_count": 8})
     unlink, deleted = folder._folder.unlink, list[str]()

@@ -37,7 +37,8 @@ class ArrayStorage(Storage):
                 to a mapping of the same kind. None: the first rows set the schema.
             next_of: Name of the column of observations, such as ``obs``. A ``next_obs`` that equals
                 the ``obs`` of a later row is then not stored again. This halves the memory of
-                large observations if trajectories are complete; they may be interleaved.
+                large observations if trajectories are complete; they may be interleaved, and
+                ``next_obs`` may be several steps ahead.
         """
 
         type: str = "array"
@@ -73,12 +74,7 @@ class ArrayStorage(Storage):
         self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        schema = self._schema
-        if type(rows) is SampleBatch:
-            columns = rows.columns
-            if schema is not None and self._following is None and schema.fits(columns):
-                return columns
-        is_batch = isinstance(rows, SampleBatch)
+        schema, is_batch = self._schema, isinstance(rows, SampleBatch)
         columns = rows.columns if is_batch else SampleBatch.from_rows(rows).columns  # type: ignore[union-attr]
         if schema is None:
             if self._declared is not None:
@@ -86,8 +82,7 @@ class ArrayStorage(Storage):
             self._allocate(columns, len(rows))
         elif not schema.fits(columns):
             columns = convert(self._form, columns, "", strict=is_batch)
-        if self._following is not None:
-            self.make_room(len(rows))
+        self.make_room(len(rows))
         return columns
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:
@@ -112,13 +107,10 @@ class ArrayStorage(Storage):
         """Make room for accepted rows of one push, which may have been accepted in parts.
 
         Raises:
-            ConfigError, StorageFullError: there is no room; nothing changed.
+            StorageFullError: there is no room; nothing changed.
         """
         if self._following is not None:
-            try:
-                self._following.reserve(min(rows, self.capacity))
-            except MemoryError as error:
-                raise self._too_large(self._form) from error
+            self._following.reserve(rows)
 
     def hold_episodes(self, capacity: int) -> None:
         """Called before all other methods by an owner that keeps ``capacity`` episodes.
@@ -187,7 +179,7 @@ class ArrayStorage(Storage):
         from dingsdk.worker.replay_buffer.storage.next_of import NextOf
 
         if self._following is None:
-            self._following = NextOf(self._columns[name], self._new_array)
+            self._following = NextOf(self._columns[name], self._new_array, self._hold_slots)
 
         def stand_in(array: NDArray[Any]) -> NDArray[Any]:
             shape = (self.capacity, *array.shape[1:])
@@ -204,9 +196,13 @@ class ArrayStorage(Storage):
         # because a pickled dtype is not numpy's own object, and compares more slowly.
         return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype.str)
 
+    def _hold_slots(self, slots: int) -> None:
+        """Make room for this many own copies of following observations."""
+
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
     ) -> NDArray[Any]:
+        # Pages of np.zeros that were never written take no memory.
         array = np.zeros(shape, dtype)
         if old is not None:
             array[: len(old)] = old

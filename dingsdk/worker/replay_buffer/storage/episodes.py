@@ -175,7 +175,8 @@ class EpisodeColumns(EpisodeStorage):
     def commit(self, state: Mapping[str, int]) -> None:
         first = self._next - state["valid_count"]
         count = state["push_count"]
-        self._rows.commit({"push_count": count, "first": first, "next": self._next})
+        rows = self._rows.capacity
+        self._rows.commit({"push_count": count, "first": first, "next": self._next, "rows": rows})
 
     def recovered(self) -> dict[str, int] | None:
         state = self._rows.recovered()

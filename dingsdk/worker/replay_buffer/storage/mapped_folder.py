@@ -18,7 +18,7 @@ import struct
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,11 +29,6 @@ from dingsdk.data.container import checkpoint_errors, decode_json, encode_json
 from dingsdk.errors import CheckpointCorruptError, DataMissingError, DingError
 from dingsdk.runtime import PrivateDir
 from dingsdk.runtime.files import FULL, close_reader, file_error, locked_folder, open_private
-
-How = Literal["create", "open", "extend"]
-"""How to map a file: ``create`` makes a new file of zeros, and replaces a file that an unfinished
-creation left; ``open`` maps the file of an earlier process; ``extend`` makes a file in use longer,
-and its earlier maps stay valid."""
 
 _KIND = "mapped-rows"
 _HEADER = "header.json"
@@ -49,6 +44,9 @@ _PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length 
 
 class MappedFolder:
     """Files of arrays in a private folder, locked against other buffers.
+
+    Files are new, and full of zeros, unless :meth:`read_header` found those of an earlier process.
+    A file that is asked for again is made longer; its earlier maps stay valid.
 
     Args:
         path: The folder; created with mode 0700 if missing.
@@ -73,6 +71,8 @@ class MappedFolder:
         self._number = 0
         self._spare_bytes = 0
         self._slot_files: dict[str, SlotFile] = {}
+        self._in_use: set[str] = set()
+        self._reopens = False
 
     @staticmethod
     def is_taken(path: Path) -> bool:
@@ -89,9 +89,7 @@ class MappedFolder:
             return "push_count" in _newest_record(cursor)[1]
         return False
 
-    def map(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], how: How
-    ) -> NDArray[Any]:
+    def map(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Map a sparse file as an array.
 
         Raises:
@@ -99,7 +97,7 @@ class MappedFolder:
             StorageFullError: the system has no room for the file.
         """
         size = math.prod(shape) * dtype.itemsize
-        descriptor = self._open(name, size, how)
+        descriptor = self._open(name, size)
         try:
             if os.fstat(descriptor).st_size < size:
                 os.ftruncate(descriptor, size)
@@ -115,34 +113,32 @@ class MappedFolder:
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype).reshape(shape)
 
-    def slots(self, name: str, size_bytes: int, how: How) -> SlotFile:
+    def slots(self, name: str, size_bytes: int) -> SlotFile:
         """Return a sparse file that is read and written in pieces; raises as :meth:`map`."""
         file = self._slot_files.get(name)
         if file is None:
-            descriptor = self._open(name, size_bytes, how)
+            descriptor = self._open(name, size_bytes)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             file = self._slot_files[name] = SlotFile(self, name, descriptor)
         file.resize(size_bytes)
         return file
 
-    def _open(self, name: str, size_bytes: int, how: How) -> int:
-        if how == "create":
-            self._folder.unlink(name)
-        elif how == "open":
+    def _open(self, name: str, size_bytes: int) -> int:
+        is_new = not self._reopens and name not in self._in_use
+        if is_new:
+            self._folder.unlink(name)  # an unfinished creation may have left it
+        elif name not in self._in_use:
             found = self._folder.stat(name)
             if found is None or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise self.corrupt(f"{name} is missing, or no plain file")
             if found.st_size < size_bytes:
                 raise self.corrupt(f"{name} is cut off")
         try:
-            return _open(self.path / name, os.O_CREAT | os.O_EXCL if how == "create" else 0)
+            descriptor = _open(self.path / name, os.O_CREAT | os.O_EXCL if is_new else 0)
         except OSError as error:
             raise self.error("open", name, error) from error
-
-    def size_bytes(self, name: str) -> int:
-        """Return the size of a file, or 0 if there is none."""
-        found = self._folder.stat(name)
-        return 0 if found is None else found.st_size
+        self._in_use.add(name)
+        return descriptor
 
     def reserve(self, sizes: Mapping[str, int]) -> None:
         """Allocate disk space for the given sizes of files (by name), or raise StorageFullError.
@@ -202,7 +198,7 @@ class MappedFolder:
 
     def write_header(self, facts: dict[str, Any]) -> None:
         """Create the cursor, then write the header; from now on the folder holds rows."""
-        self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "create")
+        self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8))
         self.reserve({_CURSOR: 2 * _RECORD_BYTES})
         self._number = 0
         self.write_record(_NO_ROWS)
@@ -218,6 +214,7 @@ class MappedFolder:
         advice = "delete the folder or choose another storage.path"
         with contextlib.suppress(DataMissingError), checkpoint_errors(self.path / _HEADER, advice):
             text = self._folder.read(_HEADER, _HEADER_MAX_BYTES)
+            self._reopens = True
             return msgspec.convert(decode_json(_KIND, text, _HEADER_MAX_BYTES), dict[str, Any])
         return None
 
@@ -231,6 +228,8 @@ class MappedFolder:
             if name == _HEADER or name.endswith(".bin"):
                 self._folder.unlink(name)
         self._cursor = None
+        self._in_use.clear()
+        self._reopens = False
 
     def write_record(self, state: dict[str, int]) -> None:
         """Replace the older of the two records."""
@@ -248,7 +247,7 @@ class MappedFolder:
         Raises:
             CheckpointCorruptError: neither record is intact.
         """
-        self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "open")
+        self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8))
         self._number, state = _newest_record(self._cursor.tobytes())
         if not self._number:
             raise self.corrupt("neither record of its cursor is whole")

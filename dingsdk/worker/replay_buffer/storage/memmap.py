@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS, leaves, map_columns
+from dingsdk.data.columns import NUMERIC_KINDS, map_columns
 from dingsdk.data.pytree import flatten, nest
 from dingsdk.errors import CheckpointError, CheckpointVersionError, ConfigError, StorageFullError
 from dingsdk.worker.replay_buffer.storage import Where, one_by_one
@@ -24,7 +24,7 @@ from dingsdk.worker.replay_buffer.storage.compression import (
     read_codec,
     slot_bytes,
 )
-from dingsdk.worker.replay_buffer.storage.mapped_folder import How, MappedFolder
+from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _MARKS = "marks.bin"
@@ -78,7 +78,6 @@ class MemmapStorage(ArrayStorage):
         self._reopen: bool = self._cfg.reopen
         self._codec = read_codec(self._cfg.compress)
         self._folder: MappedFolder | None = None
-        self._how: How = "create"
         self._made_with: dict[str, Any] = {
             "capacity": capacity,
             "episodes": None,
@@ -94,19 +93,16 @@ class MemmapStorage(ArrayStorage):
 
     def _clear(self) -> None:
         super()._clear()
-        # Bytes a row: of each file with reserved space, and of all compressed columns together.
+        # Bytes a row: of each file with reserved space, and of all compressed columns together; and
+        # of files of own copies. Below: for how many rows and own copies space is reserved.
         self._plain_bytes: dict[str, int] = {}
         self._packed_bytes = 0
         self._marks = np.empty(0, np.int64)
         self._state: dict[str, int] | None = None
-        self._n_used = self._n_reserved = 0
+        self._own_bytes: dict[str, int] = {}
+        self._n_used = self._n_reserved = self._n_held = 0
         # Position of row 0 in the files; not 0 after a push to a full ring was interrupted.
         self._shift = 0
-
-    def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        columns = super().accept(rows)
-        self.make_room(len(rows))
-        return columns
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:
         if isinstance(where, slice):
@@ -173,9 +169,7 @@ class MemmapStorage(ArrayStorage):
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        return self._map_column(array.shape[1:], np.dtype(array.dtype.str))
-
-    def _map_column(self, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        tail, dtype = array.shape[1:], np.dtype(array.dtype.str)
         number = f"{len(self._plain_bytes):04d}"
         size = math.prod(tail) * dtype.itemsize
         if self._codec is None or not self.least_packed_bytes <= size <= _MOST_PACKED_BYTES:
@@ -183,68 +177,44 @@ class MemmapStorage(ArrayStorage):
         lengths = self._map(f"lengths-{number}.bin", (), np.dtype(np.int32))
         slot = slot_bytes(size)
         folder = cast(MappedFolder, self._folder)
-        file = folder.slots(f"column-{number}.bin", self.capacity * slot, self._how)
+        file = folder.slots(f"column-{number}.bin", self.capacity * slot)
         self._packed_bytes += slot
         # A packed column is used like an array.
         return cast("NDArray[Any]", PackedColumn(tail, dtype, self._codec, lengths, file))
 
     def _map(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         folder = cast(MappedFolder, self._folder)
-        array = folder.map(name, (self.capacity, *tail), dtype, self._how)
+        array = folder.map(name, (self.capacity, *tail), dtype)
         self._plain_bytes[name] = row_bytes(array)
         return array
 
     def _map_marks(self) -> None:
         self._marks = self._map(_MARKS, (), np.dtype(np.int64))
 
-    @contextmanager
-    def _mapping(self, how: How) -> Iterator[None]:
-        """Map files in the given way during the ``with`` block."""
-        before, self._how = self._how, how
-        try:
-            yield
-        finally:
-            self._how = before
-
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
     ) -> NDArray[Any]:
-        folder, file = cast(MappedFolder, self._folder), self._file_of(name)
-        if self._how == "open":
-            return folder.map(file, shape, dtype, "open")
-        array = folder.map(file, shape, dtype, "create" if old is None else "extend")
-        folder.reserve({file: array.nbytes})
-        return array
-
-    def _file_of(self, name: str) -> str:
+        folder, file = cast(MappedFolder, self._folder), f"{name}.bin"
+        array = folder.map(file, shape, dtype)
         if name == "links":
-            return "links.bin"
-        names = [key for key, _ in self._observed()]
-        return f"own-{names.index(name.removeprefix('own.')):04d}.bin"
-
-    def _observed(self) -> list[tuple[str, NDArray[Any]]]:
-        return list(leaves({"": self._columns[self._next_of or ""]}))
+            folder.reserve({file: array.nbytes})
+        else:
+            self._own_bytes[file] = row_bytes(array)
+        return array
 
     def hold_episodes(self, capacity: int) -> None:
         self._made_with.update(capacity=capacity, episodes=True)
-
-    def grow(self, capacity: int) -> None:
-        before = self.capacity
-        super().grow(capacity)
-        try:
-            # Last, because reopening the folder takes the capacity from this file's length.
-            with self._mapping("extend"):
-                self._map_marks()
-        except BaseException:
-            self.capacity = before
-            raise
 
     def _longer_columns(self) -> dict[str, Any]:
         before = self._plain_bytes, self._packed_bytes
         self._plain_bytes, self._packed_bytes = {}, 0
         try:
-            with self._mapping("extend"):
-                return map_columns(self._new_column, self._columns)
+            columns, held = map_columns(self._new_column, self._columns), len(self._marks)
+            self._map_marks()
+            # A killed process may have used more rows. Holes are not written: the disk may be full.
+            added = self._marks[held:]
+            added[added != 0] = 0
+            return columns
         except BaseException:
             self._plain_bytes, self._packed_bytes = before
             raise
@@ -261,17 +231,26 @@ class MemmapStorage(ArrayStorage):
             folder.hold_spare(size + size // 64 + _SPARE_BYTES)
 
     def _reserve_rows(self, rows: int) -> None:
-        def reserve(count: int) -> None:
-            folder = cast(MappedFolder, self._folder)
-            folder.reserve({name: count * size for name, size in self._plain_bytes.items()})
-            self._n_reserved = count
+        ahead = _STEP_BYTES // max(1, sum(self._plain_bytes.values()))
+        self._n_reserved = self._reserve(self._plain_bytes, rows, ahead)
 
-        a_row = max(1, sum(self._plain_bytes.values()))
-        try:
-            reserve(min(self.capacity, rows + _STEP_BYTES // a_row))
-        except StorageFullError:
-            # The free space may still be enough for this push.
-            reserve(rows)
+    def _hold_slots(self, slots: int) -> None:
+        if slots > self._n_held:
+            self._n_held = self._reserve(self._own_bytes, slots, slots >> 1)
+
+    def _reserve(self, row_bytes: Mapping[str, int], rows: int, ahead: int) -> int:
+        """Reserve disk space for rows of files, and for rows ``ahead`` of them if there is enough.
+
+        Returns:
+            For how many rows space is reserved now.
+        """
+        folder = cast(MappedFolder, self._folder)
+        more = min(self.capacity, rows + ahead)
+        with suppress(StorageFullError):
+            folder.reserve({name: more * size for name, size in row_bytes.items()})
+            return more
+        folder.reserve({name: rows * size for name, size in row_bytes.items()})
+        return rows
 
     def _refuse_taken(self) -> None:
         if MappedFolder.is_taken(self._path):
@@ -308,14 +287,13 @@ class MemmapStorage(ArrayStorage):
         state = folder.read_record()
         holds_episodes = self._made_with["episodes"]
         if holds_episodes:
-            self.capacity = folder.size_bytes(_MARKS) // 8
-            if not self.capacity:
-                raise folder.corrupt(f"{_MARKS} is missing")
+            if "rows" not in state:
+                return None  # no push was complete
+            self.capacity = state["rows"]
         capacity = self.capacity
         try:
-            with self._mapping("open"):
-                self._open_columns(header["columns"])
-                self._map_marks()
+            self._open_columns(header["columns"])
+            self._map_marks()
             live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
             if holds_episodes:
                 marks = self._marks
@@ -326,7 +304,7 @@ class MemmapStorage(ArrayStorage):
                 count = self._place_ring(folder, state)
                 live[(np.arange(count) + self._shift) % capacity] = True
             if self._following is not None:
-                self._following.recover(live, self._open_own(folder))
+                self._following.recover(live)
         except CheckpointError:
             raise
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -359,24 +337,11 @@ class MemmapStorage(ArrayStorage):
             path, dtype, shape = entry["path"], np.dtype(entry["dtype"]), tuple(entry["shape"])
             if dtype.kind not in NUMERIC_KINDS or any(type(n) is not int or n < 0 for n in shape):
                 raise ValueError(f"column {path!r:.80}")
-            form.append((path, np.empty((0, *shape), dtype)))
+            empty = np.empty((0, *shape), dtype)
+            form.append((path, empty))
             if path[0] != absent:
-                columns.append((path, self._map_column(shape, dtype)))
+                columns.append((path, self._new_column(empty)))
         self._use(nest(columns), nest(form))
-
-    def _open_own(self, folder: MappedFolder) -> dict[str, NDArray[Any]]:
-        files = {name: (self._file_of(f"own.{name}"), array) for name, array in self._observed()}
-        rows = [
-            folder.size_bytes(file) // row_bytes(array)
-            for file, array in files.values()
-            if row_bytes(array)
-        ]
-        # If the process was killed while the files grew, some are longer than others.
-        count = min(rows, default=self.capacity)
-        return {
-            name: folder.map(file, (count, *array.shape[1:]), array.dtype, "open")
-            for name, (file, array) in files.items()
-        }
 
     def close(self) -> None:
         self._clear()
