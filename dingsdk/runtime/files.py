@@ -8,7 +8,7 @@ parents may be links.
 A :class:`Folder` keeps a file descriptor of its folder, so that it always uses the folder that it
 checked, even if its path is changed later. A :class:`PrivateDir` is a folder to which only this
 user writes, with a fixed form of names. Files are written under a temporary name and then renamed.
-A writer that is killed leaves an unlocked temporary file; :meth:`Folder.sweep` removes such files.
+A writer that is killed leaves a temporary file; :meth:`Folder.sweep` removes such files.
 
 Errors: StorageFullError if the disk is full, over quota or failing, or no descriptors are free;
 RunFolderError for other failed reads and writes. A failed write leaves no partial file.
@@ -307,14 +307,20 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
     """
     target = Path(path)
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    try:
-        folder = _open_folder(target.parent)
-        try:
-            _replace(folder, target.name, (text.encode(),), durable=False)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise file_error("write", target, error) from error
+    with Folder(target.parent, create=False) as folder:
+        folder.write_atomic(target.name, (text.encode(),))
+
+
+class _Descriptor:
+    """Closes a descriptor when nothing uses it any more."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        close_reader(self.number)
 
 
 class Folder(Closing):
@@ -334,7 +340,7 @@ class Folder(Closing):
 
     _open_flags = _OPEN_FOLDER
     _names = _ANY_NAME
-    _is_closed = True
+    _opened: _Descriptor | None = None  # after the end of ``close``, and of calls in progress
 
     def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
         self.path = Path(path)
@@ -495,26 +501,13 @@ class Folder(Closing):
     def sweep(self) -> int:
         """Remove the temporary files of writers that died; return their number.
 
-        Temporary files of active writers are locked, and stay. Do not call this if writers on
-        several hosts use the folder and the file server does not share locks between hosts.
+        A writer whose temporary file is removed writes it again.
         """
-        return sum(map(self._remove_dead, filter(_TEMPORARY.fullmatch, self.names())))
+        return sum(map(self._remove_temporary, filter(_TEMPORARY.fullmatch, self.names())))
 
-    def _remove_dead(self, name: str) -> bool:
-        with self._use() as folder:
-            try:
-                # Opened for writing: some file servers lock no other descriptors.
-                descriptor = os.open(name, _WRITE, dir_fd=folder)
-            except OSError:
-                return False
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(name, dir_fd=folder)
-            except OSError:
-                return False
-            finally:
-                close_reader(descriptor)
-        return True
+    def _remove_temporary(self, name: str) -> bool:
+        found = self.stat(name)
+        return found is not None and stat.S_ISREG(found.st_mode) and self.unlink(name)
 
     def remove_tree(self, name: str) -> bool:
         """Remove a folder in this one, with all files and folders that :meth:`names` lists in it.
@@ -548,14 +541,7 @@ class Folder(Closing):
 
     def close(self) -> None:
         """Release the descriptor; further calls raise ClosedError. Idempotent."""
-        with self._lock:
-            was_closed, self._is_closed = self._is_closed, True
-        if not was_closed:
-            self._leave()
-
-    def __del__(self) -> None:
-        if not self._is_closed:  # as a Python file object does
-            self.close()
+        self._opened = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -583,22 +569,11 @@ class Folder(Closing):
         if why:
             close_reader(descriptor)
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._users = 1  # calls that are using the descriptor, and 1 until close()
-        self._is_closed = False
+        self._opened = _Descriptor(descriptor)
 
     def _use(self, action: str = "", name: str = "") -> _Use:
         """Use the descriptor; with an ``action``, convert OSErrors to the errors of this module."""
         return _Use(self, action, name)
-
-    def _leave(self) -> None:
-        """Close the descriptor after its last use, because the system may reuse its number."""
-        with self._lock:
-            self._users -= 1
-            is_last = self._users == 0
-        if is_last:
-            close_reader(self._descriptor)
 
     @contextlib.contextmanager
     def _file(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
@@ -656,21 +631,19 @@ class _Use:
     then from Python 3.12 on the objects of all its callers stay until garbage is collected.
     """
 
-    __slots__ = ("_action", "_folder", "_name")
+    __slots__ = ("_action", "_folder", "_name", "_opened")
 
     def __init__(self, folder: Folder, action: str, name: str) -> None:
         self._folder, self._action, self._name = folder, action, name
 
     def __enter__(self) -> int:
-        folder = self._folder
-        with folder._lock:
-            if folder._is_closed:
-                raise ClosedError("the folder is closed", what="folder")
-            folder._users += 1
-        return folder._descriptor
+        self._opened = self._folder._opened  # stays open even if the folder is closed meanwhile
+        if self._opened is None:
+            raise ClosedError("the folder is closed", what="folder")
+        return self._opened.number
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._folder._leave()
+        self._opened = None
         if self._action and isinstance(error, OSError) and not isinstance(error, DingError):
             raise self._folder._error(self._action, self._name, error) from error
 
@@ -862,44 +835,25 @@ def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) ->
 
     Only if the last step fails, the fsync of the folder, the new file has already replaced it.
     """
-    temporary, descriptor = _create_temporary(folder)
-    lock = -1
+    temporary = f".tmp-{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         try:
             write_chunks(descriptor, chunks)
             if durable:
                 os.fsync(descriptor)
-            lock = os.dup(descriptor)
         finally:
             os.close(descriptor)  # before the rename: a full disk may be reported only here
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileNotFoundError:  # another process took it for the file of a dead writer
+        _replace(folder, name, chunks, durable)
+        return
     except BaseException:
         _unlink_quietly(folder, temporary)
         raise
-    finally:
-        if lock >= 0:
-            close_reader(lock)
     if durable:
         os.fsync(folder)
-
-
-def _create_temporary(folder: int) -> tuple[str, int]:
-    """Create a temporary file; return its name and descriptor. It is locked, so sweeps keep it."""
-    while True:
-        name = f".tmp-{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(name, flags, 0o600, dir_fd=folder)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_swept = os.fstat(descriptor).st_nlink == 0
-        except BlockingIOError:
-            is_swept = True
-        except OSError:
-            is_swept = False  # a file server without locks, where sweeps remove nothing
-        # If it is swept, Folder.sweep found it before it was locked: try again.
-        if not is_swept:
-            return name, descriptor
-        close_reader(descriptor)
 
 
 def write_chunks(descriptor: int, chunks: Sequence[Buffer]) -> None:
