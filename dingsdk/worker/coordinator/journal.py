@@ -9,30 +9,35 @@ A fact is a record of :mod:`dingsdk.runtime.records`, with its content in Messag
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
+from dingsdk.data.container import (
+    checkpoint_errors,
+    decode_frame,
+    decode_json,
+    encode_frame,
+    encode_json,
+)
 from dingsdk.errors import (
-    CheckpointCorruptError,
     CheckpointError,
     CheckpointVersionError,
-    DataCorruptError,
     DataMissingError,
-    DataVersionError,
     RunDirLockedError,
     RunFolderError,
     StorageFullError,
 )
-from dingsdk.runtime.files import Buffer, Folder
-from dingsdk.runtime.records import damaged_at, record_of, records_in
+from dingsdk.runtime.files import Folder
+from dingsdk.runtime.records import RecordFiles, damaged_at
 
 VERSION = 5
 """Version of a journal's format."""
@@ -46,7 +51,7 @@ _MAX_BYTES = 1 << 40
 """Largest file of a journal: larger than any disk."""
 _MAX_TEXT_BYTES = (1 << 32) - 1
 """Largest JSON in a saved state: the limit of frames."""
-_NAME = re.compile(r"([0-9]{6,12})\.(facts|state)")
+_STATE_NAME = re.compile(r"([0-9]{6,18})\.state")
 _ADVICE = "restore the file, or begin a new run from the checkpoint of this one"
 _log = logging.getLogger(__name__)
 
@@ -189,33 +194,19 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(_FACTS)
 
 
-def encode_fact(fact: Fact) -> bytes:
-    """Return the record of a fact."""
-    return b"".join(record_of(_encoder.encode(fact)))
-
-
-def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
-    """Return the facts of a file, and the number of bytes of an incomplete record at its end.
+def decode_facts(records: list[tuple[int, memoryview]], path: object) -> list[Fact]:
+    """Return the facts in the records of a file.
 
     Raises:
         CheckpointCorruptError: it is damaged before its end; facts ``path`` and ``offset``.
     """
     facts: list[Fact] = []
-    records, torn_bytes = records_in(data, path, _ADVICE)
     for at, content in records:
         try:
             facts.append(_decoder.decode(content))
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             raise damaged_at(path, at, _ADVICE) from error
-    return facts, torn_bytes
-
-
-def _unusable(path: object, how: str, **facts: Any) -> CheckpointCorruptError:
-    return CheckpointCorruptError(
-        f"the journal {path} is damaged{how}; {_ADVICE}",
-        path=str(path),
-        **facts,
-    )
+    return facts
 
 
 def _check_version(path: object, version: object) -> None:
@@ -229,6 +220,12 @@ class _Owner(msgspec.Struct, frozen=True):
     name: str
 
 
+class _State(msgspec.Struct, frozen=True):
+    version: int
+    run: str
+    state: dict[str, Any]
+
+
 _NOBODY = _Owner(0, "nobody")
 """The owner of a journal without its owner file."""
 
@@ -240,12 +237,10 @@ class Recovered:
     Attributes:
         state: The newest state, None if there is none.
         facts: The facts since that state, in order.
-        torn_bytes: Number of bytes in incomplete records.
     """
 
     state: Mapping[str, Any] | None = None
     facts: list[Fact] = field(default_factory=list)
-    torn_bytes: int = 0
 
 
 class Journal:
@@ -265,7 +260,6 @@ class Journal:
 
     Attributes:
         epoch: How often the journal was opened.
-        number: Number of the file that facts are appended to.
     """
 
     def __init__(
@@ -280,14 +274,18 @@ class Journal:
     ) -> None:
         self._disk = disk
         self._run = run
-        self._fsync = fsync
+        self._files = RecordFiles(disk, "", ".facts", _ADVICE, fsync)
         self._owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
         self._least_bytes = self._due_bytes = snapshot_bytes
         self._due_facts = snapshot_facts
         self._bytes = self._facts = 0  # in all files since the newest state
         self._delay = 1  # doubled by each state that found no room
-        self._size = 0
-        self.epoch = self.number = 0
+        self.epoch = 0
+
+    @property
+    def number(self) -> int:
+        """Number of the file that facts are appended to."""
+        return self._files.number
 
     def open(self) -> Recovered:
         """Take over the journal; return its content.
@@ -302,7 +300,7 @@ class Journal:
         content = encode_json(_OWNER_KIND, {"epoch": self.epoch, "name": self._owner})
         # Written before the journal is read: a previous owner that appends later sees the change.
         self._disk.write_atomic(OWNER_NAME, [content], durable=True)
-        found, self.number, self._size = self._read_all()
+        found, self._files.number, self._files.size_bytes = self._read_all()
         self.rotate()
         return found
 
@@ -319,13 +317,9 @@ class Journal:
             RunDirLockedError: another coordinator has taken the journal.
             RunFolderError: it cannot be written.
         """
-        record = encode_fact(fact)
-        size = self._append(self.number, record, self._size)
-        self._size += size
-        self._bytes += size
-        self._facts += 1
-        # Checked after the write: an owner that takes over after this check reads the record.
-        self.check_owner()
+        with self._written():
+            self._bytes += self._files.append(_encoder.encode(fact))
+            self._facts += 1
 
     def owner_text(self) -> str:
         """Return the name of the last writer, for messages."""
@@ -361,11 +355,10 @@ class Journal:
         Raises:
             as ``append``; facts then still go to the previous file.
         """
-        record = encode_fact(Begun(self.epoch, self._size, run=self._run))
-        number = self.number + 1
-        self.number, self._size = number, self._append(number, record, 0)
-        self.check_owner()
-        return number
+        begun = Begun(self.epoch, self._files.size_bytes, run=self._run)
+        with self._written():
+            self._files.begin(self.number + 1, _encoder.encode(begun))
+        return self.number
 
     def save(self, number: int, state: Mapping[str, Any]) -> None:
         """Write the state at the beginning of file ``number``, and remove all earlier files.
@@ -383,97 +376,81 @@ class Journal:
         )
         self.check_owner()
         try:
-            self._disk.write_atomic(_name(number, "state"), buffers, durable=True)
+            self._disk.write_atomic(_state_name(number), buffers, durable=True)
         except StorageFullError:
             self._delay *= 2
             raise
-        for old, kind in self._files():
+        for old in self._states():
             if old < number:
-                self._disk.unlink(_name(old, kind))
+                self._disk.unlink(_state_name(old))
+        self._files.remove_before(number)
         self._due_bytes = max(self._least_bytes, info.size_bytes)
         self._bytes = self._facts = 0
         self._delay = 1
 
-    def _append(self, number: int, record: bytes, at: int) -> int:
-        """Append a record to a file of ``at`` bytes; return its size."""
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Check the owner after a write: one that takes over after this check reads the record."""
         try:
-            return self._disk.append(_name(number, "facts"), [record], at, self._fsync)
+            yield
         except RunFolderError:
             self.check_owner()  # the file may be gone because another owner removed it
             raise
+        self.check_owner()
 
     def _read_all(self) -> tuple[Recovered, int, int]:
         """Return the content, the newest file's number, and its size without a torn record."""
-        files = self._files()
-        states = [number for number, kind in files if kind == "state"]
-        logs = [number for number, kind in files if kind == "facts"]
-        first, last = max(states, default=1), max([*states, *logs], default=0)
-        found, size, limit = Recovered(), 0, None
+        states = self._states()
+        first = max(states, default=1)
+        last = max([*states, *self._files.numbers()], default=0)
+        found, size, end = Recovered(), 0, None
         for number in range(last, first - 1, -1):
-            name = _name(number, "facts")
-            if number not in logs:
-                path = str(self._disk.path / name)
-                raise CheckpointCorruptError(f"the file {path} of the journal is gone", path=path)
-            try:
-                content = self._disk.read(name, _MAX_BYTES)[:limit]
-            except (DataCorruptError, DataMissingError) as error:
-                raise _unusable(self._disk.path / name, f": {error}") from error
-            facts, torn = decode_facts(content, str(self._disk.path / name))
+            records, read_bytes = self._files.read(number, end)
+            path = self._disk.path / self._files.name_of(number)
+            facts = decode_facts(records, path)
             if facts:
-                _check_version(self._disk.path / name, getattr(facts[0], "version", None))
-                self._check_run(name, getattr(facts[0], "run", None))
+                _check_version(path, getattr(facts[0], "version", None))
+                self._check_run(path, getattr(facts[0], "run", None))
             found.facts[:0] = facts[1:]
-            found.torn_bytes += torn
-            if number == last:
-                size = len(content) - torn
-            limit = getattr(facts[0], "after_bytes", None) if facts else None
+            size = read_bytes if number == last else size
+            end = getattr(facts[0], "after_bytes", None) if facts else None
         if states:
-            found.state = self._read_state(_name(first, "state"))
+            found.state = self._read_state(_state_name(first))
         return found, last, size
 
     def _read_state(self, name: str) -> Mapping[str, Any]:
         path = self._disk.path / name
-        try:
+        with checkpoint_errors(path, _ADVICE):
             content = self._disk.read(name, _MAX_BYTES)
             found = decode_frame(
                 _STATE_KIND, content, len(content), max_manifest_bytes=_MAX_TEXT_BYTES
             )
-            version, run, state = found["version"], found.get("run"), found["state"]
-        except DataVersionError as error:
-            raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
-        except (DataCorruptError, KeyError, TypeError) as error:
-            raise _unusable(path, f": {error}") from error
-        _check_version(path, version)
-        self._check_run(name, run)
-        return dict(state)
+            saved = msgspec.convert(found, _State)
+        _check_version(path, saved.version)
+        self._check_run(path, saved.run)
+        return saved.state
 
-    def _check_run(self, name: str, run: object) -> None:
+    def _check_run(self, path: Path, run: object) -> None:
         if run != self._run:
-            path = str(self._disk.path / name)
             raise CheckpointError(
                 f"{path} is of another run: its id is {run!r:.80}, and that of this run is "
                 f"{self._run!r}; put the journal of this run there",
-                path=path,
+                path=str(path),
                 found=run,
                 expected=self._run,
             )
 
     def _read_owner(self) -> _Owner:
-        path = str(self._disk.path / OWNER_NAME)
-        try:
+        path = self._disk.path / OWNER_NAME
+        with contextlib.suppress(DataMissingError), checkpoint_errors(path, _ADVICE):
             content = self._disk.read(OWNER_NAME, _OWNER_BYTES)
             return msgspec.convert(decode_json(_OWNER_KIND, content, _OWNER_BYTES), _Owner)
-        except DataMissingError:
-            return _NOBODY
-        except DataVersionError as error:
-            raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
-        except (DataCorruptError, msgspec.ValidationError) as error:
-            raise CheckpointCorruptError(f"{path} is damaged: {error}", path=path) from error
+        return _NOBODY
 
-    def _files(self) -> list[tuple[int, str]]:
-        """Return number and kind of the files."""
-        matches = [_NAME.fullmatch(name) for name in self._disk.names()]
-        return [(int(match[1]), match[2]) for match in matches if match]
+    def _states(self) -> list[int]:
+        """Return the numbers of the states."""
+        matches = map(_STATE_NAME.fullmatch, self._disk.names())
+        return [int(match[1]) for match in matches if match]
 
 
 class Keeper:
@@ -566,5 +543,5 @@ class Keeper:
             _log.warning("the state of the run is not saved, its facts are: %s", error)
 
 
-def _name(number: int, kind: str) -> str:
-    return f"{number:06d}.{kind}"
+def _state_name(number: int) -> str:
+    return f"{number:06d}.state"

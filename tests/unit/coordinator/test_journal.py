@@ -19,6 +19,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime.files import Folder
+from dingsdk.runtime.records import record_of
 from dingsdk.worker.coordinator.journal import (
     VERSION,
     Begun,
@@ -31,7 +32,7 @@ from dingsdk.worker.coordinator.journal import (
     Settled,
     TaskRecord,
     TrainingBegan,
-    encode_fact,
+    _encoder,
 )
 from tools.os_calls import failing_calls
 
@@ -41,6 +42,10 @@ FACTS: list[Fact] = [
     TrainingBegan("t", 7),
     Settled("t", 9, {"reports": [], "counts": {"limiter": {"inserts": 3}}, "figures": None}),
 ]
+
+
+def encode_fact(fact: Fact) -> bytes:
+    return b"".join(record_of(_encoder.encode(fact)))
 
 
 def journal(folder: Path, **options: Any) -> Journal:
@@ -68,7 +73,7 @@ def same(found: list[Fact], expected: list[Fact]) -> bool:
 def test_facts_are_recovered_in_order(tmp_path: Path) -> None:
     written(tmp_path)
     found = recovered(tmp_path)
-    assert (found.state, found.torn_bytes) == (None, 0)
+    assert found.state is None
     assert found.facts == FACTS
 
 
@@ -116,7 +121,6 @@ def test_each_epoch_adds_facts_after_those_of_earlier_epochs(tmp_path: Path) -> 
         path.write_bytes(path.read_bytes() + encode_fact(fact)[:-3])
     found = recovered(tmp_path)
     assert same(found.facts, FACTS)
-    assert found.torn_bytes == len(encode_fact(FACTS[-1])) - 3
 
 
 def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def test_link_in_place_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "000001.facts"
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointCorruptError, match=rf"the journal {path} is damaged: ") as caught:
+    with pytest.raises(CheckpointCorruptError, match=f"{path} cannot be used: ") as caught:
         recovered(tmp_path)
     assert caught.value.facts["path"] == str(path)
 
@@ -159,12 +163,12 @@ def test_state_in_another_format_version_is_refused_by_name(tmp_path: Path) -> N
     made.save(made.number, {"x": 1})
     path = tmp_path / "000001.state"
     head, _, rest = path.read_bytes().partition(b',"digest":"')
-    head = head.replace(b'{"version":2,', b'{"version":9,')
+    head = head.replace(b'{"version":3,', b'{"version":9,')
     tail = rest.partition(b'"}')[2]
     path.write_bytes(head + f',"digest":"{digest_of((head, tail))}"}}'.encode() + tail)
     with pytest.raises(CheckpointVersionError, match=r"000001\.state: format version 9") as caught:
         recovered(tmp_path)
-    assert (caught.value.found, caught.value.expected) == (9, 2)
+    assert (caught.value.found, caught.value.expected) == (9, 3)
 
 
 def test_facts_of_another_version_are_refused(tmp_path: Path) -> None:
@@ -309,7 +313,7 @@ def test_state_that_found_no_room_is_due_again_after_twice_as_much(
 def test_damaged_owner_file_is_refused_by_name(tmp_path: Path) -> None:
     journal(tmp_path).open()
     (tmp_path / "owner.json").write_bytes(b"{")
-    with pytest.raises(CheckpointCorruptError, match=r"owner\.json is damaged: ") as caught:
+    with pytest.raises(CheckpointCorruptError, match=r"owner\.json cannot be used: ") as caught:
         recovered(tmp_path)
     assert caught.value.path == str(tmp_path / "owner.json")
 
@@ -320,9 +324,9 @@ def test_owner_file_of_another_version_is_refused_by_its_version(
     with monkeypatch.context() as later:
         later.setattr(container, "VERSION", container.VERSION + 1)
         journal(tmp_path).open()
-    with pytest.raises(CheckpointVersionError, match=r"owner\.json: format version 3; ") as caught:
+    with pytest.raises(CheckpointVersionError, match=r"owner\.json: format version 4; ") as caught:
         recovered(tmp_path)
-    assert (caught.value.found, caught.value.expected) == (3, 2)
+    assert (caught.value.found, caught.value.expected) == (4, 3)
 
 
 def test_owner_file_that_is_a_folder_is_refused_by_name(tmp_path: Path) -> None:

@@ -488,7 +488,7 @@ def test_missing_log_is_refused(tmp_path: Path, is_saved: bool, lost: int) -> No
             put(buffer, 2, 64)
     (tmp_path / "replay" / f"inserts-{lost:06d}.log").unlink()
     for _ in range(2):
-        with pytest.raises(CheckpointCorruptError, match="do not follow"):
+        with pytest.raises(CheckpointCorruptError, match="cannot be used: no file"):
             opened(tmp_path)
 
 
