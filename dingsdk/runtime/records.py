@@ -109,11 +109,12 @@ class RecordFiles:
         self._folder.append(self.name_of(number), [], 0, self._fsync)
 
     def begin(self, number: int, *record: Buffer) -> None:
-        """Write to another file from now on, first a record if there is one; raises as ``append``.
+        """Write to another file from now on.
 
-        If it raises, the previous file stays the one that is written.
+        A first record, if there is one, is synced to disk. If that raises, as ``append`` does, the
+        previous file stays the one that is written.
         """
-        size = self._write(number, 0, record) if record else 0
+        size = self._write(number, 0, record, True) if record else 0
         self.number, self.size_bytes = number, size
 
     def append(self, *record: Buffer) -> int:
@@ -122,7 +123,7 @@ class RecordFiles:
         Raises:
             StorageFullError, RunFolderError: it cannot be written; nothing is written.
         """
-        size = self._write(self.number, self.size_bytes, record)
+        size = self._write(self.number, self.size_bytes, record, self._fsync)
         self.size_bytes += size
         return size
 
@@ -156,5 +157,5 @@ class RecordFiles:
         """Return the name of a file."""
         return f"{self._prefix}{number:06d}{self._suffix}"
 
-    def _write(self, number: int, at: int, record: tuple[Buffer, ...]) -> int:
-        return self._folder.append(self.name_of(number), record_of(*record), at, self._fsync)
+    def _write(self, number: int, at: int, record: tuple[Buffer, ...], durable: bool) -> int:
+        return self._folder.append(self.name_of(number), record_of(*record), at, durable)

@@ -1,8 +1,8 @@
 """The journal of a coordinator: facts on disk, from which another coordinator can continue.
 
-A journal is a folder of numbered files. ``000003.facts`` holds facts in the order in which they
-became true; ``000003.state`` holds the coordinator's whole state before the first of them. A reader
-loads the newest state and applies all later facts. ``owner.json`` names the current writer.
+A journal is a folder of numbered files, ``000003.facts``, with facts in the order in which they
+became true. The first fact of a file may have the coordinator's whole state; then earlier files are
+not needed. ``owner.json`` names the current writer.
 
 A fact is a record of :mod:`dingsdk.runtime.records`, with its content in MessagePack.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
-import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,7 @@ import msgspec
 
 from dingsdk.data.container import (
     checkpoint_errors,
-    decode_frame,
     decode_json,
-    encode_frame,
     encode_json,
 )
 from dingsdk.errors import (
@@ -39,19 +37,14 @@ from dingsdk.errors import (
 from dingsdk.runtime.files import Folder
 from dingsdk.runtime.records import RecordFiles, damaged_at
 
-VERSION = 5
+VERSION = 6
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
 """How long to wait before writing a state again for which the disk had no room."""
-_OWNER_KIND, _STATE_KIND = "journal-owner", "coordinator-state"
+_OWNER_KIND = "journal-owner"
 _OWNER_BYTES = 4096
 """Largest file that names the run of a journal."""
-_MAX_BYTES = 1 << 40
-"""Largest file of a journal: larger than any disk."""
-_MAX_TEXT_BYTES = (1 << 32) - 1
-"""Largest JSON in a saved state: the limit of frames."""
-_STATE_NAME = re.compile(r"([0-9]{6,18})\.state")
 _ADVICE = "restore the file, or begin a new run from the checkpoint of this one"
 _log = logging.getLogger(__name__)
 
@@ -63,13 +56,15 @@ class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class Begun(Fact, frozen=True):
     """The first fact of each file: the writer's epoch and run, the valid size of the previous file.
 
-    Bytes that another writer appends to the previous file later are ignored.
+    Bytes that another writer appends to the previous file later are ignored. ``state`` is the
+    coordinator's whole state, None if it is in an earlier file.
     """
 
     epoch: int
     after_bytes: int = 0
     version: int = VERSION
     run: str = ""
+    state: dict[str, Any] | None = None
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -220,12 +215,6 @@ class _Owner(msgspec.Struct, frozen=True):
     name: str
 
 
-class _State(msgspec.Struct, frozen=True):
-    version: int
-    run: str
-    state: dict[str, Any]
-
-
 _NOBODY = _Owner(0, "nobody")
 """The owner of a journal without its owner file."""
 
@@ -239,7 +228,7 @@ class Recovered:
         facts: The facts since that state, in order.
     """
 
-    state: Mapping[str, Any] | None = None
+    state: dict[str, Any] | None = None
     facts: list[Fact] = field(default_factory=list)
 
 
@@ -279,7 +268,6 @@ class Journal:
         self._least_bytes = self._due_bytes = snapshot_bytes
         self._due_facts = snapshot_facts
         self._bytes = self._facts = 0  # in all files since the newest state
-        self._delay = 1  # doubled by each state that found no room
         self.epoch = 0
 
     @property
@@ -301,7 +289,7 @@ class Journal:
         # Written before the journal is read: a previous owner that appends later sees the change.
         self._disk.write_atomic(OWNER_NAME, [content], durable=True)
         found, self._files.number, self._files.size_bytes = self._read_all()
-        self.rotate()
+        self._begin(None)
         return found
 
     def read(self) -> Recovered:
@@ -346,47 +334,27 @@ class Journal:
     @property
     def is_state_due(self) -> bool:
         """Whether enough was written since the last state to make a new one due."""
-        due_bytes, due_facts = self._delay * self._due_bytes, self._delay * self._due_facts
-        return self._bytes >= due_bytes or self._facts >= due_facts
+        return self._bytes >= self._due_bytes or self._facts >= self._due_facts
 
-    def rotate(self) -> int:
-        """Begin a new file; return its number, to pass to ``save`` with the current state.
+    def save(self, state: dict[str, Any]) -> None:
+        """Begin a new file with the state, which waits for the disk; remove all earlier files.
 
-        Raises:
-            as ``append``; facts then still go to the previous file.
-        """
-        begun = Begun(self.epoch, self._files.size_bytes, run=self._run)
-        with self._written():
-            self._files.begin(self.number + 1, _encoder.encode(begun))
-        return self.number
-
-    def save(self, number: int, state: Mapping[str, Any]) -> None:
-        """Write the state at the beginning of file ``number``, and remove all earlier files.
-
-        Another thread may append at the same time.
+        Args:
+            state: Plain data that MessagePack can encode.
 
         Raises:
             StorageFullError, RunFolderError: the state is not written; all facts stay.
             RunDirLockedError: as ``append``.
         """
-        buffers, info = encode_frame(
-            _STATE_KIND,
-            {"version": VERSION, "run": self._run, "state": state},
-            max_manifest_bytes=_MAX_TEXT_BYTES,
-        )
-        self.check_owner()
-        try:
-            self._disk.write_atomic(_state_name(number), buffers, durable=True)
-        except StorageFullError:
-            self._delay *= 2
-            raise
-        for old in self._states():
-            if old < number:
-                self._disk.unlink(_state_name(old))
-        self._files.remove_before(number)
-        self._due_bytes = max(self._least_bytes, info.size_bytes)
+        self._begin(state)
+        self._files.remove_before(self.number)
+        self._due_bytes = max(self._least_bytes, self._files.size_bytes)
         self._bytes = self._facts = 0
-        self._delay = 1
+
+    def _begin(self, state: dict[str, Any] | None) -> None:
+        begun = Begun(self.epoch, self._files.size_bytes, run=self._run, state=state)
+        with self._written():
+            self._files.begin(self.number + 1, _encoder.encode(begun))
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
@@ -400,35 +368,23 @@ class Journal:
 
     def _read_all(self) -> tuple[Recovered, int, int]:
         """Return the content, the newest file's number, and its size without a torn record."""
-        states = self._states()
-        first = max(states, default=1)
-        last = max([*states, *self._files.numbers()], default=0)
+        last = max(self._files.numbers(), default=0)
         found, size, end = Recovered(), 0, None
-        for number in range(last, first - 1, -1):
+        for number in range(last, 0, -1):
             records, read_bytes = self._files.read(number, end)
             path = self._disk.path / self._files.name_of(number)
             facts = decode_facts(records, path)
-            if facts:
-                _check_version(path, getattr(facts[0], "version", None))
-                self._check_run(path, getattr(facts[0], "run", None))
+            begun = facts[0] if facts else None  # None: its writer died before the first record
+            if begun is not None:
+                _check_version(path, getattr(begun, "version", None))
+                self._check_run(path, getattr(begun, "run", None))
             found.facts[:0] = facts[1:]
             size = read_bytes if number == last else size
-            end = getattr(facts[0], "after_bytes", None) if facts else None
-        if states:
-            found.state = self._read_state(_state_name(first))
+            end = getattr(begun, "after_bytes", None)
+            found.state = getattr(begun, "state", None)
+            if found.state is not None:
+                break
         return found, last, size
-
-    def _read_state(self, name: str) -> Mapping[str, Any]:
-        path = self._disk.path / name
-        with checkpoint_errors(path, _ADVICE):
-            content = self._disk.read(name, _MAX_BYTES)
-            found = decode_frame(
-                _STATE_KIND, content, len(content), max_manifest_bytes=_MAX_TEXT_BYTES
-            )
-            saved = msgspec.convert(found, _State)
-        _check_version(path, saved.version)
-        self._check_run(path, saved.run)
-        return saved.state
 
     def _check_run(self, path: Path, run: object) -> None:
         if run != self._run:
@@ -447,11 +403,6 @@ class Journal:
             return msgspec.convert(decode_json(_OWNER_KIND, content, _OWNER_BYTES), _Owner)
         return _NOBODY
 
-    def _states(self) -> list[int]:
-        """Return the numbers of the states."""
-        matches = map(_STATE_NAME.fullmatch, self._disk.names())
-        return [int(match[1]) for match in matches if match]
-
 
 class Keeper:
     """Writes facts to a journal, and continues after its disk was full. The caller locks.
@@ -462,12 +413,15 @@ class Keeper:
 
     Args:
         hold_up: Called with the reason while the disk has no room, and with ``""`` after that.
+
+    Attributes:
+        is_behind: Whether facts are missing until the next state is written.
     """
 
     def __init__(
         self,
         journal: Journal,
-        state_of: Callable[[], Mapping[str, Any]],
+        state_of: Callable[[], dict[str, Any]],
         hold_up: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -475,7 +429,7 @@ class Keeper:
         self._state_of = state_of
         self._hold_up = hold_up
         self._clock = clock
-        self._try_at = -float("inf")
+        self._try_at = -math.inf
         self.is_behind = False
 
     def acknowledge(self, fact: Fact) -> bool:
@@ -505,43 +459,17 @@ class Keeper:
         is_due = self.is_behind or self.journal.is_state_due
         return is_due and self._clock() >= self._try_at
 
-    def begin_state(self) -> tuple[int, Mapping[str, Any]] | None:
-        """Begin a new file; return arguments for ``write_state``, or None if there is no room."""
+    def save_state(self) -> None:
+        """Write the whole state; without room for it, it is due again later."""
         try:
-            return self.journal.rotate(), self._state_of()
+            self.journal.save(self._state_of())
         except StorageFullError as error:
-            self._fail(error)
-            return None
-
-    def write_state(self, number: int, state: Mapping[str, Any]) -> bool:
-        """Write a state; return whether there was room. Call it without the lock."""
-        try:
-            self.journal.save(number, state)
-        except StorageFullError as error:
-            self._fail(error)
-            return False
-        return True
-
-    def end_state(self, has_room: bool) -> None:
-        """Update ``is_behind`` after ``write_state``, which returned ``has_room``."""
-        if has_room and self.is_behind:
+            self._try_at = self._clock() + RETRY_S
+            if self.is_behind:
+                self._hold_up(str(error))
+            else:
+                _log.warning("the state of the run is not saved, its facts are: %s", error)
+            return
+        if self.is_behind:
             self.is_behind = False
             self._hold_up("")
-
-    def save_state(self) -> None:
-        """Write the state at once; if there is no room, the journal is behind."""
-        self.is_behind = True
-        begun = self.begin_state()
-        if begun is not None:
-            self.end_state(self.write_state(*begun))
-
-    def _fail(self, error: StorageFullError) -> None:
-        self._try_at = self._clock() + RETRY_S
-        if self.is_behind:
-            self._hold_up(str(error))
-        else:
-            _log.warning("the state of the run is not saved, its facts are: %s", error)
-
-
-def _state_name(number: int) -> str:
-    return f"{number:06d}.state"

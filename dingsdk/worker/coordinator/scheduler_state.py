@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.data.capture import capture
 from dingsdk.data.container import decode_json, encode_json
 from dingsdk.errors import (
     DingError,
@@ -520,7 +519,7 @@ class SchedulerState:
     def state_dict(self) -> dict[str, Any]:
         """Return commander, tasks and counts as plain data; buffers are saved separately."""
         return {
-            "commander": capture(self.commander.state_dict()),
+            "commander": self._commander_state(),
             "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
             "queued": [msgspec.to_builtins(_record(state)) for state in self._queued],
             "ended_env_steps": self._ended_env_steps,
@@ -531,7 +530,7 @@ class SchedulerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; its running tasks wait for their workers to rejoin, see ``orphans``."""
-        self.commander.load_state_dict(state["commander"])
+        self._load_commander(state["commander"])
         for record in state["queued"]:
             self._restore(msgspec.convert(record, TaskRecord))
         for record in state["running"]:
