@@ -26,9 +26,7 @@ import os
 import re
 import secrets
 import stat
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -88,9 +86,8 @@ _KINDS = (
 ROOM_PAUSE_S = 1.0
 """Pause before a write is tried again for which the disk had no room."""
 _log = logging.getLogger(__name__)
-_guards: Counter[Path] = Counter()
-"""The run folders of this process, with their numbers of ``guarded`` blocks."""
-_guards_lock = threading.Lock()
+_guards: list[Path] = []
+"""The run folders of the active ``guarded`` blocks of this process."""
 
 
 def check_id(text: object, what: str = "id") -> str:
@@ -109,21 +106,16 @@ def check_id(text: object, what: str = "id") -> str:
 def guarded(run_dir: str | os.PathLike[str]) -> Iterator[None]:
     """In the block, follow no links below a run folder, in all threads of this process."""
     place = Path(run_dir).absolute()
-    with _guards_lock:
-        _guards[place] += 1
+    _guards.append(place)
     try:
         yield
     finally:
-        with _guards_lock:
-            _guards[place] -= 1
-            if not _guards[place]:
-                del _guards[place]
+        _guards.remove(place)
 
 
 def guarded_folders() -> tuple[Path, ...]:
     """Return the run folders of the active ``guarded`` blocks, for a new process to guard too."""
-    with _guards_lock:
-        return tuple(_guards)
+    return tuple(dict.fromkeys(_guards))
 
 
 def refuse_kind(path: Path, mode: int, wanted: str = "a regular file") -> NoReturn:
@@ -145,8 +137,7 @@ def _parent(path: Path, create: bool = False) -> Iterator[tuple[int | None, str]
     missing folders between the two are made.
     """
     place = path.absolute()
-    with _guards_lock:
-        roots = [root for root in _guards if root in place.parents]
+    roots = [root for root in guarded_folders() if root in place.parents]
     if not roots or ".." in place.parts:
         yield None, str(path)
         return
@@ -369,7 +360,6 @@ class Folder(Closing):
             buffers: The content, in order.
             durable: Whether to wait until the file and its name are on the disk.
         """
-        self._check_name(name)
         with self._use("write", name) as folder:
             _replace(folder, name, buffers, durable)
 
@@ -388,7 +378,6 @@ class Folder(Closing):
         Raises:
             RunFolderError: the file has another size.
         """
-        self._check_name(name)
         with self._use("write", name) as folder:
             flags = _WRITE if at else _WRITE | os.O_CREAT
             descriptor = os.open(name, flags, 0o600, dir_fd=folder)
@@ -420,9 +409,7 @@ class Folder(Closing):
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the content of a file is on the disk; without a name, the folder's entries."""
-        if name is not None:
-            self._check_name(name)
-        with self._use("write", name or "") as folder:
+        with self._use("write", name) as folder:
             if name is None:
                 os.fsync(folder)
                 return
@@ -465,7 +452,6 @@ class Folder(Closing):
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return the status of a file, without following links; None if there is no such name."""
-        self._check_name(name)
         with self._use("look at", name) as folder:
             try:
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -476,16 +462,12 @@ class Folder(Closing):
 
     def unlink(self, name: str) -> bool:
         """Remove a file or link; return whether there was one."""
-        if not _TEMPORARY.fullmatch(name):
-            self._check_name(name)
         with self._use("remove", name) as folder:
             return _unless_gone(os.unlink, name, dir_fd=folder)
 
     def move(self, name: str, target: Folder, new_name: str) -> bool:
         """Move a file, link or folder to another folder; return False if it does not exist."""
-        self._check_name(name)
-        target._check_name(new_name)
-        with self._use("move", name) as source, target._use() as folder:
+        with self._use("move", name) as source, target._use(name=new_name) as folder:
             return _unless_gone(os.rename, name, new_name, src_dir_fd=source, dst_dir_fd=folder)
 
     def names(self) -> list[str]:
@@ -503,11 +485,13 @@ class Folder(Closing):
 
         A writer whose temporary file is removed writes it again.
         """
-        return sum(map(self._remove_temporary, filter(_TEMPORARY.fullmatch, self.names())))
-
-    def _remove_temporary(self, name: str) -> bool:
-        found = self.stat(name)
-        return found is not None and stat.S_ISREG(found.st_mode) and self.unlink(name)
+        count = 0
+        for name in filter(_TEMPORARY.fullmatch, self.names()):
+            found = self.stat(name)
+            if found is not None and stat.S_ISREG(found.st_mode):
+                with contextlib.suppress(RunFolderError, StorageFullError):
+                    count += self.unlink(name)
+        return count
 
     def remove_tree(self, name: str) -> bool:
         """Remove a folder in this one, with all files and folders that :meth:`names` lists in it.
@@ -517,7 +501,7 @@ class Folder(Closing):
         try:
             with self.sub(name, create=False) as inner:
                 for entry in inner.names():
-                    found = None if _TEMPORARY.fullmatch(entry) else inner.stat(entry)
+                    found = inner.stat(entry)
                     if found is not None and stat.S_ISDIR(found.st_mode):
                         inner.remove_tree(entry)
                     else:
@@ -546,10 +530,6 @@ class Folder(Closing):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
-    def _check_name(self, name: str) -> None:
-        if not self._names.fullmatch(name):
-            raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
-
     def _open(self, name: str, parent: int | None, create: bool) -> None:
         descriptor = -1
         try:
@@ -571,14 +551,18 @@ class Folder(Closing):
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
         self._opened = _Descriptor(descriptor)
 
-    def _use(self, action: str = "", name: str = "") -> _Use:
-        """Use the descriptor; with an ``action``, convert OSErrors to the errors of this module."""
-        return _Use(self, action, name)
+    def _use(self, action: str = "", name: str | None = None) -> _Use:
+        """Use the descriptor for a file of this name.
+
+        With an ``action``, OSErrors are converted to the errors of this module.
+        """
+        if name is not None and not (self._names.fullmatch(name) or _TEMPORARY.fullmatch(name)):
+            raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
+        return _Use(self, action, name or "")
 
     @contextlib.contextmanager
     def _file(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
         """Open a file for reading; check its type and size."""
-        self._check_name(name)
         with self._use("read", name) as folder:
             descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
             try:
@@ -678,10 +662,8 @@ class PrivateDir(Folder):
             False if the pooled file does not exist or is not a regular file of this user; nothing
             was written then.
         """
-        self._check_name(name)
-        pool._check_name(pooled)
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with self._use("write", name) as folder, pool._use() as source:
+        with self._use("write", name) as folder, pool._use(name=pooled) as source:
             if not _unless_gone(os.rename, pooled, temporary, src_dir_fd=source, dst_dir_fd=folder):
                 return False
             is_done = False
