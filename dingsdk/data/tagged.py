@@ -146,14 +146,16 @@ class Encoder:
 
     def _mapping(self, node: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         if all(isinstance(key, str) and not key.startswith("$") for key in node):
-            return {str(key): self.visit(child, (*path, key)) for key, child in node.items()}
+            pairs = ((str.__str__(key), child) for key, child in node.items())
+            return {key: self.visit(child, (*path, key)) for key, child in pairs}
         for key in node:
             is_number = isinstance(key, int) and -(2**63) <= key < 2**63 and not self.is_plain
             if not is_number and not isinstance(key, str):
                 expected = "keys of text" if self.is_plain else "keys of text or 64 bit numbers"
                 raise unfit(path, expected, type(key).__name__)
-        pairs = ([key, self.visit(child, (*path, str(key)))] for key, child in node.items())
-        return {"$items": list(pairs)}
+        return {
+            "$items": [[key, self.visit(child, (*path, str(key)))] for key, child in node.items()]
+        }
 
     def _typed(self, node: Any, path: Path) -> dict[str, Any] | None:
         kind = type(node)
