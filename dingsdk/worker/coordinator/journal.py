@@ -270,11 +270,6 @@ class Journal:
         self._bytes = self._facts = 0  # in all files since the newest state
         self.epoch = 0
 
-    @property
-    def number(self) -> int:
-        """Number of the file that facts are appended to."""
-        return self._files.number
-
     def open(self) -> Recovered:
         """Take over the journal; return its content.
 
@@ -347,14 +342,14 @@ class Journal:
             RunDirLockedError: as ``append``.
         """
         self._begin(state)
-        self._files.remove_before(self.number)
+        self._files.remove_before(self._files.number)
         self._due_bytes = max(self._least_bytes, self._files.size_bytes)
         self._bytes = self._facts = 0
 
     def _begin(self, state: dict[str, Any] | None) -> None:
         begun = Begun(self.epoch, self._files.size_bytes, run=self._run, state=state)
         with self._written():
-            self._files.begin(self.number + 1, _encoder.encode(begun))
+            self._files.begin(self._files.number + 1, _encoder.encode(begun))
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
