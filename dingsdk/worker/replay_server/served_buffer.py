@@ -92,10 +92,11 @@ class InsertLog(RecordFiles):
     def records(self, first_number: int) -> Iterator[Record]:
         """Yield the records of the files from ``first_number`` on; raises as ``read``."""
         least = first_number if first_number > 1 else 0  # a checkpoint has a file after it
-        for number in range(first_number, max([least, *self.numbers()]) + 1):
-            for _, content in self.read(number)[0]:
-                client, *numbers = _FIXED.unpack_from(content)
-                yield Record(client.hex(), *numbers, content[_FIXED.size :])
+        for file in range(first_number, max([least, *self.numbers()]) + 1):
+            for _, content in self.read(file)[0]:
+                client, number, first, rows, env_step = _FIXED.unpack_from(content)
+                frame = content[_FIXED.size :]
+                yield Record(client.hex(), number, first, rows, env_step, frame)
 
 
 class _Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -92,11 +92,11 @@ def test_state_replaces_the_facts_before_it_and_not_those_after(tmp_path: Path) 
     made = journal(tmp_path)
     made.open()
     made.append(FACTS[0])
-    made.save({"names": ["a"], 3: 0.5})
+    made.save({"names": ["a"], "n": {3: 0.5}})
     made.append(FACTS[1])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000002.facts", "owner.json"]
     found = recovered(tmp_path)
-    assert found.state == {"names": ["a"], 3: 0.5}
+    assert found.state == {"names": ["a"], "n": {3: 0.5}}
     assert found.facts == FACTS[1:2]
 
 
