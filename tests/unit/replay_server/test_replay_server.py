@@ -31,7 +31,6 @@ from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
     CheckpointCorruptError,
-    CheckpointError,
     CheckpointVersionError,
     ClosedError,
     ConfigError,
@@ -512,17 +511,12 @@ def test_log_that_does_not_continue_the_checkpoint_is_refused(
         opened(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "error"), [(b"{", CheckpointCorruptError), (b"{}", CheckpointVersionError)]
-)
-def test_damaged_pointer_is_refused(
-    tmp_path: Path, text: bytes, error: type[CheckpointError]
-) -> None:
+def test_damaged_pointer_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         buffer.save()
-    (tmp_path / "replay" / "checkpoint.json").write_bytes(text)
-    with pytest.raises(error, match=r"checkpoint\.json"):
+    (tmp_path / "replay" / "checkpoint.json").write_bytes(b"{")
+    with pytest.raises(CheckpointCorruptError, match=r"checkpoint\.json"):
         opened(tmp_path)
 
 
