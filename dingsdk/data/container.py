@@ -37,7 +37,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,11 +214,18 @@ def decode_frame(
     start = _aligned(end)
     if start + layout.size_bytes != size:
         raise _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
-    arrays = [
-        np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
-    ]
-    if layout.places is not None:
-        return SampleBatch.trusted(_filled(layout.places, arrays), layout.rows)
+    if layout.record is not None:
+        record = np.ndarray((), layout.record, view, start)
+        arrays = [record[name] for name in layout.record.names or ()]
+    else:
+        arrays = [
+            np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
+        ]
+    if layout.paths is not None:
+        pairs = zip(layout.paths, arrays, strict=True)
+        # Columns are rarely nested, and dict() takes a third of the time of nest().
+        columns = dict(pairs) if layout.is_flat else nest(pairs)
+        return SampleBatch.trusted(columns, layout.rows)
     return _join(layout.manifest, arrays)
 
 
@@ -430,10 +437,13 @@ class _Layout:
 
     manifest: _Manifest
     arrays: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
+    record: np.dtype[Any] | None
+    """All arrays as fields of one record: reading a field is twice as fast as making an array."""
     size_bytes: int
     """Total size of the arrays."""
-    places: dict[str, Any] | None
-    """If the value is a batch, its columns, with the index of each array."""
+    paths: tuple[Any, ...] | None
+    """If the value is a batch, the paths of its columns in order; if ``is_flat``, their names."""
+    is_flat: bool
     rows: int
 
 
@@ -499,21 +509,31 @@ def _parse_layout(core: bytes) -> _Layout:
         start = _aligned(end)
         arrays.append((shape, dtype, start))
         end = start + _size_of(column)
-    places, rows = None, 0
+    paths, is_flat, rows = None, False, 0
     if isinstance(manifest.tree, dict) and "$batch" in manifest.tree:
         # Computed once, so that the next batch with this manifest needs no walk through the tree.
         blanks = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype, _ in arrays]
         batch = _join(manifest, blanks)
-        paths = (path for path, _ in flatten(batch.columns))
-        places, rows = nest((path, index) for index, path in enumerate(paths)), len(batch)
-    return _Layout(manifest, tuple(arrays), end, places, rows)
+        is_flat, rows = not any(type(each) is dict for each in batch.columns.values()), len(batch)
+        paths = tuple(batch.columns if is_flat else (path for path, _ in flatten(batch.columns)))
+    record = _record_of(arrays, end) if paths else None
+    return _Layout(manifest, tuple(arrays), record, end, paths, is_flat, rows)
 
 
-def _filled(places: dict[str, Any], arrays: list[NDArray[Any]]) -> dict[str, Any]:
-    return {
-        name: _filled(place, arrays) if type(place) is dict else arrays[place]
-        for name, place in places.items()
-    }
+def _record_of(
+    arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any], int]], size_bytes: int
+) -> np.dtype[Any] | None:
+    """Return the dtype of a record with these arrays as fields; None if numpy does not allow it."""
+    if not 0 < size_bytes < 2**31 or any(0 in shape for shape, _, _ in arrays):
+        return None
+    return np.dtype(
+        {
+            "names": [str(index) for index in range(len(arrays))],
+            "formats": [(dtype, shape) for shape, dtype, _ in arrays],
+            "offsets": [offset for _, _, offset in arrays],
+            "itemsize": size_bytes,
+        }
+    )
 
 
 def _parse(core: bytes) -> _Manifest:

@@ -39,7 +39,7 @@ def encode_message(message: Any) -> bytes:
         return msgspec.json.encode(_Encoder().visit(message))
     except SchemaMismatchError as error:
         where = f"$.{error.key}"[:200] if error.key else "$"
-        raise ProtocolError(f"in a message, {error}", where=where) from error
+        raise ProtocolError(f"the message cannot be sent: {error}", where=where) from error
     except UnicodeEncodeError as error:
         # Lone surrogates are the only str content that has no UTF-8 form.
         raise ProtocolError(f"the message has no UTF-8 form: {error}", where="$") from error
