@@ -1,19 +1,17 @@
 """The format of all data that dingsdk writes: a JSON manifest and named arrays.
 
 Payloads, policy versions, checkpoints, saved replay buffers and the small files that point to
-them are *containers*. A container holds one value: nested dicts, lists and tuples of numbers,
-text, None, numpy arrays, torch tensors and :class:`SampleBatch`. Its manifest is::
+them are *containers*. A container holds one value, encoded by :mod:`dingsdk.data.tagged`. Its
+manifest is::
 
     {"version", "kind", "tree", "columns": {name: {"dtype", "shape"}}, "digest"}
 
 ``kind`` names the kind of the value; readers check it, so that a policy is never read as a
 payload. ``tree`` is the value with each array replaced by ``{"$array": name}``. The name of a
-column is its path in the value, joined by dots. Values that JSON does not have are objects with
-one entry, too: ``$tensor``, ``$batch``, ``$tuple``, ``$items`` (a dict whose keys are not plain
-text), ``$float`` (nan, inf) and ``$int`` (more than 64 bits). ``digest`` covers all other bytes.
-The algorithm xxh3-128 detects damage at memory speed; sha256 also detects deliberate changes. The
-algorithm ``head``, for payloads that never leave the memory of a host, covers only the manifest;
-its cost does not depend on the size of the payload.
+column is its path in the value, joined by dots. ``digest`` covers all other bytes. The algorithm
+xxh3-128 detects damage at memory speed; sha256 also detects deliberate changes. The algorithm
+``head``, for payloads that never leave the memory of a host, covers only the manifest; its cost
+does not depend on the size of the payload.
 
 There are three ways to write a container:
 
@@ -23,7 +21,7 @@ There are three ways to write a container:
 * A *safetensors file* (:func:`encode_safetensors`), written and read by that library, with the
   manifest in its metadata: any tool that supports safetensors can open the weights of a
   checkpoint. The library copies all arrays; therefore payloads and policies are frames.
-* *JSON* (:func:`encode_json`): only the manifest, for values without arrays.
+* *JSON* (:func:`encode_json`): only the manifest, for small values; arrays are text in it.
 
 Values that are too large for one file are stored in a folder: it has immutable files of segments,
 and one container that lists them with their digests and is written last.
@@ -50,31 +48,36 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import as_columns, common_length, is_tensor, mismatch
 from dingsdk.data.pytree import flatten, nest
 from dingsdk.data.sample_batch import SampleBatch
+from dingsdk.data.tagged import (
+    DTYPES,
+    FALSE_DATA,
+    MAX_DEPTH,
+    Decoder,
+    Encoder,
+    array_of,
+    as_tensor,
+    is_fit,
+    unfit,
+)
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
     ConfigError,
     DataCorruptError,
     DataVersionError,
-    SchemaMismatchError,
 )
 from dingsdk.runtime.files import Buffer
 
-VERSION = 2
-"""Version of the format, for all kinds; data from before this common format counts as version 1."""
+VERSION = 3
+"""Version of the format, for all kinds."""
 MAGIC = b"DING\r\n\x1a\n"
 DEFAULT_ALGORITHM = "xxh3-128"
 DEFAULT_MAX_BYTES = 256 << 20
 """Default limit of the size of a frame."""
 MAX_MANIFEST_BYTES = 1 << 20
 """Default limit of the size of the manifest of a frame."""
-MAX_DIMENSIONS = 16
-"""Most dimensions of an array in a frame."""
-MAX_DEPTH = 32
-"""Most levels of lists and dicts in a frame."""
 
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 32 << 20
@@ -85,19 +88,11 @@ _JOINED_BYTES = 64 << 10
 """Frames up to this size are returned as one buffer: copying them costs less than two buffers."""
 _CACHED_LAYOUTS, _CACHED_BYTES = 512, 16 << 10
 """Most layouts of frames in a cache, and the largest manifest of a layout in it."""
-_NUMBERS = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
-_DTYPES = {
-    dtype.str: dtype
-    for dtype in (np.dtype(order + number) for order in "<>" for number in _NUMBERS)
-}
-# A type of torch with two bytes per number; numpy does not have it.
-_BFLOAT16 = "bfloat16"
-_DTYPES[_BFLOAT16] = np.dtype("<i2")
 _OF_THE_HEAD = "head"
-_ALGORITHMS: dict[str, tuple[Callable[..., Any], int]] = {
-    "xxh3-128": (xxhash.xxh3_128, 32),
-    _OF_THE_HEAD: (xxhash.xxh3_128, 32),
-    "sha256": (hashlib.sha256, 64),
+_ALGORITHMS: dict[str, Callable[..., Any]] = {
+    "xxh3-128": xxhash.xxh3_128,
+    _OF_THE_HEAD: xxhash.xxh3_128,
+    "sha256": hashlib.sha256,
 }
 _OTHER_DIGEST = "its content does not have its digest"
 _DIGEST = re.compile(r"(?:xxh3-128|head):[0-9a-f]{32}|sha256:[0-9a-f]{64}")
@@ -145,7 +140,7 @@ def encode_frame(
         plan = _plans.get(key)
     if plan is None:
         splitter = _Splitter()
-        tree = splitter.visit(value, ())
+        tree = splitter.visit(value)
         arrays = splitter.arrays
         plan = _make_plan(kind, tree, splitter.columns, algorithm, max_manifest_bytes)
         if key:
@@ -215,7 +210,7 @@ def decode_frame(
     if layout is None:
         layout = _parse_layout(core)
         _remember(_layouts, core, layout, len(core))
-    _check_kind(layout.kind, kind)
+    _check_kind(layout.manifest.kind, kind)
     start = _aligned(end)
     if start + layout.size_bytes != size:
         raise _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
@@ -231,7 +226,7 @@ def decode_frame(
         # Columns are rarely nested, and dict() takes a third of the time of nest().
         columns = dict(pairs) if layout.is_flat else nest(pairs)
         return SampleBatch.trusted(columns, layout.rows)
-    return _join(layout.tree, layout.columns, dict(zip(layout.columns, arrays, strict=True)))
+    return _join(layout.manifest, arrays)
 
 
 def encode_batch(
@@ -267,10 +262,10 @@ def encode_safetensors(kind: str, value: Any) -> bytearray:
     import safetensors.torch
 
     splitter = _Splitter()
-    tree = splitter.visit(value, ())
+    tree = splitter.visit(value)
     # The library does not accept big-endian arrays, or tensors that share memory.
     tensors = {
-        name: _as_tensor(array.astype(array.dtype.newbyteorder("<"), "C"), column.dtype)
+        name: as_tensor(array.astype(array.dtype.newbyteorder("<"), "C"), column.dtype)
         for (name, column), array in zip(splitter.columns.items(), splitter.arrays, strict=True)
     }
     blank = f"sha256:{'0' * 64}".encode()
@@ -279,7 +274,7 @@ def encode_safetensors(kind: str, value: Any) -> bytearray:
     try:
         content = bytearray(safetensors.torch.save(tensors, {_METADATA_KEY: text}))
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise _unfit((), "what safetensors stores", str(error)) from error
+        raise unfit((), "what safetensors stores", str(error)) from error
     at = _place_of(blank, content[: 8 + int.from_bytes(content[:8], "little")])
     content[at : at + len(blank)] = digest_of((content,), "sha256").encode()
     return content
@@ -311,18 +306,19 @@ def decode_safetensors(kind: str, data: Buffer) -> Any:
     _check_kind(manifest.kind, kind)
     try:
         tensors = safetensors.torch.load(bytes(view))
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        arrays = {name: array_of(tensor, (name,)) for name, tensor in tensors.items()}
+    except (safetensors.SafetensorError, *FALSE_DATA) as error:
         raise _corrupt(f"{error}", "tensors") from error
-    return _join(manifest.tree, None, tensors)
+    joiner = _Joiner(arrays)
+    value = _decoded(joiner, manifest)
+    if sorted(joiner.used) != sorted(arrays):
+        raise _corrupt("its tree does not name each tensor once", "tree")
+    return value
 
 
 def encode_json(kind: str, value: Any) -> bytes:
-    """Return a value without arrays as a line of JSON; errors as for :func:`encode_frame`."""
-    splitter = _Splitter()
-    tree = splitter.visit(value, ())
-    if splitter.arrays:
-        raise _unfit(tuple(splitter.columns)[:1], "no array", "one")
-    core = _encode_core(_Manifest(VERSION, kind, tree, {}))
+    """Return a value as a line of JSON; errors as for :func:`encode_frame`."""
+    core = _encode_core(_Manifest(VERSION, kind, Encoder().visit(value), {}))
     digest = digest_of((core,))
     return b"".join((core, _BEFORE_DIGEST, digest.encode(), _AFTER_DIGEST, b"\n"))
 
@@ -331,16 +327,11 @@ def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
     """Return the value that :func:`encode_json` wrote; errors as for :func:`decode_frame`."""
     if len(data) > max_bytes:
         raise _corrupt(f"{len(data)} bytes; at most {max_bytes} are read", "size")
-    text = bytes(data)
-    try:
-        core, digest = _split_digest(text.removesuffix(b"\n"))
-    except DataCorruptError:
-        _check_version(text)  # in version 1, digests had another form
-        raise
+    core, digest = _split_digest(bytes(data).removesuffix(b"\n"))
     _check_digest((core,), digest)
     manifest = _parse(core)
     _check_kind(manifest.kind, kind)
-    return _join(manifest.tree, manifest.columns, {})
+    return _decoded(Decoder(), manifest)
 
 
 @contextmanager
@@ -367,7 +358,11 @@ def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
     Raises:
         ConfigError: there is no such algorithm.
     """
-    hasher = _hashing(algorithm)[0]()
+    if algorithm not in _ALGORITHMS:
+        raise ConfigError(
+            f"no digest {algorithm!r}; known are {', '.join(sorted(_ALGORITHMS))}", path="digest"
+        )
+    hasher = _ALGORITHMS[algorithm]()
     for part in parts:
         hasher.update(part)
     return f"{algorithm}:{hasher.hexdigest()}"
@@ -381,15 +376,6 @@ def _check_digest(parts: Iterable[Any], digest: str) -> None:
     # The digest is checked before the version: it is computed in the same way in all versions.
     if digest_of(parts, digest.partition(":")[0]) != digest:
         raise _corrupt(_OTHER_DIGEST, "digest")
-
-
-def _hashing(algorithm: str) -> tuple[Callable[..., Any], int]:
-    """Return the constructor of a hash, and its number of hex digits."""
-    if algorithm not in _ALGORITHMS:
-        raise ConfigError(
-            f"no digest {algorithm!r}; known are {', '.join(sorted(_ALGORITHMS))}", path="digest"
-        )
-    return _ALGORITHMS[algorithm]
 
 
 def _split_digest(manifest: bytes) -> tuple[bytes, str]:
@@ -423,7 +409,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Version(msgspec.Struct):
-    version: Any = 1  # the first pointers to checkpoints had no version
+    version: Any = None
 
 
 class _SafetensorsHeader(msgspec.Struct):
@@ -431,7 +417,6 @@ class _SafetensorsHeader(msgspec.Struct):
 
 
 _METADATA_KEY = "dingsdk"
-_Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,9 +435,7 @@ class _Plan:
 class _Layout:
     """The checked content of a frame's manifest."""
 
-    kind: str
-    tree: Any
-    columns: dict[str, _Column]
+    manifest: _Manifest
     arrays: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
     record: np.dtype[Any] | None
     """All arrays as fields of one record: reading a field is twice as fast as making an array."""
@@ -472,12 +455,12 @@ _version_decoder = msgspec.json.Decoder(_Version)
 
 
 def _collect(
-    columns: Mapping[str, Any], path: _Path, form: list[Any], arrays: list[NDArray[Any]]
+    columns: Mapping[str, Any], path: tuple[str, ...], form: list[Any], arrays: list[NDArray[Any]]
 ) -> None:
     for name, column in columns.items():
         if isinstance(column, dict):
             if len(path) > MAX_DEPTH:
-                raise _unfit(path, f"at most {MAX_DEPTH} levels", "more")
+                raise unfit(path, f"at most {MAX_DEPTH} levels", "more")
             _collect(column, (*path, name), form, arrays)
         else:
             form += path, name, column.dtype, column.shape
@@ -488,7 +471,7 @@ def _collect(
 def _make_plan(
     kind: str, tree: Any, columns: dict[str, _Column], algorithm: str, max_manifest_bytes: int
 ) -> _Plan:
-    digest_bytes = len(f"{algorithm}:") + _hashing(algorithm)[1]
+    digest_bytes = len(digest_of((), algorithm))
     core = _encode_core(_Manifest(VERSION, kind, tree, columns), max_manifest_bytes)
     length = len(core) + len(_BEFORE_DIGEST) + digest_bytes + len(_AFTER_DIGEST)
     pads: list[bytes] = []
@@ -507,9 +490,9 @@ def _encode_core(manifest: _Manifest, max_manifest_bytes: int = MAX_MANIFEST_BYT
     try:
         core = msgspec.json.encode(manifest)[:-1]
     except (UnicodeEncodeError, TypeError) as error:
-        raise _unfit((), "names and text that have a UTF-8 form", str(error)) from error
+        raise unfit((), "names and text that have a UTF-8 form", str(error)) from error
     if len(core) > max_manifest_bytes - 128:
-        raise _unfit((), f"a manifest of at most {max_manifest_bytes} bytes", f"{len(core)}")
+        raise unfit((), f"a manifest of at most {max_manifest_bytes} bytes", f"{len(core)}")
     return core
 
 
@@ -518,10 +501,10 @@ def _parse_layout(core: bytes) -> _Layout:
     arrays = []
     end = 0
     for name, column in manifest.columns.items():
-        dtype, shape = _DTYPES.get(column.dtype), column.shape
+        dtype, shape = DTYPES.get(column.dtype), column.shape
         if dtype is None:
             raise _corrupt(f"dtype {column.dtype!r:.40}", name)
-        if not _is_fit(shape, dtype.itemsize):
+        if not is_fit(shape, dtype.itemsize):
             raise _corrupt(f"shape {list(shape)!s:.200}", name)
         start = _aligned(end)
         arrays.append((shape, dtype, start))
@@ -529,16 +512,12 @@ def _parse_layout(core: bytes) -> _Layout:
     paths, is_flat, rows = None, False, 0
     if isinstance(manifest.tree, dict) and "$batch" in manifest.tree:
         # Computed once, so that the next batch with this manifest needs no walk through the tree.
-        blanks = {
-            name: np.broadcast_to(np.zeros((), dtype), shape)
-            for name, (shape, dtype, _) in zip(manifest.columns, arrays, strict=True)
-        }
-        batch = _join(manifest.tree, manifest.columns, blanks)
+        blanks = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype, _ in arrays]
+        batch = _join(manifest, blanks)
         is_flat, rows = not any(type(each) is dict for each in batch.columns.values()), len(batch)
         paths = tuple(batch.columns if is_flat else (path for path, _ in flatten(batch.columns)))
     record = _record_of(arrays, end) if paths else None
-    found = manifest.kind, manifest.tree, manifest.columns
-    return _Layout(*found, tuple(arrays), record, end, paths, is_flat, rows)
+    return _Layout(manifest, tuple(arrays), record, end, paths, is_flat, rows)
 
 
 def _record_of(
@@ -589,15 +568,8 @@ def _check_kind(found: str, kind: str) -> None:
         raise _corrupt(f"its kind is {found!r:.40}, not {kind!r}", "kind")
 
 
-def _is_fit(shape: tuple[int, ...], itemsize: int) -> bool:
-    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
-        return False
-    # The dimensions of an empty array must be in the range of numpy, too.
-    return math.prod(max(length, 1) for length in shape) * itemsize < 2**62
-
-
 def _size_of(column: _Column) -> int:
-    return math.prod(column.shape) * _DTYPES[column.dtype].itemsize
+    return math.prod(column.shape) * DTYPES[column.dtype].itemsize
 
 
 def _aligned(offset: int) -> int:
@@ -616,68 +588,15 @@ def _corrupt(what: str, where: str) -> DataCorruptError:
     return DataCorruptError(f"not a container: {what}", where=where)
 
 
-def _unfit(path: _Path, expected: str, found: str) -> SchemaMismatchError:
-    key = ".".join(path)
-    return mismatch(f"{key or 'the value'!r:.80} cannot be written", key, expected, found[:200])
-
-
-class _Splitter:
-    """Separates the arrays of a value, and converts the rest to JSON."""
+class _Splitter(Encoder):
+    """Collects the arrays of a value, and names them."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
         self.arrays: list[NDArray[Any]] = []
 
-    def visit(self, node: Any, path: _Path) -> Any:
-        if len(path) > MAX_DEPTH:
-            raise _unfit(path, f"at most {MAX_DEPTH} levels", "more")
-        if isinstance(node, np.ndarray):
-            return {"$array": self._add(node, node.dtype.str, path)}
-        if is_tensor(node):
-            return {"$tensor": self._add(*_array_of(node, path), path)}
-        if isinstance(node, np.generic):
-            node = node.item()
-        if node is None or isinstance(node, bool):
-            return node
-        if isinstance(node, str):
-            return str.__str__(node)
-        if isinstance(node, int):
-            number = int(node)
-            return number if -(2**63) <= number < 2**63 else {"$int": f"{number:x}"}
-        if isinstance(node, float):
-            return float(node) if math.isfinite(node) else {"$float": repr(float(node))}
-        if isinstance(node, Mapping):
-            return self._mapping(node, path)
-        if isinstance(node, (list, tuple)):
-            items = [self.visit(child, (*path, str(i))) for i, child in enumerate(node)]
-            return items if isinstance(node, list) else {"$tuple": items}
-        if isinstance(node, SampleBatch):
-            rows = common_length(as_columns(node.columns, ".".join(path)))
-            if rows != len(node):
-                raise _unfit(path, f"{len(node)} rows", f"{rows}")
-            return {"$batch": self._mapping(node.columns, path)}
-        raise _unfit(path, "numbers, text, arrays, tensors or nests of them", type(node).__name__)
-
-    def _mapping(self, node: Mapping[Any, Any], path: _Path) -> dict[str, Any]:
-        if all(isinstance(key, str) and not key.startswith("$") for key in node):
-            return {str(key): self.visit(child, (*path, key)) for key, child in node.items()}
-        for key in node:
-            is_number = isinstance(key, int) and -(2**63) <= key < 2**63
-            if not is_number and not isinstance(key, str):
-                raise _unfit(
-                    (*path, repr(key)), "keys of text or 64 bit numbers", type(key).__name__
-                )
-        return {
-            "$items": [[key, self.visit(child, (*path, str(key)))] for key, child in node.items()]
-        }
-
-    def _add(self, array: NDArray[Any], dtype: str, path: _Path) -> str:
-        if dtype not in _DTYPES or array.dtype.hasobject:
-            raise _unfit(path, "bool, integer, float or complex numbers", str(array.dtype))
-        if not _is_fit(array.shape, array.itemsize):
-            expected = f"at most {MAX_DIMENSIONS} dimensions, below 2**62 bytes"
-            raise _unfit(path, expected, str(list(array.shape)))
-        name = ".".join(path) or "value"
+    def place(self, array: NDArray[Any], dtype: str, path: tuple[str, ...]) -> str:
+        name = ".".join(map(str, path)) or "value"
         while name in self.columns:
             name += "~"
         self.columns[name] = _Column(dtype, array.shape)
@@ -685,99 +604,30 @@ class _Splitter:
         return name
 
 
-def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, Any]) -> Any:
-    """Return the value of a tree, with the arrays in their places.
+class _Joiner(Decoder):
+    """Puts arrays, with the names of their dtypes, in their places."""
 
-    The tree must name each array once. ``columns`` are the columns of a frame, in order, or None if
-    the arrays are tensors of safetensors.
-    """
-    joiner = _Joiner(columns, arrays)
-    try:
-        value = joiner.visit(tree)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _corrupt(f"its tree: {error!r:.200}", "tree") from error
-    if sorted(joiner.used) != sorted(arrays) or (columns and joiner.used != list(columns)):
+    def __init__(self, arrays: Mapping[str, tuple[NDArray[Any], str]]) -> None:
+        self._arrays = arrays
+        self.used: list[str] = []
+
+    def place(self, spec: str) -> tuple[NDArray[Any], str]:
+        self.used.append(spec)
+        return self._arrays[spec]
+
+
+def _join(manifest: _Manifest, arrays: Iterable[NDArray[Any]]) -> Any:
+    """Return the value of a frame, whose tree must name each array once, in order."""
+    columns = zip(manifest.columns.items(), arrays, strict=True)
+    joiner = _Joiner({name: (array, column.dtype) for (name, column), array in columns})
+    value = _decoded(joiner, manifest)
+    if joiner.used != list(manifest.columns):
         raise _corrupt("its tree does not name each array once, in order", "tree")
     return value
 
 
-class _Joiner:
-    def __init__(self, columns: dict[str, _Column] | None, arrays: Mapping[str, Any]) -> None:
-        self._columns = columns
-        self._arrays = arrays
-        self.used: list[str] = []
-
-    def visit(self, node: Any) -> Any:
-        if isinstance(node, list):
-            return [self.visit(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        tag = next((key for key in node if key.startswith("$")), None)
-        if tag is None:
-            return {key: self.visit(child) for key, child in node.items()}
-        if len(node) > 1:
-            raise ValueError(f"the tag {tag!r} has other keys beside it")
-        child = node[tag]
-        match tag:
-            case "$array" | "$tensor":
-                return self._array(child, tag == "$tensor")
-            case "$batch":
-                return self._batch(child)
-            case "$tuple":
-                return tuple(self.visit(item) for item in _a_list(child))
-            case "$items":
-                return {key: self.visit(value) for key, value in _a_list(child)}
-            case "$float" if child in ("nan", "inf", "-inf"):
-                return float(child)
-            case "$int":
-                return int(child, 16)
-        raise ValueError(f"the tag {tag!r} is unknown, or what it holds")
-
-    def _array(self, name: str, is_tensor: bool) -> Any:
-        self.used.append(name)
-        array = self._arrays[name]
-        if self._columns is None:
-            return array if is_tensor else array.numpy()
-        dtype = self._columns[name].dtype
-        if is_tensor:
-            return _as_tensor(array if array.flags.writeable else array.copy(), dtype)
-        if dtype == _BFLOAT16:
-            raise ValueError("numpy has no bfloat16")
-        return array
-
-    def _batch(self, node: Any) -> SampleBatch:
-        before = len(self.used)
-        batch = SampleBatch(self.visit(node))  # raises if it is not a nest of columns
-        paths = [path for path, _ in flatten(batch.columns)]
-        if len(paths) != len(self.used) - before or max(map(len, paths)) > MAX_DEPTH + 1:
-            raise ValueError("a batch is a nest of arrays")
-        return batch
-
-
-def _array_of(tensor: Any, path: _Path) -> tuple[NDArray[Any], str]:
-    """Return a tensor as an array, and the name of its dtype."""
-    import torch
-
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise _unfit(path, "a dense tensor", f"{tensor.dtype} {tensor.layout}")
+def _decoded(decoder: Decoder, manifest: _Manifest) -> Any:
     try:
-        if tensor.dtype is torch.bfloat16:
-            return tensor.detach().view(torch.int16).numpy(force=True), _BFLOAT16
-        array: NDArray[Any] = tensor.numpy(force=True)
-    except (TypeError, RuntimeError) as error:
-        raise _unfit(path, "a type that numpy has", str(tensor.dtype)) from error
-    return array, array.dtype.str
-
-
-def _as_tensor(array: NDArray[Any], dtype: str) -> Any:
-    """Return a tensor that shares the array's memory."""
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype == _BFLOAT16 else tensor
-
-
-def _a_list(node: Any) -> list[Any]:
-    if not isinstance(node, list):
-        raise TypeError("a list is missing")
-    return node
+        return decoder.visit(manifest.tree)
+    except FALSE_DATA as error:
+        raise _corrupt(f"its tree: {error!r:.200}", "tree") from error

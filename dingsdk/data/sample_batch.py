@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, overload
 
@@ -242,12 +241,6 @@ class SampleBatch(Sequence[dict[str, Any]]):
         )
         return f"SampleBatch({self.length} rows, {described})"
 
-    def __copy__(self) -> SampleBatch:
-        return self.trusted(map_columns(lambda array: array, self.columns), self.length)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SampleBatch:
-        return self.trusted(copy.deepcopy(self.columns, memo), self.length)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.columns,)
 
@@ -331,12 +324,6 @@ class Row(dict[str, Any]):
 
     def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.copy() | dict(other)
-
-    def __copy__(self) -> dict[str, Any]:
-        return self.copy()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return copy.deepcopy(self.copy(), memo)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return dict, (self.copy(),)

@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from dingsdk.data.capture import capture, revive
+from dingsdk.data.capture import capture
 from dingsdk.errors import CheckpointCorruptError, NotSavableError
 
 _CONSTANT = (
@@ -64,7 +64,7 @@ def set_env_state(env: gym.Env[Any, Any], state: Mapping[str, Any]) -> None:
         )
     for layer, each in zip(layers, saved, strict=True):
         if "own" in each:
-            layer.set_state(revive(each["own"]))
+            layer.set_state(capture(each["own"]))
         else:
             set_attributes(layer, each["attributes"])
 
@@ -115,7 +115,7 @@ def set_attributes(owner: Any, state: Mapping[str, Any]) -> None:
                 f"the saved {key} of {type(owner).__name__} is no {type(now).__name__}"
             )
         else:
-            setattr(owner, key, revive(value))
+            setattr(owner, key, capture(value))
 
 
 def _layers(env: Any) -> list[Any]:
@@ -153,7 +153,7 @@ def _mujoco_state(data: Any) -> dict[str, Any]:
 def _set_mujoco_state(data: Any, state: Mapping[str, Any]) -> None:
     import mujoco
 
-    saved = revive(state["arrays"])
+    saved = state["arrays"]
     mujoco.mj_resetData(data.model, data)
     for name, array in _arrays(data).items():
         # Contacts and constraints have no rows after the reset; each step computes them first.

@@ -32,7 +32,6 @@ from dingsdk.config import apply_set
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import flatten, to_plain
 from dingsdk.data import decode_safetensors, encode_safetensors
-from dingsdk.data.capture import capture, revive
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import seed_envs
 from dingsdk.errors import (
@@ -381,8 +380,8 @@ class RunSaver:
             turn=self._team.turn,
             others={f"{index}": _state_of(each) for index, each in enumerate(others, start=1)},
             streams={
-                "python": capture(random.getstate()),
-                "numpy": capture(np.random.get_state(legacy=False)),
+                "python": random.getstate(),
+                "numpy": np.random.get_state(legacy=False),
                 "torch": torch.get_rng_state(),
             },
             evaluations=[dataclasses.asdict(each) for each in recorder.all_evaluations],
@@ -404,8 +403,8 @@ class RunSaver:
             self._resume_player(workers, state.others[f"{index}"] if index else state, save, index)
         self._team.turn = state.turn
         context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
-        random.setstate(revive(state.streams["python"]))
-        np.random.set_state(revive(state.streams["numpy"]))
+        random.setstate(state.streams["python"])
+        np.random.set_state(state.streams["numpy"])
         torch.set_rng_state(state.streams["torch"])
 
     def _resume_player(self, workers: Workers, state: PlayerState, save: Save, index: int) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
-from dingsdk.data.capture import capture, revive
+from dingsdk.data.capture import capture
 from dingsdk.data.collected import COLLECTED, with_collected
 from dingsdk.data.columns import mismatch, rows_to_columns
 from dingsdk.data.pytree import flatten, map_leaves, named_leaves, part_of
@@ -750,7 +750,7 @@ class BasePolicy(Configurable, ABC):
         if key == "acting_state":
             for field, memory in self._memories.items():
                 memory.load_state_dict(value["memories"][field])
-            self.rng = revive(value["rng"])
+            self.rng = capture(value["rng"])
             return
         if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
             raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")

@@ -8,7 +8,7 @@ parents may be links.
 A :class:`Folder` keeps a file descriptor of its folder, so that it always uses the folder that it
 checked, even if its path is changed later. A :class:`PrivateDir` is a folder to which only this
 user writes, with a fixed form of names. Files are written under a temporary name and then renamed.
-A writer that is killed leaves an unlocked temporary file; :meth:`Folder.sweep` removes such files.
+A writer that is killed leaves a temporary file; :meth:`Folder.sweep` removes such files.
 
 Errors: StorageFullError if the disk is full, over quota or failing, or no descriptors are free;
 RunFolderError for other failed reads and writes. A failed write leaves no partial file.
@@ -26,9 +26,7 @@ import os
 import re
 import secrets
 import stat
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -88,9 +86,8 @@ _KINDS = (
 ROOM_PAUSE_S = 1.0
 """Pause before a write is tried again for which the disk had no room."""
 _log = logging.getLogger(__name__)
-_guards: Counter[Path] = Counter()
-"""The run folders of this process, with their numbers of ``guarded`` blocks."""
-_guards_lock = threading.Lock()
+_guards: list[Path] = []
+"""The run folders of the active ``guarded`` blocks of this process."""
 
 
 def check_id(text: object, what: str = "id") -> str:
@@ -109,21 +106,16 @@ def check_id(text: object, what: str = "id") -> str:
 def guarded(run_dir: str | os.PathLike[str]) -> Iterator[None]:
     """In the block, follow no links below a run folder, in all threads of this process."""
     place = Path(run_dir).absolute()
-    with _guards_lock:
-        _guards[place] += 1
+    _guards.append(place)
     try:
         yield
     finally:
-        with _guards_lock:
-            _guards[place] -= 1
-            if not _guards[place]:
-                del _guards[place]
+        _guards.remove(place)
 
 
 def guarded_folders() -> tuple[Path, ...]:
     """Return the run folders of the active ``guarded`` blocks, for a new process to guard too."""
-    with _guards_lock:
-        return tuple(_guards)
+    return tuple(dict.fromkeys(_guards))
 
 
 def refuse_kind(path: Path, mode: int, wanted: str = "a regular file") -> NoReturn:
@@ -145,8 +137,7 @@ def _parent(path: Path, create: bool = False) -> Iterator[tuple[int | None, str]
     missing folders between the two are made.
     """
     place = path.absolute()
-    with _guards_lock:
-        roots = [root for root in _guards if root in place.parents]
+    roots = [root for root in guarded_folders() if root in place.parents]
     if not roots or ".." in place.parts:
         yield None, str(path)
         return
@@ -307,14 +298,20 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
     """
     target = Path(path)
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    try:
-        folder = _open_folder(target.parent)
-        try:
-            _replace(folder, target.name, (text.encode(),), durable=False)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise file_error("write", target, error) from error
+    with Folder(target.parent, create=False) as folder:
+        folder.write_atomic(target.name, (text.encode(),))
+
+
+class _Descriptor:
+    """Closes a descriptor when nothing uses it any more."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        close_reader(self.number)
 
 
 class Folder(Closing):
@@ -334,7 +331,7 @@ class Folder(Closing):
 
     _open_flags = _OPEN_FOLDER
     _names = _ANY_NAME
-    _is_closed = True
+    _opened: _Descriptor | None = None  # after the end of ``close``, and of calls in progress
 
     def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
         self.path = Path(path)
@@ -363,7 +360,6 @@ class Folder(Closing):
             buffers: The content, in order.
             durable: Whether to wait until the file and its name are on the disk.
         """
-        self._check_name(name)
         with self._use("write", name) as folder:
             _replace(folder, name, buffers, durable)
 
@@ -382,7 +378,6 @@ class Folder(Closing):
         Raises:
             RunFolderError: the file has another size.
         """
-        self._check_name(name)
         with self._use("write", name) as folder:
             flags = _WRITE if at else _WRITE | os.O_CREAT
             descriptor = os.open(name, flags, 0o600, dir_fd=folder)
@@ -414,9 +409,7 @@ class Folder(Closing):
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the content of a file is on the disk; without a name, the folder's entries."""
-        if name is not None:
-            self._check_name(name)
-        with self._use("write", name or "") as folder:
+        with self._use("write", name) as folder:
             if name is None:
                 os.fsync(folder)
                 return
@@ -459,7 +452,6 @@ class Folder(Closing):
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return the status of a file, without following links; None if there is no such name."""
-        self._check_name(name)
         with self._use("look at", name) as folder:
             try:
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -470,16 +462,12 @@ class Folder(Closing):
 
     def unlink(self, name: str) -> bool:
         """Remove a file or link; return whether there was one."""
-        if not _TEMPORARY.fullmatch(name):
-            self._check_name(name)
         with self._use("remove", name) as folder:
             return _unless_gone(os.unlink, name, dir_fd=folder)
 
     def move(self, name: str, target: Folder, new_name: str) -> bool:
         """Move a file, link or folder to another folder; return False if it does not exist."""
-        self._check_name(name)
-        target._check_name(new_name)
-        with self._use("move", name) as source, target._use() as folder:
+        with self._use("move", name) as source, target._use(name=new_name) as folder:
             return _unless_gone(os.rename, name, new_name, src_dir_fd=source, dst_dir_fd=folder)
 
     def names(self) -> list[str]:
@@ -495,26 +483,15 @@ class Folder(Closing):
     def sweep(self) -> int:
         """Remove the temporary files of writers that died; return their number.
 
-        Temporary files of active writers are locked, and stay. Do not call this if writers on
-        several hosts use the folder and the file server does not share locks between hosts.
+        A writer whose temporary file is removed writes it again.
         """
-        return sum(map(self._remove_dead, filter(_TEMPORARY.fullmatch, self.names())))
-
-    def _remove_dead(self, name: str) -> bool:
-        with self._use() as folder:
-            try:
-                # Opened for writing: some file servers lock no other descriptors.
-                descriptor = os.open(name, _WRITE, dir_fd=folder)
-            except OSError:
-                return False
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(name, dir_fd=folder)
-            except OSError:
-                return False
-            finally:
-                close_reader(descriptor)
-        return True
+        count = 0
+        for name in filter(_TEMPORARY.fullmatch, self.names()):
+            found = self.stat(name)
+            if found is not None and stat.S_ISREG(found.st_mode):
+                with contextlib.suppress(RunFolderError, StorageFullError):
+                    count += self.unlink(name)
+        return count
 
     def remove_tree(self, name: str) -> bool:
         """Remove a folder in this one, with all files and folders that :meth:`names` lists in it.
@@ -524,7 +501,7 @@ class Folder(Closing):
         try:
             with self.sub(name, create=False) as inner:
                 for entry in inner.names():
-                    found = None if _TEMPORARY.fullmatch(entry) else inner.stat(entry)
+                    found = inner.stat(entry)
                     if found is not None and stat.S_ISDIR(found.st_mode):
                         inner.remove_tree(entry)
                     else:
@@ -548,21 +525,10 @@ class Folder(Closing):
 
     def close(self) -> None:
         """Release the descriptor; further calls raise ClosedError. Idempotent."""
-        with self._lock:
-            was_closed, self._is_closed = self._is_closed, True
-        if not was_closed:
-            self._leave()
-
-    def __del__(self) -> None:
-        if not self._is_closed:  # as a Python file object does
-            self.close()
+        self._opened = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
-
-    def _check_name(self, name: str) -> None:
-        if not self._names.fullmatch(name):
-            raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
 
     def _open(self, name: str, parent: int | None, create: bool) -> None:
         descriptor = -1
@@ -583,27 +549,20 @@ class Folder(Closing):
         if why:
             close_reader(descriptor)
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._users = 1  # calls that are using the descriptor, and 1 until close()
-        self._is_closed = False
+        self._opened = _Descriptor(descriptor)
 
-    def _use(self, action: str = "", name: str = "") -> _Use:
-        """Use the descriptor; with an ``action``, convert OSErrors to the errors of this module."""
-        return _Use(self, action, name)
+    def _use(self, action: str = "", name: str | None = None) -> _Use:
+        """Use the descriptor for a file of this name.
 
-    def _leave(self) -> None:
-        """Close the descriptor after its last use, because the system may reuse its number."""
-        with self._lock:
-            self._users -= 1
-            is_last = self._users == 0
-        if is_last:
-            close_reader(self._descriptor)
+        With an ``action``, OSErrors are converted to the errors of this module.
+        """
+        if name is not None and not (self._names.fullmatch(name) or _TEMPORARY.fullmatch(name)):
+            raise ProtocolError(f"{name!r:.80} is no file name of ours", where="file name")
+        return _Use(self, action, name or "")
 
     @contextlib.contextmanager
     def _file(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
         """Open a file for reading; check its type and size."""
-        self._check_name(name)
         with self._use("read", name) as folder:
             descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
             try:
@@ -656,21 +615,19 @@ class _Use:
     then from Python 3.12 on the objects of all its callers stay until garbage is collected.
     """
 
-    __slots__ = ("_action", "_folder", "_name")
+    __slots__ = ("_action", "_folder", "_name", "_opened")
 
     def __init__(self, folder: Folder, action: str, name: str) -> None:
         self._folder, self._action, self._name = folder, action, name
 
     def __enter__(self) -> int:
-        folder = self._folder
-        with folder._lock:
-            if folder._is_closed:
-                raise ClosedError("the folder is closed", what="folder")
-            folder._users += 1
-        return folder._descriptor
+        self._opened = self._folder._opened  # stays open even if the folder is closed meanwhile
+        if self._opened is None:
+            raise ClosedError("the folder is closed", what="folder")
+        return self._opened.number
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._folder._leave()
+        self._opened = None
         if self._action and isinstance(error, OSError) and not isinstance(error, DingError):
             raise self._folder._error(self._action, self._name, error) from error
 
@@ -705,10 +662,8 @@ class PrivateDir(Folder):
             False if the pooled file does not exist or is not a regular file of this user; nothing
             was written then.
         """
-        self._check_name(name)
-        pool._check_name(pooled)
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with self._use("write", name) as folder, pool._use() as source:
+        with self._use("write", name) as folder, pool._use(name=pooled) as source:
             if not _unless_gone(os.rename, pooled, temporary, src_dir_fd=source, dst_dir_fd=folder):
                 return False
             is_done = False
@@ -862,44 +817,25 @@ def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) ->
 
     Only if the last step fails, the fsync of the folder, the new file has already replaced it.
     """
-    temporary, descriptor = _create_temporary(folder)
-    lock = -1
+    temporary = f".tmp-{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         try:
             write_chunks(descriptor, chunks)
             if durable:
                 os.fsync(descriptor)
-            lock = os.dup(descriptor)
         finally:
             os.close(descriptor)  # before the rename: a full disk may be reported only here
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileNotFoundError:  # another process took it for the file of a dead writer
+        _replace(folder, name, chunks, durable)
+        return
     except BaseException:
         _unlink_quietly(folder, temporary)
         raise
-    finally:
-        if lock >= 0:
-            close_reader(lock)
     if durable:
         os.fsync(folder)
-
-
-def _create_temporary(folder: int) -> tuple[str, int]:
-    """Create a temporary file; return its name and descriptor. It is locked, so sweeps keep it."""
-    while True:
-        name = f".tmp-{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(name, flags, 0o600, dir_fd=folder)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_swept = os.fstat(descriptor).st_nlink == 0
-        except BlockingIOError:
-            is_swept = True
-        except OSError:
-            is_swept = False  # a file server without locks, where sweeps remove nothing
-        # If it is swept, Folder.sweep found it before it was locked: try again.
-        if not is_swept:
-            return name, descriptor
-        close_reader(descriptor)
 
 
 def write_chunks(descriptor: int, chunks: Sequence[Buffer]) -> None:

@@ -8,12 +8,17 @@ file, which is dropped. Damage anywhere else is an error, so that no later recor
 from __future__ import annotations
 
 import logging
+import re
 import struct
 import zlib
 
-from dingsdk.errors import CheckpointCorruptError
-from dingsdk.runtime.files import Buffer
+from dingsdk.errors import CheckpointCorruptError, DataCorruptError, DataMissingError
+from dingsdk.runtime.files import Buffer, Folder
 
+_MAX_BYTES = 1 << 50
+"""Largest file: larger than any disk."""
+_COPIED_BYTES = 64 << 20
+"""Larger files are mapped into memory in place of being read."""
 _HEADER, _CHECKED = struct.Struct("<III"), struct.Struct("<II")
 _log = logging.getLogger(__name__)
 
@@ -69,3 +74,88 @@ def damaged_at(path: object, offset: int, advice: str) -> CheckpointCorruptError
         path=str(path),
         offset=offset,
     )
+
+
+class RecordFiles:
+    """Numbered files of records, to the newest of which records are appended. The caller locks.
+
+    Args:
+        folder: Their folder.
+        prefix: What is before the number in the name of a file.
+        suffix: What is after it.
+        advice: What to do about a damaged file, for messages.
+        fsync: Whether to sync each record to disk.
+
+    Attributes:
+        number: Number of the file that is written.
+        size_bytes: Size of that file.
+    """
+
+    def __init__(
+        self, folder: Folder, prefix: str, suffix: str, advice: str, fsync: bool = False
+    ) -> None:
+        self._folder, self._advice, self._fsync = folder, advice, fsync
+        self._prefix, self._suffix = prefix, suffix
+        self._name = re.compile(f"{re.escape(prefix)}([0-9]{{6,18}}){re.escape(suffix)}")
+        self.number = self.size_bytes = 0
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the files."""
+        matches = map(self._name.fullmatch, self._folder.names())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def create(self, number: int) -> None:
+        """Create an empty file, for a later ``begin``; that may take long."""
+        self._folder.append(self.name_of(number), [], 0, self._fsync)
+
+    def begin(self, number: int, *record: Buffer) -> None:
+        """Write to another file from now on.
+
+        A first record, if there is one, is synced to disk. If that raises, as ``append`` does, the
+        previous file stays the one that is written.
+        """
+        size = self._write(number, 0, record, True) if record else 0
+        self.number, self.size_bytes = number, size
+
+    def append(self, *record: Buffer) -> int:
+        """Write a record, given in parts, which then survives the process; return its size.
+
+        Raises:
+            StorageFullError, RunFolderError: it cannot be written; nothing is written.
+        """
+        size = self._write(self.number, self.size_bytes, record, self._fsync)
+        self.size_bytes += size
+        return size
+
+    def read(self, number: int, end: int | None = None) -> tuple[list[tuple[int, memoryview]], int]:
+        """Return the records of a file with their offsets, and its size without a torn record.
+
+        Args:
+            number: Number of the file.
+            end: Number of bytes to read; None for all.
+
+        Raises:
+            CheckpointCorruptError: it is missing, no regular file, or damaged before its end.
+        """
+        name = self.name_of(number)
+        path = self._folder.path / name
+        try:
+            content = self._folder.view(name, _MAX_BYTES, map_above=_COPIED_BYTES)[:end]
+        except (DataCorruptError, DataMissingError) as error:
+            text = f"{path} cannot be used: {error}; {self._advice}"
+            raise CheckpointCorruptError(text, path=str(path)) from error
+        found, torn_bytes = records_in(content, path, self._advice)
+        return found, len(content) - torn_bytes
+
+    def remove_before(self, number: int) -> None:
+        """Delete the files with a lower number."""
+        for old in self.numbers():
+            if old < number:
+                self._folder.unlink(self.name_of(old))
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a file."""
+        return f"{self._prefix}{number:06d}{self._suffix}"
+
+    def _write(self, number: int, at: int, record: tuple[Buffer, ...], durable: bool) -> int:
+        return self._folder.append(self.name_of(number), record_of(*record), at, durable)

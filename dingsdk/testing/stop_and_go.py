@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import different_leaves, flatten
+from dingsdk.data.tagged import Encoder
 from dingsdk.worker.replay_buffer import persistence
 
 _BY_THE_CLOCK = frozenset(
@@ -102,9 +102,6 @@ def _compare(whole: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
 
 
 def _leaves(tree: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    for path, leaf in flatten(tree):
-        if _BY_THE_CLOCK.isdisjoint(path):
-            if isinstance(leaf, SampleBatch):
-                yield from (((*path, *inner), each) for inner, each in flatten(leaf.columns))
-            else:
-                yield path, leaf
+    # Encoded, because random generators and deques of arrays have no equality.
+    pairs = flatten(Encoder().visit(tree))
+    return ((path, leaf) for path, leaf in pairs if _BY_THE_CLOCK.isdisjoint(path))

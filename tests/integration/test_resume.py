@@ -262,7 +262,7 @@ def test_save_of_another_format_is_refused_and_nothing_changes(
         later.setattr(container, "VERSION", container.VERSION + 1)
         path.write_bytes(encode_safetensors("run-state", state))
     before = _contents(run)
-    with pytest.raises(CheckpointVersionError, match=f"{newest} cannot be used: format version 3;"):
+    with pytest.raises(CheckpointVersionError, match=f"{newest} cannot be used: format version 4;"):
         resume(run)
     assert _contents(run) == before
 

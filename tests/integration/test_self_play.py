@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dingsdk.data.capture import revive
+from dingsdk.data import decode_json
 from dingsdk.errors import CheckpointError
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.resume import find_save
@@ -502,7 +502,7 @@ def test_killed_parallel_run_resumes_with_its_league(tmp_path: Any) -> None:
 
     with recovered(run, tmp_path / "copy") as coordinator:
         known = coordinator.state_dict()["scheduler"]["commander"]
-        known = revive(known)["league"]
+        known = decode_json("commander", known, len(known))["league"]
     saved = saved_league(str(run / "league"))
     assert games_of(known) >= games_of(saved)
     check_resumed(run, known)

@@ -211,9 +211,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The coordinator is killed while it writes its journal": [
         Mutant(
             "an incomplete record counts as damage",
-            f"{_COORDINATOR}.journal:decode_facts",
-            "for at, content in records:",
-            "if torn_bytes:\n        raise damaged_at(path, 0, _ADVICE)\n    for at, content in records:",  # noqa: E501
+            "dingsdk.runtime.records:records_in",
+            "if torn := len(view) - at:",
+            "if torn := len(view) - at:\n        raise damaged_at(path, at, advice)",
         ),
     ],
     "A payload is missing": [

@@ -35,18 +35,19 @@ class JournalMachine(RuleBasedStateMachine):
         self.journal.append(Restarted(str(self.taken)))
         self.taken += 1
 
-    @rule(appended=st.integers(0, 3))
-    def save(self, appended: int) -> None:
-        """Write a state while facts are appended."""
-        number, state = self.journal.rotate(), {"facts": self.taken}
-        for _ in range(appended):
-            self.append()
-        self.journal.save(number, state)
-
     @rule()
-    def rotate_without_a_state(self) -> None:
-        """The writer dies, or its disk is full, before the state is written."""
-        self.journal.rotate()
+    def save(self) -> None:
+        self.journal.save({"facts": self.taken})
+
+    @rule(kept=st.floats(0, 0.99))
+    def crash_in_a_state(self, kept: float) -> None:
+        before = {path: path.read_bytes() for path in self.path.glob("*.facts")}
+        self.save()
+        content = self.newest().read_bytes()
+        self.newest().write_bytes(content[: int(kept * len(content))])
+        for path, earlier in before.items():
+            path.write_bytes(earlier)
+        self.begin()
 
     @rule(kept=st.floats(0, 0.99))
     def crash_in_a_record(self, kept: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dingsdk.config import PartSection, Whole
-from dingsdk.data.capture import capture, revive
+from dingsdk.data.capture import capture
 from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord, return_statistics, tell_observers
@@ -111,7 +111,7 @@ class ISerialCollector(SerialWorker):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As ``Savable``; the envs must be in the state that they had when it was saved."""
         super().load_state_dict(state)
-        self._finished[:] = [EpisodeRecord(*each) for each in revive(state["finished"])]
+        self._finished[:] = [EpisodeRecord(*each) for each in state["finished"]]
 
     def _zero(self) -> None:
         self._total_envstep_count = 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data.action_mask import ACTION_MASK, legal_actions
-from dingsdk.data.capture import capture, revive
+from dingsdk.data.capture import capture
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
@@ -68,8 +68,8 @@ class DictRollout(Rollout):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for index, items in enumerate(state.get("pools", ())):
-            (self._obs_pool, self._output_pool)[index].update(dict(enumerate(revive(items))))
-        self._acted = dict(revive(state.get("acted", {})))
+            (self._obs_pool, self._output_pool)[index].update(dict(enumerate(capture(items))))
+        self._acted = dict(state.get("acted", {}))
 
     def observe(self) -> dict[int, Any]:
         """Return ``{env_id: obs}`` of the envs to step; empty while all of them are stepping.
@@ -229,7 +229,7 @@ class RowsWriter(Writer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for trajectory, rows in zip(self._trajectories, state["trajectories"], strict=True):
-            trajectory[:] = revive(rows)
+            trajectory[:] = capture(rows)
 
     def record(
         self, env_id: int, transition: dict[str, Any], train_iter: int, is_done: bool

@@ -410,6 +410,8 @@ class Coordinator(Configurable):
             for learner in map(self._state.learner_of, self._state.buffers):
                 self.policy_store.discard(str(learner.task["policy_id"]))
         self._orphans_until = self.clock() + self._rejoin_s
+        # The state includes what was decided here, so nothing is acknowledged before it is written.
+        keeper.is_behind = True
         keeper.save_state()
 
     def _keep_journal(self) -> None:
@@ -418,12 +420,8 @@ class Coordinator(Configurable):
         if keeper is None:
             return
         with self.condition:
-            is_due = keeper.is_state_due and not self.is_ending
-            begun = keeper.begin_state() if is_due else None
-        if begun is not None:
-            has_room = keeper.write_state(*begun)
-            with self.condition:
-                keeper.end_state(has_room)
+            if keeper.is_state_due and not self.is_ending:
+                keeper.save_state()
                 self.condition.notify_all()
 
     def _expire_orphans(self) -> None:

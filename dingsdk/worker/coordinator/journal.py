@@ -1,52 +1,50 @@
 """The journal of a coordinator: facts on disk, from which another coordinator can continue.
 
-A journal is a folder of numbered files. ``000003.facts`` holds facts in the order in which they
-became true; ``000003.state`` holds the coordinator's whole state before the first of them. A reader
-loads the newest state and applies all later facts. ``owner.json`` names the current writer.
+A journal is a folder of numbered files, ``000003.facts``, with facts in the order in which they
+became true. The first fact of a file may have the coordinator's whole state; then earlier files are
+not needed. ``owner.json`` names the current writer.
 
 A fact is a record of :mod:`dingsdk.runtime.records`, with its content in MessagePack.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
-import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
+from dingsdk.data.container import (
+    checkpoint_errors,
+    decode_json,
+    encode_json,
+)
 from dingsdk.errors import (
-    CheckpointCorruptError,
     CheckpointError,
     CheckpointVersionError,
-    DataCorruptError,
     DataMissingError,
-    DataVersionError,
     RunDirLockedError,
     RunFolderError,
     StorageFullError,
 )
-from dingsdk.runtime.files import Buffer, Folder
-from dingsdk.runtime.records import damaged_at, record_of, records_in
+from dingsdk.runtime.files import Folder
+from dingsdk.runtime.records import RecordFiles, damaged_at
 
-VERSION = 5
+VERSION = 6
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
 """How long to wait before writing a state again for which the disk had no room."""
-_OWNER_KIND, _STATE_KIND = "journal-owner", "coordinator-state"
+_OWNER_KIND = "journal-owner"
 _OWNER_BYTES = 4096
 """Largest file that names the run of a journal."""
-_MAX_BYTES = 1 << 40
-"""Largest file of a journal: larger than any disk."""
-_MAX_TEXT_BYTES = (1 << 32) - 1
-"""Largest JSON in a saved state: the limit of frames."""
-_NAME = re.compile(r"([0-9]{6,12})\.(facts|state)")
 _ADVICE = "restore the file, or begin a new run from the checkpoint of this one"
 _log = logging.getLogger(__name__)
 
@@ -58,13 +56,15 @@ class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class Begun(Fact, frozen=True):
     """The first fact of each file: the writer's epoch and run, the valid size of the previous file.
 
-    Bytes that another writer appends to the previous file later are ignored.
+    Bytes that another writer appends to the previous file later are ignored. ``state`` is the
+    coordinator's whole state, None if it is in an earlier file.
     """
 
     epoch: int
     after_bytes: int = 0
     version: int = VERSION
     run: str = ""
+    state: dict[str, Any] | None = None
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -189,33 +189,19 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(_FACTS)
 
 
-def encode_fact(fact: Fact) -> bytes:
-    """Return the record of a fact."""
-    return b"".join(record_of(_encoder.encode(fact)))
-
-
-def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
-    """Return the facts of a file, and the number of bytes of an incomplete record at its end.
+def decode_facts(records: list[tuple[int, memoryview]], path: object) -> list[Fact]:
+    """Return the facts in the records of a file.
 
     Raises:
         CheckpointCorruptError: it is damaged before its end; facts ``path`` and ``offset``.
     """
     facts: list[Fact] = []
-    records, torn_bytes = records_in(data, path, _ADVICE)
     for at, content in records:
         try:
             facts.append(_decoder.decode(content))
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             raise damaged_at(path, at, _ADVICE) from error
-    return facts, torn_bytes
-
-
-def _unusable(path: object, how: str, **facts: Any) -> CheckpointCorruptError:
-    return CheckpointCorruptError(
-        f"the journal {path} is damaged{how}; {_ADVICE}",
-        path=str(path),
-        **facts,
-    )
+    return facts
 
 
 def _check_version(path: object, version: object) -> None:
@@ -240,12 +226,10 @@ class Recovered:
     Attributes:
         state: The newest state, None if there is none.
         facts: The facts since that state, in order.
-        torn_bytes: Number of bytes in incomplete records.
     """
 
-    state: Mapping[str, Any] | None = None
+    state: dict[str, Any] | None = None
     facts: list[Fact] = field(default_factory=list)
-    torn_bytes: int = 0
 
 
 class Journal:
@@ -265,7 +249,6 @@ class Journal:
 
     Attributes:
         epoch: How often the journal was opened.
-        number: Number of the file that facts are appended to.
     """
 
     def __init__(
@@ -280,14 +263,12 @@ class Journal:
     ) -> None:
         self._disk = disk
         self._run = run
-        self._fsync = fsync
+        self._files = RecordFiles(disk, "", ".facts", _ADVICE, fsync)
         self._owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
         self._least_bytes = self._due_bytes = snapshot_bytes
         self._due_facts = snapshot_facts
         self._bytes = self._facts = 0  # in all files since the newest state
-        self._delay = 1  # doubled by each state that found no room
-        self._size = 0
-        self.epoch = self.number = 0
+        self.epoch = 0
 
     def open(self) -> Recovered:
         """Take over the journal; return its content.
@@ -302,8 +283,8 @@ class Journal:
         content = encode_json(_OWNER_KIND, {"epoch": self.epoch, "name": self._owner})
         # Written before the journal is read: a previous owner that appends later sees the change.
         self._disk.write_atomic(OWNER_NAME, [content], durable=True)
-        found, self.number, self._size = self._read_all()
-        self.rotate()
+        found, self._files.number, self._files.size_bytes = self._read_all()
+        self._begin(None)
         return found
 
     def read(self) -> Recovered:
@@ -319,13 +300,9 @@ class Journal:
             RunDirLockedError: another coordinator has taken the journal.
             RunFolderError: it cannot be written.
         """
-        record = encode_fact(fact)
-        size = self._append(self.number, record, self._size)
-        self._size += size
-        self._bytes += size
-        self._facts += 1
-        # Checked after the write: an owner that takes over after this check reads the record.
-        self.check_owner()
+        with self._written():
+            self._bytes += self._files.append(_encoder.encode(fact))
+            self._facts += 1
 
     def owner_text(self) -> str:
         """Return the name of the last writer, for messages."""
@@ -352,128 +329,74 @@ class Journal:
     @property
     def is_state_due(self) -> bool:
         """Whether enough was written since the last state to make a new one due."""
-        due_bytes, due_facts = self._delay * self._due_bytes, self._delay * self._due_facts
-        return self._bytes >= due_bytes or self._facts >= due_facts
+        return self._bytes >= self._due_bytes or self._facts >= self._due_facts
 
-    def rotate(self) -> int:
-        """Begin a new file; return its number, to pass to ``save`` with the current state.
+    def save(self, state: dict[str, Any]) -> None:
+        """Begin a new file with the state, which waits for the disk; remove all earlier files.
 
-        Raises:
-            as ``append``; facts then still go to the previous file.
-        """
-        record = encode_fact(Begun(self.epoch, self._size, run=self._run))
-        number = self.number + 1
-        self.number, self._size = number, self._append(number, record, 0)
-        self.check_owner()
-        return number
-
-    def save(self, number: int, state: Mapping[str, Any]) -> None:
-        """Write the state at the beginning of file ``number``, and remove all earlier files.
-
-        Another thread may append at the same time.
+        Args:
+            state: Plain data that MessagePack can encode.
 
         Raises:
             StorageFullError, RunFolderError: the state is not written; all facts stay.
             RunDirLockedError: as ``append``.
         """
-        buffers, info = encode_frame(
-            _STATE_KIND,
-            {"version": VERSION, "run": self._run, "state": state},
-            max_manifest_bytes=_MAX_TEXT_BYTES,
-        )
-        self.check_owner()
-        try:
-            self._disk.write_atomic(_name(number, "state"), buffers, durable=True)
-        except StorageFullError:
-            self._delay *= 2
-            raise
-        for old, kind in self._files():
-            if old < number:
-                self._disk.unlink(_name(old, kind))
-        self._due_bytes = max(self._least_bytes, info.size_bytes)
+        self._begin(state)
+        self._files.remove_before(self._files.number)
+        self._due_bytes = max(self._least_bytes, self._files.size_bytes)
         self._bytes = self._facts = 0
-        self._delay = 1
 
-    def _append(self, number: int, record: bytes, at: int) -> int:
-        """Append a record to a file of ``at`` bytes; return its size."""
+    def _begin(self, state: dict[str, Any] | None) -> None:
+        begun = Begun(self.epoch, self._files.size_bytes, run=self._run, state=state)
+        with self._written():
+            self._files.begin(self._files.number + 1, _encoder.encode(begun))
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Check the owner after a write: one that takes over after this check reads the record."""
         try:
-            return self._disk.append(_name(number, "facts"), [record], at, self._fsync)
+            yield
         except RunFolderError:
             self.check_owner()  # the file may be gone because another owner removed it
             raise
+        self.check_owner()
 
     def _read_all(self) -> tuple[Recovered, int, int]:
         """Return the content, the newest file's number, and its size without a torn record."""
-        files = self._files()
-        states = [number for number, kind in files if kind == "state"]
-        logs = [number for number, kind in files if kind == "facts"]
-        first, last = max(states, default=1), max([*states, *logs], default=0)
-        found, size, limit = Recovered(), 0, None
-        for number in range(last, first - 1, -1):
-            name = _name(number, "facts")
-            if number not in logs:
-                path = str(self._disk.path / name)
-                raise CheckpointCorruptError(f"the file {path} of the journal is gone", path=path)
-            try:
-                content = self._disk.read(name, _MAX_BYTES)[:limit]
-            except (DataCorruptError, DataMissingError) as error:
-                raise _unusable(self._disk.path / name, f": {error}") from error
-            facts, torn = decode_facts(content, str(self._disk.path / name))
-            if facts:
-                _check_version(self._disk.path / name, getattr(facts[0], "version", None))
-                self._check_run(name, getattr(facts[0], "run", None))
+        last = max(self._files.numbers(), default=0)
+        found, size, end = Recovered(), 0, None
+        for number in range(last, 0, -1):
+            records, read_bytes = self._files.read(number, end)
+            path = self._disk.path / self._files.name_of(number)
+            facts = decode_facts(records, path)
+            begun = facts[0] if facts else None  # None: its writer died before the first record
+            if begun is not None:
+                _check_version(path, getattr(begun, "version", None))
+                self._check_run(path, getattr(begun, "run", None))
             found.facts[:0] = facts[1:]
-            found.torn_bytes += torn
-            if number == last:
-                size = len(content) - torn
-            limit = getattr(facts[0], "after_bytes", None) if facts else None
-        if states:
-            found.state = self._read_state(_name(first, "state"))
+            size = read_bytes if number == last else size
+            end = getattr(begun, "after_bytes", None)
+            found.state = getattr(begun, "state", None)
+            if found.state is not None:
+                break
         return found, last, size
 
-    def _read_state(self, name: str) -> Mapping[str, Any]:
-        path = self._disk.path / name
-        try:
-            content = self._disk.read(name, _MAX_BYTES)
-            found = decode_frame(
-                _STATE_KIND, content, len(content), max_manifest_bytes=_MAX_TEXT_BYTES
-            )
-            version, run, state = found["version"], found.get("run"), found["state"]
-        except DataVersionError as error:
-            raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
-        except (DataCorruptError, KeyError, TypeError) as error:
-            raise _unusable(path, f": {error}") from error
-        _check_version(path, version)
-        self._check_run(name, run)
-        return dict(state)
-
-    def _check_run(self, name: str, run: object) -> None:
+    def _check_run(self, path: Path, run: object) -> None:
         if run != self._run:
-            path = str(self._disk.path / name)
             raise CheckpointError(
                 f"{path} is of another run: its id is {run!r:.80}, and that of this run is "
                 f"{self._run!r}; put the journal of this run there",
-                path=path,
+                path=str(path),
                 found=run,
                 expected=self._run,
             )
 
     def _read_owner(self) -> _Owner:
-        path = str(self._disk.path / OWNER_NAME)
-        try:
+        path = self._disk.path / OWNER_NAME
+        with contextlib.suppress(DataMissingError), checkpoint_errors(path, _ADVICE):
             content = self._disk.read(OWNER_NAME, _OWNER_BYTES)
             return msgspec.convert(decode_json(_OWNER_KIND, content, _OWNER_BYTES), _Owner)
-        except DataMissingError:
-            return _NOBODY
-        except DataVersionError as error:
-            raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
-        except (DataCorruptError, msgspec.ValidationError) as error:
-            raise CheckpointCorruptError(f"{path} is damaged: {error}", path=path) from error
-
-    def _files(self) -> list[tuple[int, str]]:
-        """Return number and kind of the files."""
-        matches = [_NAME.fullmatch(name) for name in self._disk.names()]
-        return [(int(match[1]), match[2]) for match in matches if match]
+        return _NOBODY
 
 
 class Keeper:
@@ -485,12 +408,15 @@ class Keeper:
 
     Args:
         hold_up: Called with the reason while the disk has no room, and with ``""`` after that.
+
+    Attributes:
+        is_behind: Whether facts are missing until the next state is written.
     """
 
     def __init__(
         self,
         journal: Journal,
-        state_of: Callable[[], Mapping[str, Any]],
+        state_of: Callable[[], dict[str, Any]],
         hold_up: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -498,7 +424,7 @@ class Keeper:
         self._state_of = state_of
         self._hold_up = hold_up
         self._clock = clock
-        self._try_at = -float("inf")
+        self._try_at = -math.inf
         self.is_behind = False
 
     def acknowledge(self, fact: Fact) -> bool:
@@ -528,43 +454,17 @@ class Keeper:
         is_due = self.is_behind or self.journal.is_state_due
         return is_due and self._clock() >= self._try_at
 
-    def begin_state(self) -> tuple[int, Mapping[str, Any]] | None:
-        """Begin a new file; return arguments for ``write_state``, or None if there is no room."""
+    def save_state(self) -> None:
+        """Write the whole state; without room for it, it is due again later."""
         try:
-            return self.journal.rotate(), self._state_of()
+            self.journal.save(self._state_of())
         except StorageFullError as error:
-            self._fail(error)
-            return None
-
-    def write_state(self, number: int, state: Mapping[str, Any]) -> bool:
-        """Write a state; return whether there was room. Call it without the lock."""
-        try:
-            self.journal.save(number, state)
-        except StorageFullError as error:
-            self._fail(error)
-            return False
-        return True
-
-    def end_state(self, has_room: bool) -> None:
-        """Update ``is_behind`` after ``write_state``, which returned ``has_room``."""
-        if has_room and self.is_behind:
+            self._try_at = self._clock() + RETRY_S
+            if self.is_behind:
+                self._hold_up(str(error))
+            else:
+                _log.warning("the state of the run is not saved, its facts are: %s", error)
+            return
+        if self.is_behind:
             self.is_behind = False
             self._hold_up("")
-
-    def save_state(self) -> None:
-        """Write the state at once; if there is no room, the journal is behind."""
-        self.is_behind = True
-        begun = self.begin_state()
-        if begun is not None:
-            self.end_state(self.write_state(*begun))
-
-    def _fail(self, error: StorageFullError) -> None:
-        self._try_at = self._clock() + RETRY_S
-        if self.is_behind:
-            self._hold_up(str(error))
-        else:
-            _log.warning("the state of the run is not saved, its facts are: %s", error)
-
-
-def _name(number: int, kind: str) -> str:
-    return f"{number:06d}.{kind}"

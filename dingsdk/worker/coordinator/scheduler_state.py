@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.data.capture import capture, revive
 from dingsdk.data.container import decode_json, encode_json
 from dingsdk.errors import (
     DingError,
@@ -520,7 +519,7 @@ class SchedulerState:
     def state_dict(self) -> dict[str, Any]:
         """Return commander, tasks and counts as plain data; buffers are saved separately."""
         return {
-            "commander": capture(self.commander.state_dict()),
+            "commander": self._commander_state(),
             "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
             "queued": [msgspec.to_builtins(_record(state)) for state in self._queued],
             "ended_env_steps": self._ended_env_steps,
@@ -531,7 +530,7 @@ class SchedulerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; its running tasks wait for their workers to rejoin, see ``orphans``."""
-        self.commander.load_state_dict(revive(state["commander"]))
+        self._load_commander(state["commander"])
         for record in state["queued"]:
             self._restore(msgspec.convert(record, TaskRecord))
         for record in state["running"]:
@@ -602,10 +601,10 @@ class SchedulerState:
         raise LookupError(f"there is no task {task_id}")
 
     def _commander_state(self) -> bytes:
-        return encode_json("commander", capture(self.commander.state_dict()))
+        return encode_json("commander", self.commander.state_dict())
 
     def _load_commander(self, state: bytes) -> None:
-        self.commander.load_state_dict(revive(decode_json("commander", state, _COMMANDER_BYTES)))
+        self.commander.load_state_dict(decode_json("commander", state, _COMMANDER_BYTES))
 
     def _note_over(self, task_id: str, retried: TaskState | None = None) -> None:
         if self.note is not None:

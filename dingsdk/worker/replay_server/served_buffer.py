@@ -9,7 +9,6 @@ The rows of the last record always count.
 from __future__ import annotations
 
 import logging
-import re
 import struct
 import threading
 import time
@@ -36,7 +35,7 @@ from dingsdk.errors import (
 from dingsdk.runtime import Folder
 from dingsdk.runtime.deadline import Closing
 from dingsdk.runtime.files import locked_folder
-from dingsdk.runtime.records import record_of, records_in
+from dingsdk.runtime.records import RecordFiles
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import RowListener, Table, persistence
 from dingsdk.worker.replay_server.messages import ROWS_KIND
@@ -57,9 +56,6 @@ CLIENTS_KEPT = 16_384
 """Clients whose last insert number is stored, so that no insert is added twice."""
 _FIXED = struct.Struct("<16sQQQQ")
 _ADVICE = "restore it, or begin with an empty folder"
-_LOG_NAME = re.compile(r"inserts-([0-9]{6,18})\.log")
-_LOG_MAX_BYTES = 1 << 50
-"""Largest log file of a replay server; more than any disk holds."""
 
 
 class Record(NamedTuple):
@@ -73,81 +69,34 @@ class Record(NamedTuple):
     frame: memoryview
 
 
-class InsertLog:
-    """The files of a log, one of which is being written. The caller must hold a lock.
+class InsertLog(RecordFiles):
+    """The inserts since the newest checkpoint. The caller must hold a lock.
 
     Args:
         folder: The folder of the files.
-
-    Attributes:
-        number: Number of the file that is being written.
-        size_bytes: Size of that file.
     """
 
     def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self.number = max(self._numbers(), default=0) + 1
-        self.size_bytes = 0
-        self._create(self.number)
+        super().__init__(folder, "inserts-", ".log", _ADVICE)
 
-    def append(self, record: Record) -> None:
-        """Write a record, which then survives the process; if it raises, nothing is written.
+    def start(self) -> None:
+        """Write to a new file."""
+        number = max(self.numbers(), default=0) + 1
+        self.create(number)
+        self.begin(number)
 
-        Raises:
-            StorageFullError, RunFolderError: it cannot be written.
-        """
-        fixed = _FIXED.pack(bytes.fromhex(record.client), *record[1:-1])
-        name, content = _log_name(self.number), record_of(fixed, record.frame)
-        self.size_bytes += self._folder.append(name, content, self.size_bytes)
-
-    def create_next(self) -> None:
-        """Create the file that ``rotate`` begins to write, which may take long."""
-        self._create(self.number + 1)
-
-    def rotate(self) -> int:
-        """Write to the next file from now on; return its number."""
-        self.number, self.size_bytes = self.number + 1, 0
-        return self.number
-
-    def remove_before(self, number: int) -> None:
-        """Delete the files with a lower number."""
-        for old in self._numbers():
-            if old < number:
-                self._folder.unlink(_log_name(old))
+    def add(self, record: Record) -> None:
+        """Write a record; raises as ``append``."""
+        self.append(_FIXED.pack(bytes.fromhex(record.client), *record[1:-1]), record.frame)
 
     def records(self, first_number: int) -> Iterator[Record]:
-        """Yield the records of the files from ``first_number`` on.
-
-        Raises:
-            CheckpointCorruptError: a file is missing, or damaged before its end.
-        """
-        numbers = sorted(each for each in self._numbers() if first_number <= each < self.number)
-        is_gone = self.number <= first_number > 1  # a checkpoint has a file after it
-        if is_gone or numbers != list(range(first_number, self.number)):
-            path = str(self._folder.path)
-            raise CheckpointCorruptError(
-                f"the files {numbers} of the log in {path} do not follow each other from "
-                f"{first_number} on; restore them, or begin with an empty folder",
-                path=path,
-            )
-        for file in numbers:
-            name = _log_name(file)
-            content = self._folder.view(name, _LOG_MAX_BYTES)
-            for _, each in records_in(content, self._folder.path / name, _ADVICE)[0]:
-                client, number, first, rows, env_step = _FIXED.unpack_from(each)
-                frame = each[_FIXED.size :]
+        """Yield the records of the files from ``first_number`` on; raises as ``read``."""
+        least = first_number if first_number > 1 else 0  # a checkpoint has a file after it
+        for file in range(first_number, max([least, *self.numbers()]) + 1):
+            for _, content in self.read(file)[0]:
+                client, number, first, rows, env_step = _FIXED.unpack_from(content)
+                frame = content[_FIXED.size :]
                 yield Record(client.hex(), number, first, rows, env_step, frame)
-
-    def _create(self, number: int) -> None:
-        self._folder.append(_log_name(number), [], 0)
-
-    def _numbers(self) -> list[int]:
-        matches = [_LOG_NAME.fullmatch(name) for name in self._folder.names()]
-        return [int(match[1]) for match in matches if match]
-
-
-def _log_name(number: int) -> str:
-    return f"inserts-{number:06d}.log"
 
 
 class _Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,6 +164,7 @@ class ServedBuffer(RowListener, Closing):
                     _write_pointer(self._folder, _Pointer(1, {}, run))
                 self._log = InsertLog(self._folder)
                 self._recover(self._folder, self._log)
+                self._log.start()
             buffer.add_listener(self)
             self._until_close = stack.pop_all()
 
@@ -253,7 +203,7 @@ class ServedBuffer(RowListener, Closing):
         if not self._is_newest(record.client):
             self.table.end_newest_trajectory()
         if self._log is not None:
-            self._log.append(record._replace(first=self.table.push_count))
+            self._log.add(record._replace(first=self.table.push_count))
 
     def on_insert(self, rows: Any) -> None:
         """Record that the insert is in the table; called under the table's lock."""
@@ -285,9 +235,11 @@ class ServedBuffer(RowListener, Closing):
         if folder is None or log is None:
             return
         with self._saving:
-            log.create_next()
+            number = log.number + 1
+            log.create(number)
             with self.table.snapshot():
-                number, numbers = log.rotate(), dict(self._numbers)
+                log.begin(number)
+                numbers = dict(self._numbers)
             if self.table.push_count:
                 rows = folder.path / ROWS_FOLDER
                 persistence.save(rows, self.table, SEGMENT_ROWS, SEGMENT_BYTES)
@@ -384,8 +336,8 @@ def _write_pointer(folder: Folder, pointer: _Pointer) -> None:
 
 
 def _read_pointer(folder: Folder) -> _Pointer:
-    path, advice = folder.path / POINTER_NAME, "restore it, or begin with an empty folder"
-    with suppress(DataMissingError), checkpoint_errors(path, advice):
+    path = folder.path / POINTER_NAME
+    with suppress(DataMissingError), checkpoint_errors(path, _ADVICE):
         content = folder.read(POINTER_NAME, _POINTER_BYTES)
         return msgspec.convert(decode_json(_POINTER_KIND, content, _POINTER_BYTES), _Pointer)
     return _Pointer(1, {})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dingsdk.config import to_easydict
-from dingsdk.data.capture import capture, revive
+from dingsdk.data import decode_json, encode_json
 from dingsdk.worker.commander.solo import SoloCommander
 
 CFG = to_easydict(
@@ -40,7 +38,7 @@ PICK = st.integers(0, 99)
 
 def written(commander):
     """Return the state of a commander in the form in which a journal stores it."""
-    return json.loads(json.dumps(capture(commander.state_dict())))
+    return decode_json("test", encode_json("test", commander.state_dict()))
 
 
 def is_evaluation(task):
@@ -121,7 +119,7 @@ class SoloMachine(RuleBasedStateMachine):
         state = written(self.commander)
         self.now += 1000.0  # the clock of another host
         other = SoloCommander(CFG, clock=lambda: self.now)
-        other.load_state_dict(revive(state))
+        other.load_state_dict(state)
         assert written(other) == state
         self.commander = other
 

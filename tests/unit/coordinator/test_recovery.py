@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.container import encode_frame
+from dingsdk.data.container import decode_json, encode_frame
 from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
@@ -165,7 +165,8 @@ class Life:
     def look(self) -> dict[str, Any]:
         """Return the state without values that depend on clocks."""
         state = self.coordinator.state_dict()
-        commander = state["scheduler"]["commander"]
+        commander = decode_json("commander", state["scheduler"]["commander"])
+        state["scheduler"]["commander"] = commander
         assert state.pop("elapsed_s") >= 0
         if commander["schedule"]["last"] is not None:
             commander["schedule"] = commander["schedule"]["last"][:2]
@@ -509,7 +510,7 @@ def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -
     life.coordinator._has_news = True
     life.coordinator._dispatch_once()
     assert not life.keeper.is_state_due
-    assert len(list((tmp_path / "journal").glob("*.state"))) == 1
+    assert len(list((tmp_path / "journal").glob("*.facts"))) == 1
 
 
 def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(

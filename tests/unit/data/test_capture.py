@@ -1,8 +1,9 @@
-"""capture() and revive(): state as plain data, and values that cannot be saved."""
+"""State that is copied, stored and read back, and values that cannot be saved."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from typing import Any
 
@@ -10,15 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
-from dingsdk.data.capture import Savable, capture, revive
-from dingsdk.errors import CheckpointCorruptError, NotSavableError
+from dingsdk.data import (
+    SampleBatch,
+    decode_json,
+    decode_safetensors,
+    encode_json,
+    encode_safetensors,
+)
+from dingsdk.data.capture import Savable, capture
+from dingsdk.data.container import digest_of
+from dingsdk.errors import CheckpointCorruptError, DataCorruptError, NotSavableError
 
 
 def stored(value: Any) -> Any:
     """Capture a value, write it in file format, read it back and return it."""
     content = encode_safetensors("test", {"value": capture(value)})
-    return revive(decode_safetensors("test", content)["value"])
+    return decode_safetensors("test", content)["value"]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,7 @@ def stored(value: Any) -> Any:
         "text",
         (1, [2.5, {"a": (3,)}]),
         {1: "one", "two": 2},
-        {"@set": 3},
+        {"$set": 3},
         {4, 5},
         frozenset({"x"}),
         deque([1, 2], maxlen=3),
@@ -102,10 +110,17 @@ def test_values_that_cannot_be_saved_are_refused_with_their_path(value: Any) -> 
         capture({"a": [0, value]}, "Env.state")
 
 
-@pytest.mark.parametrize("value", [{"@unknown": 1}, {"@generator": {"bit_generator": "os"}}])
-def test_forged_tags_are_refused(value: Any) -> None:
-    with pytest.raises(CheckpointCorruptError, match="wrong entry"):
-        revive(value)
+@pytest.mark.parametrize(
+    ("bits", "key"), [(np.random.MT19937, "pos"), (np.random.Philox, "buffer_pos")]
+)
+def test_place_in_a_generator_beyond_its_memory_is_refused(bits: Any, key: str) -> None:
+    text = encode_json("test", np.random.Generator(bits(3)))
+    place = re.search(rb'"%s":([0-9]+)' % key.encode(), text)
+    assert place is not None
+    core = text.replace(place[0], b'"%s":9999999' % key.encode()).partition(b',"digest"')[0]
+    forged = core + f',"digest":"{digest_of((core,))}"}}'.encode()
+    with pytest.raises(DataCorruptError, match="a place in a random generator"):
+        decode_json("test", forged)
 
 
 class Walker(Savable):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data.capture import capture
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import CheckpointCorruptError, RunFolderError
 from dingsdk.pipeline import resume
@@ -151,8 +150,8 @@ def test_random_streams_and_turns_continue_after_a_resume(
         return random.random(), float(np.random.random()), float(torch.rand(()))
 
     streams = {
-        "python": capture(random.getstate()),
-        "numpy": capture(np.random.get_state(legacy=False)),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
     }
     expected = draw()

@@ -31,7 +31,6 @@ from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
     CheckpointCorruptError,
-    CheckpointError,
     CheckpointVersionError,
     ClosedError,
     ConfigError,
@@ -488,7 +487,7 @@ def test_missing_log_is_refused(tmp_path: Path, is_saved: bool, lost: int) -> No
             put(buffer, 2, 64)
     (tmp_path / "replay" / f"inserts-{lost:06d}.log").unlink()
     for _ in range(2):
-        with pytest.raises(CheckpointCorruptError, match="do not follow"):
+        with pytest.raises(CheckpointCorruptError, match="cannot be used: no file"):
             opened(tmp_path)
 
 
@@ -512,17 +511,12 @@ def test_log_that_does_not_continue_the_checkpoint_is_refused(
         opened(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "error"), [(b"{", CheckpointCorruptError), (b"{}", CheckpointVersionError)]
-)
-def test_damaged_pointer_is_refused(
-    tmp_path: Path, text: bytes, error: type[CheckpointError]
-) -> None:
+def test_damaged_pointer_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         buffer.save()
-    (tmp_path / "replay" / "checkpoint.json").write_bytes(text)
-    with pytest.raises(error, match=r"checkpoint\.json"):
+    (tmp_path / "replay" / "checkpoint.json").write_bytes(b"{")
+    with pytest.raises(CheckpointCorruptError, match=r"checkpoint\.json"):
         opened(tmp_path)
 
 

@@ -45,7 +45,7 @@ BAD_IDS = [
     *("../x", "/etc/passwd", "a/b", "a\0b", "%2e%2e", "..\\", "a" * 300, "x; touch P", ".", ".."),
     *("\u2024\u2024/x", "CON", "com1", "", "a\n", "a b", "\uff0e\uff0e", None, 7, b"x"),
 ]
-CALLS = ("open", "writev", "write", "fsync", "close", "dup", "rename", "fstat", "mkdir", "unlink")
+CALLS = ("open", "writev", "write", "fsync", "close", "rename", "fstat", "mkdir", "unlink")
 
 
 @pytest.fixture
@@ -715,65 +715,22 @@ Folder(sys.argv[1]).write_atomic("a", [b"x"])
     assert tree(tmp_path) == ["made"]
 
 
-def test_sweep_keeps_the_temporary_file_of_an_active_writer(
+def test_writer_whose_temporary_file_is_swept_writes_it_again(
     folder: PrivateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swept: list[int] = []
+    real, swept = os.rename, []
 
-    def at(real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if len(swept) < 100:
-                swept.append(100)
-                swept[-1] = folder.sweep()
-            return real(*args, **kwargs)
+    def rename(*args: Any, **kwargs: Any) -> None:
+        if not swept:
+            swept.append(folder.sweep())
+        real(*args, **kwargs)
 
-        return call
-
-    for name in ("writev", "fsync", "rename"):
-        monkeypatch.setattr(os, name, at(getattr(os, name)))
+    monkeypatch.setattr(os, "rename", rename)
+    before = open_files(collect=True)
     folder.write_atomic("a", [b"1"], durable=True)
     assert folder.read("a", 1) == b"1"
-    assert swept == [0] * len(swept)
-    assert len(swept) >= 3
-
-
-@pytest.mark.parametrize("moment", ["before the lock", "at the lock"])
-def test_a_writer_whose_file_is_swept_before_it_is_locked_takes_another(
-    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    real = fcntl.flock
-    held: list[int] = []
-
-    def flock(descriptor: int, operation: int) -> None:
-        if not held:
-            held.append(descriptor)
-            if moment == "before the lock":
-                assert folder.sweep() == 1
-            else:
-                (name,) = folder.names()
-                assert folder.unlink(name)
-                raise BlockingIOError(errno.EWOULDBLOCK, "held by a sweep")
-        real(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    before = open_files(collect=True)
-    folder.write_atomic("a", [b"1"])
-    assert folder.read("a", 1) == b"1"
+    assert (swept, folder.names()) == ([1], ["a"])
     assert open_files() == before
-
-
-def test_without_file_locks_files_are_written_and_nothing_is_swept(
-    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder.path / TEMPORARY).write_bytes(b"x")
-
-    def flock(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    folder.write_atomic("a", [b"1"])
-    assert folder.sweep() == 0
-    assert folder.names() == [TEMPORARY, "a"]
 
 
 def test_sweep_removes_only_regular_temporary_files(folder: PrivateDir) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 
-from dingsdk.errors import CheckpointCorruptError
-from dingsdk.runtime.records import record_of, records_in
+from dingsdk.errors import CheckpointCorruptError, RunFolderError
+from dingsdk.runtime import Folder
+from dingsdk.runtime.records import RecordFiles, record_of, records_in
 
 CONTENTS = [b"first", b"", b"third record", b"last"]
 RECORDS = [b"".join(record_of(each)) for each in CONTENTS]
@@ -68,3 +70,23 @@ def test_damaged_header_is_refused_even_if_its_content_is_cut_off() -> None:
 def test_zeros_that_a_power_cut_left_at_the_end_are_dropped() -> None:
     assert read(FILE + bytes(4096)) == CONTENTS
     assert read(FILE[:-1] + b"\0") == CONTENTS[:-1]
+
+
+def test_numbered_files_are_written_in_turn_and_read_up_to_an_end(tmp_path: Path) -> None:
+    files = RecordFiles(Folder(tmp_path), "log-", ".bin", "restore it")
+    files.create(1)
+    files.begin(1)
+    assert files.append(b"fir", b"st") == files.size_bytes == len(RECORDS[0])
+    files.append(b"second")
+    files.begin(2, b"third")
+    assert (files.number, files.numbers()) == (2, [1, 2])
+    assert [bytes(each) for _, each in files.read(1, len(RECORDS[0]))[0]] == [b"first"]
+    assert files.read(2)[1] == files.size_bytes
+    (tmp_path / "log-000003.bin").write_bytes(b"x")
+    with pytest.raises(RunFolderError):
+        files.begin(3, b"fourth")
+    assert files.number == 2
+    files.remove_before(2)
+    assert files.numbers() == [2, 3]
+    with pytest.raises(CheckpointCorruptError, match=r"log-000001\.bin cannot be used"):
+        files.read(1)

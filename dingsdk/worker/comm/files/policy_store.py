@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from dingsdk.data import FrameInfo, decode_frame, decode_json, encode_frame, encode_json
+from dingsdk.data.columns import NUMERIC_KINDS
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -264,7 +265,7 @@ def check_policy(policy_id: str, state: Mapping[str, Any], version: int) -> None
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
         raise ProtocolError(f"policy version {version!r:.40}", where="version")
     expected = "tensors and arrays by name"
-    odd = [n for n, v in state.items() if not (isinstance(v, np.ndarray) or hasattr(v, "detach"))]
+    odd = [name for name, value in state.items() if not _is_numeric(value)]
     if odd or not state:
         key, found = (odd[0], type(state[odd[0]]).__name__) if odd else ("", "nothing")
         raise SchemaMismatchError(
@@ -273,6 +274,11 @@ def check_policy(policy_id: str, state: Mapping[str, Any], version: int) -> None
             expected=expected,
             found=found,
         )
+
+
+def _is_numeric(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray)
+    return value.dtype.kind in NUMERIC_KINDS if is_array else hasattr(value, "detach")
 
 
 def encode_policy(
