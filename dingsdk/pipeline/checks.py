@@ -15,8 +15,6 @@ from dingsdk.config.plain import find
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.config import is_limited
 
-MULTI_BUFFER = "multi_buffer"
-"""Key of ``policy.other.replay_buffer``: if True, the section contains several named buffers."""
 MOST_TRAININGS = 1_000
 """On-policy, most trainings on the samples of one collect."""
 _TRIED_COLLECTS, _TRIED_BATCHES = 200, 100_000
@@ -29,10 +27,9 @@ _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
 def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the classes of the replay buffer of a run and of its parts, by config path.
 
-    The result is empty for on-policy training and for several named buffers.
+    The result is empty for on-policy training.
     """
-    policy = cfg["policy"]
-    if policy["on_policy"] or policy["other"]["replay_buffer"].get(MULTI_BUFFER):
+    if cfg["policy"]["on_policy"]:
         return {}
     return {path: classes[path] for path in _BUFFER_PARTS if path in classes}
 
@@ -128,19 +125,10 @@ def _check_collects(run: _Run) -> str:
 
 
 def _check_capacity(run: _Run) -> str:
-    """Each replay buffer is large enough for a batch, for one collect, and for its limiter."""
+    """The replay buffer is large enough for a batch, for one collect, and for its limiter."""
     if run.policy["on_policy"]:
         return ""  # the samples of a collect are trained on without a buffer
-    named = run.buffer.get(MULTI_BUFFER) and {
-        f"{_BUFFER}.{name}": each for name, each in run.buffer.items() if name != MULTI_BUFFER
-    }
-    found = (
-        _why_too_small(run, path, each) for path, each in (named or {_BUFFER: run.buffer}).items()
-    )
-    return next(filter(None, found), "")
-
-
-def _why_too_small(run: _Run, path: str, buffer: Mapping[str, Any]) -> str:
+    path, buffer = _BUFFER, run.buffer
     capacity, length = buffer.get("replay_buffer_size"), buffer.get("sequence_length", 1)
     if capacity is None:
         return ""
@@ -223,7 +211,7 @@ def _check_buffer(run: _Run) -> str:
     if by_episode:
         gives = "sequences" if run.collect["collector"].get("get_train_sample") else "episodes"
     if drawn == "rows":
-        if gives == "episodes" and not run.buffer.get(MULTI_BUFFER) and run.is_base_policy():
+        if gives == "episodes" and run.is_base_policy():
             return (
                 "policy.collect.collector.get_train_sample is false, so a collector of type "
                 f"{run.collector!r} gives whole episodes, and a policy of type "

@@ -6,19 +6,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from easydict import EasyDict
 
-from dingsdk.config import (
-    Part,
-    PartSection,
-    Section,
-    complete,
-    deep_merge_dicts,
-    save_config,
-    to_easydict,
-)
+from dingsdk.config import PartSection, complete, deep_merge_dicts, save_config, to_easydict
 from dingsdk.config.aliases import rename_all_aliases
 from dingsdk.config.plain import check_bounds, find, put
 from dingsdk.errors import (
@@ -28,7 +20,7 @@ from dingsdk.errors import (
     UnknownKeyError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, drawn_by
+from dingsdk.pipeline.checks import check_run, drawn_by
 from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
@@ -124,14 +116,7 @@ def compile_config(
             put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
     find_class = _ClassFinder(own, mode)
-    buffers = _take_buffers(user)
     compiled = complete(RunSection, user, find_class)
-    if buffers is not None:
-        named = complete(_Buffers, {"replay_buffer": buffers}, find_class, "policy.other")
-        compiled["policy"]["other"]["replay_buffer"] = {
-            MULTI_BUFFER: True,
-            **named["replay_buffer"],
-        }
     _derive(compiled, user)
     path = "policy.learn.learner.hook"  # learners find their hooks themselves
     for name, hook in (find(compiled, path) or {}).items():
@@ -296,25 +281,6 @@ def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
         used += [path for path in found if path.startswith("env.") and has_env_processes(cfg)]
     for path in used:
         check_importable(path, found[path], has_script=has_script)
-
-
-class _Buffers(Section, frozen=True, kw_only=True):
-    """Several named replay buffers."""
-
-    replay_buffer: Annotated[dict[str, Any], Part("buffers", many=True)]
-
-
-def _take_buffers(user: dict[str, Any]) -> dict[str, Any] | None:
-    """Remove the named buffers from a config with ``multi_buffer``, and return them, or None."""
-    section = find(user, "policy.other.replay_buffer")
-    if not isinstance(section, Mapping) or not section.get(MULTI_BUFFER):
-        return None
-    del user["policy"]["other"]["replay_buffer"]
-    return {
-        name: {"type": "advanced", **buffer} if isinstance(buffer, Mapping) else buffer
-        for name, buffer in section.items()
-        if name != MULTI_BUFFER
-    }
 
 
 class _NotInstalled:

@@ -365,7 +365,6 @@ def compile_run(
     # Read before the parts of a run are imported: a mistake in the file is reported at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     check_bounds(user)
-    from dingsdk.pipeline.checks import MULTI_BUFFER
     from dingsdk.pipeline.compile import compile_config, convert_config
     from dingsdk.pipeline.user_objects import name_env, name_policy
 
@@ -381,11 +380,7 @@ def compile_run(
         apply_set(user, f"system.transport.type={json.dumps(transport)}")
     if mode == "parallel" and begins:
         _begin_processes(user)
-    cfg = compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
-    path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
-    if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
-        raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)
-    return cfg
+    return compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
 
 
 def _begin_processes(user: Mapping[str, Any]) -> None:

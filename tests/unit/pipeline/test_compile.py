@@ -350,11 +350,6 @@ REFUSED = (
         )
     ),
     refused(
-        "'rank' is no RowSampler",
-        f"{BUFFER}={{multi_buffer: true, agent: {{type: naive, sampler: {{type: rank}}}}}}",
-        path=f"{BUFFER}.agent.sampler.type",
-    ),
-    refused(
         "type sequence needs rows to leave",
         f"{BUFFER}={{type: sequence, remover: {{type: loose}}}}",
         path=f"{BUFFER}.remover.type",
@@ -809,36 +804,6 @@ def test_parameter_of_the_reference_without_a_counterpart_is_refused_by_name(
         compile_config(MINIMAL, **given)
 
     assert caught.value.path == path
-
-
-def test_each_of_several_buffers_gets_the_defaults_of_its_type() -> None:
-    several = {
-        "multi_buffer": True,
-        "agent": {"type": "naive", "replay_buffer_size": 500},
-        "expert": {},
-    }
-    user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": several}}})
-
-    cfg = compile_config(user)
-    buffers = cfg.policy.other.replay_buffer
-
-    assert buffers.multi_buffer is True
-    assert (buffers.agent.replay_buffer_size, buffers.agent.deepcopy) == (500, False)
-    assert (buffers.expert.type, buffers.expert.alpha) == ("advanced", 0.6)
-    assert to_plain(compile_config(cfg)) == to_plain(cfg)
-    with pytest.raises(ConfigError, match="one replay buffer"):
-        compile_run(user)
-
-
-def test_unknown_key_in_one_of_several_buffers_is_named() -> None:
-    several = {"multi_buffer": True, "agent": {"type": "naive", "depcopy": True}}
-    user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": several}}})
-
-    with pytest.raises(UnknownKeyError) as caught:
-        compile_config(user)
-
-    assert caught.value.path == "policy.other.replay_buffer.agent.depcopy"
-    assert caught.value.nearest == "deepcopy"
 
 
 def test_inputs_are_not_changed() -> None:
