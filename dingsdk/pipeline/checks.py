@@ -17,8 +17,6 @@ from dingsdk.worker.replay_buffer.config import is_limited
 
 MOST_TRAININGS = 1_000
 """On-policy, most trainings on the samples of one collect."""
-_TRIED_COLLECTS, _TRIED_BATCHES = 200, 100_000
-"""Most collects, and most batches, of a serial run with which its limiter is tried."""
 
 _BUFFER = "policy.other.replay_buffer"
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
@@ -288,35 +286,25 @@ def _check_pace(run: _Run) -> str:
     is_followed = not run.policy["on_policy"] and run.system["replay"]["type"] != "server"
     if not is_followed or not pushed or limiter.get("type") != "samples_per_insert":
         return ""
-    learn, length = run.policy["learn"], run.buffer.get("sequence_length", 1)
-    updates, batch = learn["update_per_collect"], learn["batch_size"] * length
+    learn, wanted = run.policy["learn"], limiter["samples_per_insert"]
+    batch = learn["batch_size"] * run.buffer.get("sequence_length", 1)
     if run.mode == "parallel":  # the learner trains as often as the limiter lets it
-        pushed, updates = max(pushed, PAYLOAD_ROWS), _TRIED_BATCHES // _TRIED_COLLECTS
-    part = run.classes[f"{_BUFFER}.limiter"](limiter)
-    part.can_insert(pushed)
-    part.on_insert(part.min_size // pushed * pushed)
-    for _ in range(min(_TRIED_COLLECTS, _TRIED_BATCHES // updates)):
-        for _ in range(updates):
-            if not part.can_sample(batch) or part.size < batch:
-                break
-            part.on_sample(batch)
-        if not part.can_insert(pushed):
-            break
-        part.on_insert(pushed)
-    else:
-        return ""
-    wanted, sampled = limiter["samples_per_insert"], updates * batch / pushed
-    if wanted > sampled and run.mode == "serial":
+        pushed = max(pushed, PAYLOAD_ROWS)
+    elif wanted > (sampled := learn["update_per_collect"] * batch / pushed):
         return (
             f"{_BUFFER}.limiter.samples_per_insert is {wanted:g}, but a serial run samples only "
             f"{sampled:g} rows for each row that it pushes (policy.learn.update_per_collect times "
             "batch_size, divided by policy.collect.n_sample): its pushes would be refused; lower "
             "the first, or raise update_per_collect"
         )
+    least = pushed * wanted + batch
+    behind, ahead = limiter["error_buffer"], limiter["samples_ahead"]
+    if behind is None or behind + (behind if ahead is None else ahead) >= least:
+        return ""
     return (
-        f"{_BUFFER}.limiter.error_buffer is {limiter['error_buffer']}: it would refuse the pushes "
-        f"of a {run.mode} run, {pushed} rows in turn with batches of {batch}; raise it to "
-        f"{pushed * wanted + batch * max(wanted, 1):g}, or leave it out"
+        f"{_BUFFER}.limiter.error_buffer is {behind}: it would refuse the pushes of a {run.mode} "
+        f"run, {pushed} rows in turn with batches of {batch}; raise it to {least:g}, or leave it "
+        "out"
     )
 
 
