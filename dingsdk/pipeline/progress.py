@@ -168,12 +168,17 @@ class ConsoleProgress:
             self._console.print(self._line(status, is_over), highlight=False, markup=False)
 
     def _line(self, status: RunStatus, is_over: bool) -> str:
+        line = f"[{self._time(status.elapsed_s)}] " + ", ".join(self._parts(status, is_over))
+        return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
+
+    def _parts(self, status: RunStatus, is_over: bool) -> list[str]:
+        """Return the facts that are known; each says what it is."""
         steps_per_s, updates_per_s, left = self._rates.of(status)
         parts = [
             f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)",
             f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
             f"return {_number(status.last_return)} (best {_number(status.best_return)})",
-            f"loss {_loss(status)}" if status.loss is not None else "",
+            f"loss {status.loss:.4g}" if status.loss is not None else "",
             _exploration(status),
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",
             f"policy v{status.train_iter}{_lag(status)}",
@@ -181,8 +186,7 @@ class ConsoleProgress:
             _last_phase(status, is_over) or ("" if left is None else f"{_duration(left)} left"),
             *(f"{name} {_value(value)}" for name, value in self._columns().items()),
         ]
-        line = f"[{self._time(status.elapsed_s)}] " + ", ".join(part for part in parts if part)
-        return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
+        return [part for part in parts if part]
 
     def _time(self, elapsed_s: float) -> str:
         """Return the time since the first env step; before that step, the time since the start."""
@@ -196,28 +200,12 @@ class ConsoleProgress:
         from rich.text import Text
 
         status = self._status()
-        steps_per_s, updates_per_s, left = self._rates.of(status)
-        elapsed = self._time(status.elapsed_s)
-        cells = [
-            ("env steps", f"{status.env_steps:,}"),
-            ("steps/s", f"{steps_per_s:,.0f}"),
-            ("iterations", f"{status.train_iter:,}"),
-            ("updates/s", f"{updates_per_s:,.0f}"),
-            ("return", f"{_number(status.last_return)} (best {_number(status.best_return)})"),
-            ("goal", f"{self._goal:g}"),
-            ("loss", _loss(status)),
-            ("exploration", _exploration(status) or "-"),
-            ("buffer", f"{status.buffer_fill:,}/{status.buffer_capacity:,}"),
-            ("policy", f"v{status.train_iter}{_lag(status)}"),
-            ("elapsed", f"{elapsed.lstrip()}, {workers_in_words(status.workers)}"),
-            ("left", _last_phase(status, is_over) or ("-" if left is None else _duration(left))),
-            *((name, _value(value)) for name, value in self._columns().items()),
-        ]
-        table = Table.grid(padding=(0, 2))
+        cells = [self._time(status.elapsed_s).lstrip(), f"goal {self._goal:g}"]
+        cells += self._parts(status, is_over)
+        table = Table.grid(padding=(0, 4))
         for first in range(0, len(cells), 2):
             # Text objects, not markup: printing a line without markup redraws the table without it.
-            row = [(Text(name, "dim"), Text(text)) for name, text in cells[first : first + 2]]
-            table.add_row(*(each for cell in row for each in cell))
+            table.add_row(*map(Text, cells[first : first + 2]))
         if status.held_up_by:
             return Group(table, Text(f"held up: {status.held_up_by}", "yellow"))
         return table
@@ -239,10 +227,6 @@ def workers_in_words(count: int) -> str:
 
 def _exploration(status: RunStatus) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in status.exploration.items())
-
-
-def _loss(status: RunStatus) -> str:
-    return "-" if status.loss is None else f"{status.loss:.4g}"
 
 
 def _lag(status: RunStatus) -> str:
