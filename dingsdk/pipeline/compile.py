@@ -21,7 +21,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.pipeline.checks import check_run, drawn_by
-from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
+from dingsdk.pipeline.env_probe import add_columns, try_env
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
@@ -130,8 +130,6 @@ def compile_config(
         add_columns(compiled, found)
     if makes_env:
         try_env(compiled, found, mode)
-        if mode != "eval":
-            check_columns(compiled, found)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)

@@ -1,21 +1,16 @@
-"""Checks of a config that need an env: spaces, players, and the columns of its samples."""
+"""Checks of a config that need an env: its spaces and players; and the columns of samples."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import closing
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from dingsdk.config import to_easydict
 from dingsdk.config.plain import find
-from dingsdk.data import SampleBatch
-from dingsdk.data.list_samples import pack_samples
 from dingsdk.data.pytree import flatten
-from dingsdk.errors import ConfigError
 from dingsdk.pipeline.checks import buffer_parts, refusal
 
 _log = logging.getLogger(__name__)
@@ -36,62 +31,6 @@ def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
     collect["added_columns"] = list(wanted)
     if "episode_return" in wanted:
         policy["traj_len_inf"] = True  # the return is known only at the end of an episode
-
-
-def check_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
-    """Check that the policy's samples have the columns that the replay buffer needs.
-
-    Raises:
-        ConfigError: a column is missing.
-    """
-    parts = buffer_parts(cfg, classes).values()
-    # Samplers can work without the columns that their section names.
-    names = [name for part in parts for name in getattr(part, "needs_columns", ())]
-    samples = _first_samples(cfg, classes) if names else None
-    if samples is None:
-        return
-    for name in names:
-        if not isinstance(samples.columns.get(name), np.ndarray):
-            raise ConfigError(
-                f"the replay buffer needs the column {name!r} of each sample, and the policy's "
-                f"samples have {sorted(samples.columns)}; choose another buffer or sampler, or a "
-                "policy that gives it",
-                path="policy.other.replay_buffer",
-            )
-
-
-def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> SampleBatch | None:
-    """Return train samples of a few steps in one env, or None if they cannot be made here."""
-    from dingsdk.envs import create_env_manager, make_env_fns
-    from dingsdk.policy import create_policy
-    from dingsdk.worker.collector.episode import EpisodeSerialCollector
-    from dingsdk.worker.collector.factory import create_collecting_rollout
-    from dingsdk.worker.collector.sample import SampleSerialCollector
-
-    own = (SampleSerialCollector, EpisodeSerialCollector)
-    if not issubclass(classes["policy.collect.collector"], own):
-        return None
-    section = to_easydict({**cfg["policy"], "cuda": False})
-    unroll_len = section.collect.unroll_len
-    is_unroll = getattr(classes["policy"], "piece", "") == "unroll"
-    steps = unroll_len if is_unroll else unroll_len + section.nstep
-    try:
-        policy = create_policy(section, enable_field=["collect", "command"], seed=0)
-        setting = policy.command_mode.get_setting_collect({"envstep": 0, "learner_step": 0})
-        env = create_env_manager({"type": "in_process"}, make_env_fns(cfg["env"], 1))
-        with closing(env):
-            env.seed(0)
-            env.launch()
-            rollout, writer = create_collecting_rollout(env, policy.collect_mode, steps, True)
-            for _ in range(10 * steps):
-                rollout.round(0, setting)
-                if writer.pending_rows:
-                    break
-            return pack_samples(writer.flush())
-    except Exception as error:
-        # The run itself reports errors of the policy or the env.
-        _log.debug("no samples to check the replay buffer's columns with: %s", error)
-        return None
 
 
 def _check_evaluation_env(env: Mapping[str, Any], made: Any) -> None:
