@@ -274,8 +274,11 @@ class _Walk:
             # The defaults are of another type: keep those that both types have, except parts.
             kept = {key for key, field in fields_of(section).items() if field.part is None}
             default = {key: value for key, value in default.items() if key in kept}
+        given = {**given, "type": type_key}
+        if default.keys() != {"type"}:
+            given = deep_merge_dicts(default, given)
         before = self._count()
-        full = self.section(section, deep_merge_dicts(default, {**given, "type": type_key}), path)
+        full = self.section(section, given, path)
         check = getattr(cls, "check_config", None)
         if check is not None and self._count() == before:
             check(full, path)
