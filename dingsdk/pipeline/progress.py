@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
@@ -16,38 +17,28 @@ TERMINAL_INTERVAL_S = 0.5
 """Interval at which the live table is drawn again."""
 PLAIN_INTERVAL_S = 2.0
 """Interval at which a line is written if the output is not a terminal."""
-MEMORY_S = 10.0
-"""Time constant of the rates: after this time, a change has 63 % of its effect."""
+WINDOW_S = 10.0
+"""The rates are those of this time, the last of the run."""
 LEAST_S = 0.05
 """Shortest time between two snapshots from which a rate is computed."""
 
 
 class Rate:
-    """A rate per second, averaged with weights that fall exponentially with age. Not thread-safe.
-
-    Counts rise in jumps, so the rate is the weighted count divided by the weighted time. This is
-    a correct mean from the start; an average of single rates is not.
-    """
+    """A rate per second over the last ``WINDOW_S`` of a run. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._at_s = 0.0
-        self._weighted_count = 0.0
-        self._weighted_s = 0.0
+        self._seen = deque([(0.0, 0)])
 
     def of(self, count: int, elapsed_s: float) -> float:
         """Return the rate, given that ``count`` was reached after ``elapsed_s``; 0 at the start."""
-        passed_s = elapsed_s - self._at_s
-        if passed_s >= LEAST_S:
-            kept = math.exp(-passed_s / MEMORY_S)
-            # The weight also falls within the time that passed: this is its mean.
-            weight = MEMORY_S * (1 - kept) / passed_s
-            # The count can fall, when a learner continues from its checkpoint.
-            more = max(0, count - self._count)
-            self._weighted_count = kept * self._weighted_count + weight * more
-            self._weighted_s = kept * self._weighted_s + weight * passed_s
-            self._count, self._at_s = count, elapsed_s
-        return self._weighted_count / self._weighted_s if self._weighted_s else 0.0
+        seen = self._seen
+        if elapsed_s - seen[-1][0] >= LEAST_S:
+            seen.append((elapsed_s, count))
+        while len(seen) > 2 and seen[1][0] <= elapsed_s - WINDOW_S:
+            seen.popleft()
+        (start_s, before), (end_s, after) = seen[0], seen[-1]
+        # The count falls when a learner continues from its checkpoint.
+        return max(0, after - before) / (end_s - start_s) if len(seen) > 1 else 0.0
 
 
 class RunRates:
