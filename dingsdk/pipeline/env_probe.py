@@ -186,7 +186,7 @@ def _check_players(
 ) -> None:
     """Check that the parts of a run fit the number of players of an env; check the opponents."""
     from dingsdk.envs.players import find_opponent
-    from dingsdk.worker.commander.one_vs_one import create_league, saved_league
+    from dingsdk.worker.commander.one_vs_one import saved_league
 
     parts = dict(_PLAYING[mode])
     if players > 1:
@@ -213,8 +213,9 @@ def _check_players(
         )
     if players > 1:
         if mode != "eval":
-            _check_active(len(create_league(cfg["policy"], None).active_players_ids), cfg, mode)
-            past = cfg["policy"]["other"]["league"].get("load_path")
+            league = cfg["policy"]["other"]["league"]
+            _check_active(league.get("active_player_num", 1), cfg, mode)
+            past = league.get("load_path")
             if past is not None:
                 saved_league(past)
         for name in cfg["env"]["eval_opponents"]:
