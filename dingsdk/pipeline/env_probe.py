@@ -33,13 +33,13 @@ def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
         policy["traj_len_inf"] = True  # the return is known only at the end of an episode
 
 
-def _check_evaluation_env(env: Mapping[str, Any], made: Any) -> None:
+def _check_evaluation_env(env: Mapping[str, Any], wrappers: list[Any], made: Any) -> None:
     """Raise ConfigError if a wrapper that only training has changes the spaces of ``made``."""
     from dingsdk.envs import EnvFn
     from dingsdk.envs.guard import close_quietly
 
     make_other = EnvFn({**env, "is_evaluation": True})
-    if make_other.wrappers == EnvFn(env).wrappers:
+    if make_other.wrappers == wrappers:
         return
     other = make_other()
     try:
@@ -87,7 +87,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         CheckpointError: the saved league whose players are opponents cannot be read.
         ConfigError: another value of the config does not fit the env.
     """
-    from dingsdk.envs import EnvFn, create_env_manager, make_env_fns
+    from dingsdk.envs import EnvFn, create_env_manager
     from dingsdk.envs.guard import check_spaces, close_quietly
     from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
@@ -96,13 +96,14 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     evaluator_class = classes["policy.eval.evaluator"]
     if hasattr(evaluator_class, "check_imports"):
         evaluator_class.check_imports(compiled["policy"]["eval"]["evaluator"])
-    made = EnvFn(env)()
+    make = EnvFn(env)
+    made = make()
     try:
         check_spaces(made)
         players = player_num(made)
         _check_players(compiled, classes, players, mode)
         # A manager refuses envs that it cannot run when it is created; nothing is launched.
-        close_quietly(create_env_manager(compiled["env_manager"], make_env_fns(env, 1)))
+        close_quietly(create_env_manager(compiled["env_manager"], [make]))
         found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
         if players > 1:
             found = {name: space_of_player(space, players) for name, space in found.items()}
@@ -110,7 +111,8 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         shapes = {} if read is None else read(*found.values())
         render_mode = made.render_mode
         max_steps = None if made.spec is None else made.spec.max_episode_steps
-        _check_evaluation_env(env, made)
+        if make.wrappers:
+            _check_evaluation_env(env, make.wrappers, made)
         _warn_of_statistics(made)
     finally:
         close_quietly(made)
