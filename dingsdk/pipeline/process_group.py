@@ -171,12 +171,13 @@ class Child:
     """A process of a run that is started again when it dies, within its budget of restarts.
 
     Args:
-        name: What messages call it.
         worker_id: Its id in the run.
         run_dir: The run folder, which has its crash report.
         budget: How often it may die: ``system.restarts``.
+        role: Its role, if it is a worker.
 
     Attributes:
+        name: What messages call it.
         process: The process, or None while there is none.
         start_at: When it is to be started again.
         heard_at: When it was last known to work.
@@ -184,9 +185,10 @@ class Child:
         failure: Why it failed or was killed, as in the messages of a ``WorkerHandle``.
     """
 
-    def __init__(self, name: str, worker_id: str, run_dir: Path, budget: int) -> None:
-        self.name = name
+    def __init__(self, worker_id: str, run_dir: Path, budget: int, role: str = "") -> None:
         self.worker_id = worker_id
+        self.role = role
+        self.name = f"worker {worker_id}" if role else f"the {worker_id}"
         self.process: Any = None
         self.start_at = 0.0
         self.deaths: list[float] = []
@@ -199,6 +201,14 @@ class Child:
         self.process = process
         self.joined_at, self.heard_at = math.inf, now
         self.failure: dict[str, Any] = {}
+
+    def listen(self, now: float) -> None:
+        """Take the messages of a worker."""
+        for message in () if self.process is None else self.process.messages():
+            if message["event"] == "joined":
+                self.joined_at = self.heard_at = now
+            else:
+                self.failure = message
 
     @property
     def has_joined(self) -> bool:
@@ -221,24 +231,23 @@ class Child:
             self.process = None
         self.crash_report = take_crash_report(self._crash_file)
 
-    def died(self, code: int, now: float, *, must_start: bool = False) -> str:
+    def died(self, code: int, now: float, why_final: str = "") -> str:
         """Release a dead process, and set when it is started again; return why it died.
 
         A minute of work resets the count of deaths. If it never joined, all earlier deaths count:
         several slow starts take longer than the window.
 
         Args:
-            must_start: Whether the run ends if a signal killed the process before it joined, as it
-                does if the process failed.
+            why_final: Why it cannot be started again, for the error; empty if it can.
 
         Raises:
-            WorkerCrashedError: it cannot start, or it died too often.
+            WorkerCrashedError: it cannot be started again, or died too often.
         """
         self.close()
         reason = self.failure.get("text") or how_it_ended(code)
         self.crash_report = self.failure.get("traceback") or self.crash_report
-        if not self.has_joined and (code > 0 or must_start):
-            raise self.crashed(f"{self.name} cannot start: {reason}", code)
+        if why_final:
+            raise self.crashed(f"{self.name} {why_final}: {reason}", code)
         before = [] if now - self.joined_at >= HEALTHY_S else self.deaths
         window_s = WINDOW_S if self.has_joined else math.inf
         self.deaths = [at for at in before if now - at < window_s] + [now]
@@ -269,21 +278,6 @@ class Child:
         return error
 
 
-class _Worker(Child):
-    """A worker with a role."""
-
-    def __init__(self, role: str, worker_id: str, run_dir: Path, budget: int) -> None:
-        super().__init__(f"worker {worker_id}", worker_id, run_dir, budget)
-        self.role = role
-
-    def listen(self, now: float) -> None:
-        for message in () if self.process is None else self.process.messages():
-            if message["event"] == "joined":
-                self.joined_at = self.heard_at = now
-            else:
-                self.failure = message
-
-
 class ProcessWorkers(WorkerGroup):
     """One process per worker.
 
@@ -312,7 +306,7 @@ class ProcessWorkers(WorkerGroup):
         self._clock = clock
         self._start_process = start
         budget = int(cfg.system.restarts)
-        self._members = [_Worker(*each, run_dir, budget) for each in workers]
+        self._members = [Child(name, run_dir, budget, role) for role, name in workers]
         self._address = ""
         self.lost_limit_s = 30.0
         self.start_limit_s = START_S
@@ -371,7 +365,7 @@ class ProcessWorkers(WorkerGroup):
         found = {each.worker_id: each.crash_report for each in self._members}
         return found.get(worker_id, "")
 
-    def _start(self, member: _Worker) -> None:
+    def _start(self, member: Child) -> None:
         spec = WorkerSpec(
             role=member.role,
             worker_id=member.worker_id,
@@ -382,7 +376,7 @@ class ProcessWorkers(WorkerGroup):
         )
         member.started(self._start_process(spec), self._clock())
 
-    def _handle_death(self, member: _Worker, code: int, now: float) -> None:
+    def _handle_death(self, member: Child, code: int, now: float) -> None:
         """Schedule a restart of a dead worker, or end the run."""
         member.listen(now)  # it may have sent a message just before its death
         if code == OUT_OF_MEMORY:
@@ -390,9 +384,10 @@ class ProcessWorkers(WorkerGroup):
             text = "%s is started again: it was over its memory limit"
             _log.warning(text, member.name)
             return  # it is started at once: the pause after an earlier death is over
-        self._master.lose(member.worker_id, member.died(code, now))
+        why_final = "cannot start" if not member.has_joined and code > 0 else ""
+        self._master.lose(member.worker_id, member.died(code, now, why_final))
 
-    def _join(self, members: Sequence[_Worker], timeout_s: float) -> None:
+    def _join(self, members: Sequence[Child], timeout_s: float) -> None:
         deadline = self._clock() + timeout_s
         for member in members:
             if member.process is not None:

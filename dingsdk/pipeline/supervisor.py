@@ -43,7 +43,6 @@ from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Folder
-from dingsdk.runtime.spawn import how_it_ended
 from dingsdk.worker.comm.transport import STOPPED_S, Transport
 
 _log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Supervisor:
         self._clock = clock
         self._cfg = context.cfg
         budget = int(context.cfg.system.restarts)
-        self._coordinator = Child("the coordinator", "coordinator", context.run_dir, budget)
+        self._coordinator = Child("coordinator", context.run_dir, budget)
         self._transport: Transport | None = None
         self._workers: Any = None
         self._address = ""
@@ -235,16 +234,10 @@ class Supervisor:
 
     def _restart(self, code: int) -> None:
         """Note the death of the coordinator, so that another one is started, or end the run."""
-        child, context = self._coordinator, self._context
-        has_journal = (context.run_dir / JOURNAL_FOLDER).is_dir()
-        if context.has_begun and not has_journal:
-            child.close()
-            reason = child.failure.get("text") or how_it_ended(code)
-            raise child.crashed(
-                "the coordinator died, and the run keeps no journal to continue from: " + reason,
-                code,
-            )
-        child.died(code, self._clock(), must_start=not context.has_begun)
+        why_final = "" if self._context.has_begun else "cannot start"
+        if not (why_final or (self._context.run_dir / JOURNAL_FOLDER).is_dir()):
+            why_final = "died, and the run keeps no journal to continue from"
+        self._coordinator.died(code, self._clock(), why_final)
         section = transport_class(self._cfg).section_at(self._cfg.system.transport, self._address)
         self._cfg.system.transport.update(section)
 
