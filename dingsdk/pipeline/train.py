@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -246,6 +248,9 @@ def run_pipeline(
         saved=lambda: _saved(context.run_dir),
         may_break=(lambda: context.is_breakable) if mode == "serial" else None,
     )
+    # When the process ends, garbage collection takes half a second with torch; skip it.
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     with held(context.run_dir), private_files(), signals, ExitStack() as stack:
         stack.callback(_discard_unless_begun, context)
         if cfg.system.replay.address and context.on_address is None:
