@@ -235,7 +235,8 @@ class _ClassFinder:
             cls = self._own.get((kind, path))
             if cls is None:
                 cls = self._manager.get(kind, type_key, import_names, path)
-                self.check_shadowed(kind, type_key, path)
+                if (kind, type_key) in self._advertised:
+                    self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
             if self._needs(kind, error):
                 raise
@@ -249,7 +250,7 @@ class _ClassFinder:
 
     def check_shadowed(self, kind: str, type_key: str, path: str) -> None:
         """Warn if an installed type has the key of the type of dingsdk that a config gets."""
-        if (kind, type_key) in self._told or (kind, type_key) not in self._advertised:
+        if (kind, type_key) in self._told:
             return
         self._told.add((kind, type_key))
         if others := self._manager.shadowed(kind, type_key):
