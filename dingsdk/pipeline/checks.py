@@ -15,6 +15,8 @@ from dingsdk.config.plain import find
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.config import is_limited
 
+ADDED_COLUMNS = ("env_id", "episode_return")
+"""Columns that collectors add to samples if the replay buffer needs them."""
 MOST_TRAININGS = 1_000
 """On-policy, most trainings on the samples of one collect."""
 
@@ -35,6 +37,20 @@ def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str
 def drawn_by(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
     """Return what the replay buffer draws: rows, sequences or episodes."""
     return str(getattr(buffer_parts(cfg, classes).get(_BUFFER), "draws", "rows"))
+
+
+def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
+    """Make collectors add the columns that the replay buffer needs."""
+    policy, names = cfg["policy"], []
+    for path, part in buffer_parts(cfg, classes).items():
+        # A section may name a column too, such as `trajectory: env_id` of a sampler of sequences.
+        named = [value for value in find(cfg, path).values() if isinstance(value, str)]
+        names += [*getattr(part, "needs_columns", ()), *named]
+    collect = policy["collect"]
+    wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
+    collect["added_columns"] = list(wanted)
+    if "episode_return" in wanted:
+        policy["traj_len_inf"] = True  # the return is known only at the end of an episode
 
 
 def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:

@@ -20,8 +20,8 @@ from dingsdk.errors import (
     UnknownKeyError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.checks import check_run, drawn_by
-from dingsdk.pipeline.env_probe import add_columns, try_env
+from dingsdk.pipeline.checks import add_columns, check_run, drawn_by
+from dingsdk.pipeline.env_probe import try_env
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager

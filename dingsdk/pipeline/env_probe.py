@@ -1,4 +1,4 @@
-"""Checks of a config that need an env: its spaces and players; and the columns of samples."""
+"""Checks of a config that need an env: its spaces and its players."""
 
 from __future__ import annotations
 
@@ -9,28 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dingsdk.config.plain import find
+from dingsdk.config.plain import find, to_easydict
 from dingsdk.data.pytree import flatten
 from dingsdk.pipeline.checks import buffer_parts, refusal
 
 _log = logging.getLogger(__name__)
-
-ADDED_COLUMNS = ("env_id", "episode_return")
-"""Columns that collectors add to samples if the replay buffer needs them."""
-
-
-def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
-    """Make collectors add the columns that the replay buffer needs."""
-    policy, names = cfg["policy"], []
-    for path, part in buffer_parts(cfg, classes).items():
-        # A section may name a column too, such as `trajectory: env_id` of a sampler of sequences.
-        named = [value for value in find(cfg, path).values() if isinstance(value, str)]
-        names += [*getattr(part, "needs_columns", ()), *named]
-    collect = policy["collect"]
-    wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
-    collect["added_columns"] = list(wanted)
-    if "episode_return" in wanted:
-        policy["traj_len_inf"] = True  # the return is known only at the end of an episode
 
 
 def _check_evaluation_env(env: Mapping[str, Any], wrappers: list[Any], made: Any) -> None:
@@ -87,7 +70,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         CheckpointError: the saved league whose players are opponents cannot be read.
         ConfigError: another value of the config does not fit the env.
     """
-    from dingsdk.envs import EnvFn, create_env_manager
+    from dingsdk.envs import EnvFn
     from dingsdk.envs.guard import check_spaces, close_quietly
     from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
@@ -103,7 +86,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         players = player_num(made)
         _check_players(compiled, classes, players, mode)
         # A manager refuses envs that it cannot run when it is created; nothing is launched.
-        close_quietly(create_env_manager(compiled["env_manager"], [make]))
+        close_quietly(classes["env_manager"](to_easydict(compiled["env_manager"]), [make]))
         found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
         if players > 1:
             found = {name: space_of_player(space, players) for name, space in found.items()}
