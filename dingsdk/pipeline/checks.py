@@ -42,9 +42,11 @@ def drawn_by(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
 def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
     """Make collectors add the columns that the replay buffer needs."""
     policy, names = cfg["policy"], []
+    buffer = policy["other"]["replay_buffer"]
     for path, part in buffer_parts(cfg, classes).items():
+        section = buffer if path == _BUFFER else buffer[path.rpartition(".")[2]]
         # A section may name a column too, such as `trajectory: env_id` of a sampler of sequences.
-        named = [value for value in find(cfg, path).values() if isinstance(value, str)]
+        named = [value for value in section.values() if isinstance(value, str)]
         names += [*getattr(part, "needs_columns", ()), *named]
     collect = policy["collect"]
     wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])

@@ -27,7 +27,7 @@ from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
 from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.plugins.kinds import OBSERVERS, OWN_DISTRIBUTION
+from dingsdk.plugins.kinds import KINDS, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.runtime.files import ensure_dir
 
 _log = logging.getLogger(__name__)
@@ -224,6 +224,7 @@ class _ClassFinder:
         self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
         self._advertised = {(each.kind, each.key) for each in self._manager.adverts()}
+        self._registries = {kind: self._manager.registry(kind) for kind in KINDS}
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         """Return the class of a part, checked against the interface of its kind.
@@ -234,7 +235,10 @@ class _ClassFinder:
         try:
             cls = self._own.get((kind, path))
             if cls is None:
-                cls = self._manager.get(kind, type_key, import_names, path)
+                known = self._registries[kind]
+                is_known = not import_names and isinstance(type_key, str) and type_key in known
+                get = self._manager.get
+                cls = known.get(type_key) if is_known else get(kind, type_key, import_names, path)
                 if (kind, type_key) in self._advertised:
                     self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
