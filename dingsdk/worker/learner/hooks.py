@@ -235,7 +235,7 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
 
 
 def _build_entry(key: str, value: Any, path: str) -> LearnerHook | None:
-    full = {"name": key}
+    full: dict[str, Any] = {"name": key}
     if key in SHORT_HOOKS:
         full = dict(zip(("type", "position", "name"), SHORT_HOOKS[key][:3], strict=True))
     elif not isinstance(value, Mapping):
