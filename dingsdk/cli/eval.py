@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from dingsdk.cli.tables import show_table
+
 
 @click.command("eval", short_help="Evaluate the policy of a run folder.")
 @click.argument("run", type=click.Path(path_type=Path))
@@ -31,19 +33,9 @@ def evaluate(
         record = {name: getattr(found, name) for name in names}
         click.echo(json.dumps({"checkpoint": str(found.checkpoint), **record}))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     # A count: the file iteration_0 is written after the first iteration.
     trained = f"{found.train_iter:,} iteration{'' if found.train_iter == 1 else 's'}"
     click.echo(f"{found.env_id}, {found.checkpoint}, trained for {trained}")
-    table = Table()
-    for heading in ("episodes", "mean return", "std", "min", "max"):
-        table.add_column(heading, justify="right")
     figures = (found.mean, found.std, found.min, found.max)
-    table.add_row(str(len(found.returns)), *(f"{figure:.2f}" for figure in figures))
-    console = Console()
-    with console.capture() as captured:
-        console.print(table)
-    # Not printed by rich, which ends the program if the reader of the output has ended.
-    click.echo(captured.get(), nl=False)
+    row = (str(len(found.returns)), *(f"{figure:.2f}" for figure in figures))
+    show_table([row], ("episodes", "mean return", "std", "min", "max"))

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from dingsdk.config.plain import (
-    MAX_DEPTH,
     MAX_DIGITS,
     MAX_VALUES,
     TOO_DEEP,
@@ -45,24 +44,12 @@ MAX_BYTES = 1 << 20
 class Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys and reads numbers as YAML 1.2 does.
 
-    It stops at a line that nests too deep, merges too many keys or contains a number that is too
-    long, before that takes much time or memory. Aliases share their value in memory;
-    ``check_bounds`` counts it each time.
+    It stops at a line that merges too many keys or contains a number that is too long, before that
+    takes much time or memory. Aliases share their value in memory; ``check_bounds`` counts it each
+    time.
     """
 
-    _depth = 0
     _merged = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Do what PyYAML does, with a limit on the depth."""
-        self._depth += 1
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if self._depth > MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
-            mark: Any = event.start_mark
-            raise yaml.composer.ComposerError(None, None, TOO_DEEP, mark)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
 
     def flatten_mapping(self, node: Any) -> None:
         """Do what PyYAML does, with a limit on the merged keys of the whole file."""
@@ -248,7 +235,7 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
     try:
         value = yaml.load(text, Loader)
         check_bounds(value)
-    except (yaml.YAMLError, ConfigError) as error:
+    except (yaml.YAMLError, ConfigError, RecursionError) as error:
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         if isinstance(error, yaml.YAMLError):
             problem = f"the value is no YAML ({problem}); quote it"

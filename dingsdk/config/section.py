@@ -21,7 +21,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, cast, get_args, get_origin
 
 import msgspec
@@ -203,7 +203,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _copier(value: Any) -> Any:
-    return lambda: copy_containers(value)
+    return partial(copy_containers, value)
 
 
 def _type_of_value(value: Any, name: str) -> Any:

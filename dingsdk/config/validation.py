@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from easydict import EasyDict
@@ -63,14 +63,7 @@ def complete(
         ConfigError: a value is missing, or two values contradict each other.
         UnknownPluginError: a type that nothing provides.
     """
-    walk = _Walk(find)
-    full = walk.section(section, given, path)
-    unknown = [_unknown_key(*each, full, path) for each in walk.unknown] + walk.refused
-    if unknown:
-        raise join_unknown(unknown)
-    if walk.errors:
-        raise walk.errors[0]
-    return full
+    return _Walk(find).complete(section, given, path)
 
 
 def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
@@ -96,7 +89,9 @@ def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
 
 def read_section(section: type[SectionT], given: Mapping[str, Any], path: str = "") -> SectionT:
     """Return ``given`` completed as by ``complete``, as a typed section; parts in it stay dicts."""
-    return msgspec.convert(complete(section, given_keys(given, path), path=path), section)
+    walk = _Walk(None)
+    walk.complete(section, given_keys(given, path), path)
+    return cast(SectionT, walk.made)
 
 
 def given_keys(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -186,6 +181,7 @@ class _Walk:
         unknown: Key, path of its section and known keys, for each key that nothing reads.
         refused: Errors of parts that check keys themselves.
         errors: All other errors.
+        made: The newest section that was checked, as its type.
     """
 
     def __init__(self, find: FindClass | None) -> None:
@@ -193,6 +189,17 @@ class _Walk:
         self.unknown: list[tuple[str, str, list[str]]] = []
         self.refused: list[UnknownKeyError] = []
         self.errors: list[DingError] = []
+        self.made: Section
+
+    def complete(self, section: type[Section], given: Any, path: str) -> dict[str, Any]:
+        """Return a completed section, or raise the errors that were found."""
+        full = self.section(section, given, path)
+        unknown = [_unknown_key(*each, full, path) for each in self.unknown] + self.refused
+        if unknown:
+            raise join_unknown(unknown)
+        if self.errors:
+            raise self.errors[0]
+        return full
 
     def _count(self) -> int:
         return len(self.unknown) + len(self.refused) + len(self.errors)
@@ -222,7 +229,7 @@ class _Walk:
         if self._count() > before:
             return full
         try:
-            msgspec.convert(full, section)
+            self.made = msgspec.convert(full, section)
         except msgspec.ValidationError as error:
             name = str(error).rpartition(" - at `$.")[2].rstrip("`")
             if name in fields:  # given values were checked above, so it is a default
@@ -274,8 +281,11 @@ class _Walk:
             # The defaults are of another type: keep those that both types have, except parts.
             kept = {key for key, field in fields_of(section).items() if field.part is None}
             default = {key: value for key, value in default.items() if key in kept}
+        given = {**given, "type": type_key}
+        if default.keys() != {"type"}:
+            given = deep_merge_dicts(default, given)
         before = self._count()
-        full = self.section(section, deep_merge_dicts(default, {**given, "type": type_key}), path)
+        full = self.section(section, given, path)
         check = getattr(cls, "check_config", None)
         if check is not None and self._count() == before:
             check(full, path)

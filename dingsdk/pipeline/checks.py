@@ -15,12 +15,10 @@ from dingsdk.config.plain import find
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.config import is_limited
 
-MULTI_BUFFER = "multi_buffer"
-"""Key of ``policy.other.replay_buffer``: if True, the section contains several named buffers."""
+ADDED_COLUMNS = ("env_id", "episode_return")
+"""Columns that collectors add to samples if the replay buffer needs them."""
 MOST_TRAININGS = 1_000
 """On-policy, most trainings on the samples of one collect."""
-_TRIED_COLLECTS, _TRIED_BATCHES = 200, 100_000
-"""Most collects, and most batches, of a serial run with which its limiter is tried."""
 
 _BUFFER = "policy.other.replay_buffer"
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
@@ -29,10 +27,9 @@ _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
 def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the classes of the replay buffer of a run and of its parts, by config path.
 
-    The result is empty for on-policy training and for several named buffers.
+    The result is empty for on-policy training.
     """
-    policy = cfg["policy"]
-    if policy["on_policy"] or policy["other"]["replay_buffer"].get(MULTI_BUFFER):
+    if cfg["policy"]["on_policy"]:
         return {}
     return {path: classes[path] for path in _BUFFER_PARTS if path in classes}
 
@@ -40,6 +37,22 @@ def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str
 def drawn_by(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
     """Return what the replay buffer draws: rows, sequences or episodes."""
     return str(getattr(buffer_parts(cfg, classes).get(_BUFFER), "draws", "rows"))
+
+
+def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
+    """Make collectors add the columns that the replay buffer needs."""
+    policy, names = cfg["policy"], []
+    buffer = policy["other"]["replay_buffer"]
+    for path, part in buffer_parts(cfg, classes).items():
+        section = buffer if path == _BUFFER else buffer[path.rpartition(".")[2]]
+        # A section may name a column too, such as `trajectory: env_id` of a sampler of sequences.
+        named = [value for value in section.values() if isinstance(value, str)]
+        names += [*getattr(part, "needs_columns", ()), *named]
+    collect = policy["collect"]
+    wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
+    collect["added_columns"] = list(wanted)
+    if "episode_return" in wanted:
+        policy["traj_len_inf"] = True  # the return is known only at the end of an episode
 
 
 def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
@@ -128,19 +141,10 @@ def _check_collects(run: _Run) -> str:
 
 
 def _check_capacity(run: _Run) -> str:
-    """Each replay buffer is large enough for a batch, for one collect, and for its limiter."""
+    """The replay buffer is large enough for a batch, for one collect, and for its limiter."""
     if run.policy["on_policy"]:
         return ""  # the samples of a collect are trained on without a buffer
-    named = run.buffer.get(MULTI_BUFFER) and {
-        f"{_BUFFER}.{name}": each for name, each in run.buffer.items() if name != MULTI_BUFFER
-    }
-    found = (
-        _why_too_small(run, path, each) for path, each in (named or {_BUFFER: run.buffer}).items()
-    )
-    return next(filter(None, found), "")
-
-
-def _why_too_small(run: _Run, path: str, buffer: Mapping[str, Any]) -> str:
+    path, buffer = _BUFFER, run.buffer
     capacity, length = buffer.get("replay_buffer_size"), buffer.get("sequence_length", 1)
     if capacity is None:
         return ""
@@ -223,7 +227,7 @@ def _check_buffer(run: _Run) -> str:
     if by_episode:
         gives = "sequences" if run.collect["collector"].get("get_train_sample") else "episodes"
     if drawn == "rows":
-        if gives == "episodes" and not run.buffer.get(MULTI_BUFFER) and run.is_base_policy():
+        if gives == "episodes" and run.is_base_policy():
             return (
                 "policy.collect.collector.get_train_sample is false, so a collector of type "
                 f"{run.collector!r} gives whole episodes, and a policy of type "
@@ -300,35 +304,25 @@ def _check_pace(run: _Run) -> str:
     is_followed = not run.policy["on_policy"] and run.system["replay"]["type"] != "server"
     if not is_followed or not pushed or limiter.get("type") != "samples_per_insert":
         return ""
-    learn, length = run.policy["learn"], run.buffer.get("sequence_length", 1)
-    updates, batch = learn["update_per_collect"], learn["batch_size"] * length
+    learn, wanted = run.policy["learn"], limiter["samples_per_insert"]
+    batch = learn["batch_size"] * run.buffer.get("sequence_length", 1)
     if run.mode == "parallel":  # the learner trains as often as the limiter lets it
-        pushed, updates = max(pushed, PAYLOAD_ROWS), _TRIED_BATCHES // _TRIED_COLLECTS
-    part = run.classes[f"{_BUFFER}.limiter"](limiter)
-    part.can_insert(pushed)
-    part.on_insert(part.min_size // pushed * pushed)
-    for _ in range(min(_TRIED_COLLECTS, _TRIED_BATCHES // updates)):
-        for _ in range(updates):
-            if not part.can_sample(batch) or part.size < batch:
-                break
-            part.on_sample(batch)
-        if not part.can_insert(pushed):
-            break
-        part.on_insert(pushed)
-    else:
-        return ""
-    wanted, sampled = limiter["samples_per_insert"], updates * batch / pushed
-    if wanted > sampled and run.mode == "serial":
+        pushed = max(pushed, PAYLOAD_ROWS)
+    elif wanted > (sampled := learn["update_per_collect"] * batch / pushed):
         return (
             f"{_BUFFER}.limiter.samples_per_insert is {wanted:g}, but a serial run samples only "
             f"{sampled:g} rows for each row that it pushes (policy.learn.update_per_collect times "
             "batch_size, divided by policy.collect.n_sample): its pushes would be refused; lower "
             "the first, or raise update_per_collect"
         )
+    least = pushed * wanted + batch
+    behind, ahead = limiter["error_buffer"], limiter["samples_ahead"]
+    if behind is None or behind + (behind if ahead is None else ahead) >= least:
+        return ""
     return (
-        f"{_BUFFER}.limiter.error_buffer is {limiter['error_buffer']}: it would refuse the pushes "
-        f"of a {run.mode} run, {pushed} rows in turn with batches of {batch}; raise it to "
-        f"{pushed * wanted + batch * max(wanted, 1):g}, or leave it out"
+        f"{_BUFFER}.limiter.error_buffer is {behind}: it would refuse the pushes of a {run.mode} "
+        f"run, {pushed} rows in turn with batches of {batch}; raise it to {least:g}, or leave it "
+        "out"
     )
 
 

@@ -6,19 +6,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from easydict import EasyDict
 
-from dingsdk.config import (
-    Part,
-    PartSection,
-    Section,
-    complete,
-    deep_merge_dicts,
-    save_config,
-    to_easydict,
-)
+from dingsdk.config import PartSection, complete, deep_merge_dicts, save_config, to_easydict
 from dingsdk.config.aliases import rename_all_aliases
 from dingsdk.config.plain import check_bounds, find, put
 from dingsdk.errors import (
@@ -28,14 +20,14 @@ from dingsdk.errors import (
     UnknownKeyError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, drawn_by
-from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
+from dingsdk.pipeline.checks import add_columns, check_run, drawn_by
+from dingsdk.pipeline.env_probe import try_env
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
 from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.plugins.kinds import OBSERVERS
+from dingsdk.plugins.kinds import KINDS, OBSERVERS
 from dingsdk.runtime.files import ensure_dir
 
 _log = logging.getLogger(__name__)
@@ -124,14 +116,7 @@ def compile_config(
             put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
     find_class = _ClassFinder(own, mode)
-    buffers = _take_buffers(user)
     compiled = complete(RunSection, user, find_class)
-    if buffers is not None:
-        named = complete(_Buffers, {"replay_buffer": buffers}, find_class, "policy.other")
-        compiled["policy"]["other"]["replay_buffer"] = {
-            MULTI_BUFFER: True,
-            **named["replay_buffer"],
-        }
     _derive(compiled, user)
     path = "policy.learn.learner.hook"  # learners find their hooks themselves
     for name, hook in (find(compiled, path) or {}).items():
@@ -145,8 +130,6 @@ def compile_config(
         add_columns(compiled, found)
     if makes_env:
         try_env(compiled, found, mode)
-        if mode != "eval":
-            check_columns(compiled, found)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)
@@ -240,6 +223,8 @@ class _ClassFinder:
         self._mode = mode
         self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
+        self._advertised = {(each.kind, each.key) for each in self._manager.adverts()}
+        self._registries = {kind: self._manager.registry(kind) for kind in KINDS}
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         """Return the class of a part, checked against the interface of its kind.
@@ -250,15 +235,20 @@ class _ClassFinder:
         try:
             cls = self._own.get((kind, path))
             if cls is None:
-                cls = self._manager.get(kind, type_key, import_names, path)
-                self.check_shadowed(kind, type_key, path)
+                known = self._registries[kind]
+                is_known = not import_names and isinstance(type_key, str) and type_key in known
+                get = self._manager.get
+                cls = known.get(type_key) if is_known else get(kind, type_key, import_names, path)
+                if (kind, type_key) in self._advertised:
+                    self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
             if self._needs(kind, error):
                 raise
             _log.info("%s cannot be had; mode %s does without it", path, self._mode)
             cls = _NotInstalled
         else:
-            check_interface(kind, type_key, cls, path)
+            if not getattr(cls, "__module__", "").startswith("dingsdk."):
+                check_interface(kind, type_key, cls, path)
         self.found[path] = cls
         return cls
 
@@ -296,25 +286,6 @@ def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
         used += [path for path in found if path.startswith("env.") and has_env_processes(cfg)]
     for path in used:
         check_importable(path, found[path], has_script=has_script)
-
-
-class _Buffers(Section, frozen=True, kw_only=True):
-    """Several named replay buffers."""
-
-    replay_buffer: Annotated[dict[str, Any], Part("buffers", many=True)]
-
-
-def _take_buffers(user: dict[str, Any]) -> dict[str, Any] | None:
-    """Remove the named buffers from a config with ``multi_buffer``, and return them, or None."""
-    section = find(user, "policy.other.replay_buffer")
-    if not isinstance(section, Mapping) or not section.get(MULTI_BUFFER):
-        return None
-    del user["policy"]["other"]["replay_buffer"]
-    return {
-        name: {"type": "advanced", **buffer} if isinstance(buffer, Mapping) else buffer
-        for name, buffer in section.items()
-        if name != MULTI_BUFFER
-    }
 
 
 class _NotInstalled:

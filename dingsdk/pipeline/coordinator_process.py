@@ -7,18 +7,17 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunStatus
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import HANDLED, crashes_recorded, leave
-from dingsdk.plugins import Snapshot
+from dingsdk.pipeline.worker_process import HANDLED, WorkerSpec, crashes_recorded, leave
 from dingsdk.plugins.blame import encodable, error_text, raised_in, traceback_text
 from dingsdk.runtime.files import guarded
 
@@ -26,64 +25,47 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 TELL_S = 0.2
-"""Interval at which the coordinator sends a report to the supervisor."""
+"""Shortest time between two reports of the coordinator to the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSpec:
-    """The arguments of a coordinator process, as plain data.
+class CoordinatorSpec(WorkerSpec):
+    """The arguments of a coordinator process, as plain data; it has no address.
 
     Attributes:
-        crash_file: File to which the interpreter writes its stacks if it crashes.
-        snapshot: The types that were registered in the parent.
         is_resumed: Whether it continues from a journal.
         rejoin_s: Seconds to wait for the workers of the previous coordinator.
     """
 
-    cfg: Mapping[str, Any]
-    run_dir: Path
-    crash_file: Path
-    snapshot: Snapshot
     is_resumed: bool
     rejoin_s: float
 
 
-class Message(msgspec.Struct, tag=True, frozen=True):
-    """A message between the supervisor and the coordinator."""
-
-
-class Report(Message, frozen=True):
+class Report(msgspec.Struct, tag=True, frozen=True):
     """The state of the run; the first one says that the coordinator listens.
 
     Attributes:
         address: The address that workers connect to.
-        workers: Ids of the workers that have joined.
         evaluations: Those since the previous report; in the first one, all of the run.
         is_ending: Whether the workers were told that the run is over; they end by themselves.
+        reason: How the run ended, in the last report; None before.
     """
 
     address: str
     status: RunStatus
-    workers: list[str]
     evaluations: list[Evaluation]
     is_ending: bool = False
+    reason: Reason | None = None
 
 
-class Observed(Message, frozen=True):
+class Observed(msgspec.Struct, tag=True, frozen=True):
     """Asks the supervisor to call a hook; paths are sent as text."""
 
     hook: str
     facts: dict[str, Any]
 
 
-class RunEnded(Message, frozen=True):
-    """The run is over."""
-
-    reason: Reason
-    status: RunStatus
-
-
-class Failed(Message, frozen=True):
+class Failed(msgspec.Struct, tag=True, frozen=True):
     """An error ended the run."""
 
     code: str
@@ -93,23 +75,23 @@ class Failed(Message, frozen=True):
     is_user_mistake: bool
 
 
-class End(Message, frozen=True):
-    """Asks the coordinator to end the training; ``interrupted`` ends the run at once."""
+class Order(msgspec.Struct, tag=True, frozen=True):
+    """What the supervisor tells the coordinator.
 
-    reason: Reason
+    Attributes:
+        end: The reason to end the training, or None; ``interrupted`` ends the run at once.
+        lost: Id of a worker whose process is dead, and ``why``; or empty.
+    """
+
+    end: Reason | None = None
+    lost: str = ""
+    why: str = ""
 
 
-class Lose(Message, frozen=True):
-    """A worker's process is dead."""
-
-    worker_id: str
-    reason: str
-
-
-_MESSAGES = Report | Observed | RunEnded | Failed | End | Lose
+Message = Report | Observed | Failed | Order
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
 """Values that are not plain data are encoded as text."""
-decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(_MESSAGES).decode
+decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
 
 
 def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:
@@ -117,15 +99,18 @@ def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:
     leave(_run(spec, link))
 
 
-class _Parent:
-    """The link to the supervisor. Any thread may send."""
+class _Parent(WorkerGroup):
+    """The supervisor: it starts and watches the workers, and calls hooks. Any thread may send."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
         self._lock = threading.Lock()
         self.stop = threading.Event()
         self.reason: Reason | None = None
-        self.lost: queue.SimpleQueue[Lose] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._address = ""
+        self._sent = 0
+        self._due_at = 0.0
 
     def send(self, message: Message) -> None:
         with self._lock, contextlib.suppress(OSError):  # the parent has ended; `obey` exits soon
@@ -134,54 +119,43 @@ class _Parent:
     def obey(self) -> None:
         """Handle the messages of the supervisor; end this process if the supervisor has ended."""
         with contextlib.suppress(EOFError, OSError):
-            while True:
-                message = decode(self._link.recv_bytes())
-                if isinstance(message, End):
-                    self.reason = message.reason
-                    if message.reason == "interrupted":
+            while isinstance(order := decode(self._link.recv_bytes()), Order):
+                if order.end is not None:
+                    self.reason = order.end
+                    if order.end == "interrupted":
                         self.stop.set()
-                elif isinstance(message, Lose):
-                    self.lost.put(message)
+                else:
+                    self.lost.put(order)
         os._exit(1)
 
-
-class _Elsewhere(WorkerGroup):
-    """The workers of a run whose supervisor starts and watches them."""
-
-    def __init__(self, parent: _Parent, context: RunContext, master: Master) -> None:
-        self._parent, self._context, self._master = parent, context, master
-        self._address = ""
-        self._sent = 0
-        self._is_over = threading.Event()
-        self._reporting = threading.Thread(target=self._run, name="reporting", daemon=True)
+    def manage(self, context: RunContext, master: Master) -> _Parent:
+        """Be the group of workers of a run."""
+        self._context, self._master = context, master
+        return self
 
     def start(self, address: str) -> None:
         self._address = address
-        self._report()
-        self._reporting.start()
+        self.report()
 
     def poll(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                lost = self._parent.lost.get_nowait()
-                self._master.lose(lost.worker_id, lost.reason)
+                order = self.lost.get_nowait()
+                self._master.lose(order.lost, order.why)
+        if time.monotonic() >= self._due_at:
+            self.report()
 
     def close(self, timeout_s: float) -> None:
-        self._is_over.set()
         if self._address:
-            self._reporting.join(timeout_s)
+            self.report(is_ending=True)
 
-    def _run(self) -> None:
-        is_ending = False
-        while not is_ending:
-            is_ending = self._is_over.wait(TELL_S)
-            self._report(is_ending)
-
-    def _report(self, is_ending: bool = False) -> None:
-        evaluations = self._context.recorder.all_evaluations[self._sent :]
+    def report(self, reason: Reason | None = None, *, is_ending: bool = False) -> None:
+        """Send a report, now; ``reason`` says how the run ended."""
+        self._due_at = time.monotonic() + TELL_S
+        evaluations = list(self._context.recorder.all_evaluations[self._sent :])
         self._sent += len(evaluations)
-        status, workers = self._context.status(), list(self._master.workers)
-        self._parent.send(Report(self._address, status, workers, list(evaluations), is_ending))
+        status = self._context.status()
+        self.send(Report(self._address, status, evaluations, is_ending, reason))
 
 
 class _Observers:
@@ -239,11 +213,10 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
         stop=parent.stop,
         resumed=JournaledRun(spec.run_dir, dict(spec.cfg)) if spec.is_resumed else None,
         rejoin_s=spec.rejoin_s,
-        workers=lambda master: _Elsewhere(parent, context, master),
+        workers=lambda master: parent.manage(context, master),
         parent=parent,
     )
-    result = parallel_pipeline(context)
-    parent.send(RunEnded(result.reason, context.status()))
+    parent.report(parallel_pipeline(context).reason, is_ending=True)
 
 
 def _failed(error: BaseException) -> Failed:

@@ -1,106 +1,28 @@
-"""Checks of a config that need an env: spaces, players, and the columns of its samples."""
+"""Checks of a config that need an env: its spaces and its players."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import closing
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from dingsdk.config import to_easydict
-from dingsdk.config.plain import find
-from dingsdk.data import SampleBatch
-from dingsdk.data.list_samples import pack_samples
+from dingsdk.config.plain import find, to_easydict
 from dingsdk.data.pytree import flatten
-from dingsdk.errors import ConfigError
 from dingsdk.pipeline.checks import buffer_parts, refusal
 
 _log = logging.getLogger(__name__)
 
-ADDED_COLUMNS = ("env_id", "episode_return")
-"""Columns that collectors add to samples if the replay buffer needs them."""
 
-
-def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
-    """Make collectors add the columns that the replay buffer needs."""
-    policy, names = cfg["policy"], []
-    for path, part in buffer_parts(cfg, classes).items():
-        # A section may name a column too, such as `trajectory: env_id` of a sampler of sequences.
-        named = [value for value in find(cfg, path).values() if isinstance(value, str)]
-        names += [*getattr(part, "needs_columns", ()), *named]
-    collect = policy["collect"]
-    wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
-    collect["added_columns"] = list(wanted)
-    if "episode_return" in wanted:
-        policy["traj_len_inf"] = True  # the return is known only at the end of an episode
-
-
-def check_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
-    """Check that the policy's samples have the columns that the replay buffer needs.
-
-    Raises:
-        ConfigError: a column is missing.
-    """
-    parts = buffer_parts(cfg, classes).values()
-    # Samplers can work without the columns that their section names.
-    names = [name for part in parts for name in getattr(part, "needs_columns", ())]
-    samples = _first_samples(cfg, classes) if names else None
-    if samples is None:
-        return
-    for name in names:
-        if not isinstance(samples.columns.get(name), np.ndarray):
-            raise ConfigError(
-                f"the replay buffer needs the column {name!r} of each sample, and the policy's "
-                f"samples have {sorted(samples.columns)}; choose another buffer or sampler, or a "
-                "policy that gives it",
-                path="policy.other.replay_buffer",
-            )
-
-
-def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> SampleBatch | None:
-    """Return train samples of a few steps in one env, or None if they cannot be made here."""
-    from dingsdk.envs import create_env_manager, make_env_fns
-    from dingsdk.policy import create_policy
-    from dingsdk.worker.collector.episode import EpisodeSerialCollector
-    from dingsdk.worker.collector.factory import create_collecting_rollout
-    from dingsdk.worker.collector.sample import SampleSerialCollector
-
-    own = (SampleSerialCollector, EpisodeSerialCollector)
-    if not issubclass(classes["policy.collect.collector"], own):
-        return None
-    section = to_easydict({**cfg["policy"], "cuda": False})
-    unroll_len = section.collect.unroll_len
-    is_unroll = getattr(classes["policy"], "piece", "") == "unroll"
-    steps = unroll_len if is_unroll else unroll_len + section.nstep
-    try:
-        policy = create_policy(section, enable_field=["collect", "command"], seed=0)
-        setting = policy.command_mode.get_setting_collect({"envstep": 0, "learner_step": 0})
-        env = create_env_manager({"type": "in_process"}, make_env_fns(cfg["env"], 1))
-        with closing(env):
-            env.seed(0)
-            env.launch()
-            rollout, writer = create_collecting_rollout(env, policy.collect_mode, steps, True)
-            for _ in range(10 * steps):
-                rollout.round(0, setting)
-                if writer.pending_rows:
-                    break
-            return pack_samples(writer.flush())
-    except Exception as error:
-        # The run itself reports errors of the policy or the env.
-        _log.debug("no samples to check the replay buffer's columns with: %s", error)
-        return None
-
-
-def _check_evaluation_env(env: Mapping[str, Any], made: Any) -> None:
+def _check_evaluation_env(env: Mapping[str, Any], wrappers: list[Any], made: Any) -> None:
     """Raise ConfigError if a wrapper that only training has changes the spaces of ``made``."""
     from dingsdk.envs import EnvFn
     from dingsdk.envs.guard import close_quietly
 
     make_other = EnvFn({**env, "is_evaluation": True})
-    if make_other.wrappers == EnvFn(env).wrappers:
+    if make_other.wrappers == wrappers:
         return
     other = make_other()
     try:
@@ -148,7 +70,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         CheckpointError: the saved league whose players are opponents cannot be read.
         ConfigError: another value of the config does not fit the env.
     """
-    from dingsdk.envs import EnvFn, create_env_manager, make_env_fns
+    from dingsdk.envs import EnvFn
     from dingsdk.envs.guard import check_spaces, close_quietly
     from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
@@ -157,13 +79,14 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     evaluator_class = classes["policy.eval.evaluator"]
     if hasattr(evaluator_class, "check_imports"):
         evaluator_class.check_imports(compiled["policy"]["eval"]["evaluator"])
-    made = EnvFn(env)()
+    make = EnvFn(env)
+    made = make()
     try:
         check_spaces(made)
         players = player_num(made)
         _check_players(compiled, classes, players, mode)
         # A manager refuses envs that it cannot run when it is created; nothing is launched.
-        close_quietly(create_env_manager(compiled["env_manager"], make_env_fns(env, 1)))
+        close_quietly(classes["env_manager"](to_easydict(compiled["env_manager"]), [make]))
         found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
         if players > 1:
             found = {name: space_of_player(space, players) for name, space in found.items()}
@@ -171,7 +94,8 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         shapes = {} if read is None else read(*found.values())
         render_mode = made.render_mode
         max_steps = None if made.spec is None else made.spec.max_episode_steps
-        _check_evaluation_env(env, made)
+        if make.wrappers:
+            _check_evaluation_env(env, make.wrappers, made)
         _warn_of_statistics(made)
     finally:
         close_quietly(made)
@@ -247,7 +171,7 @@ def _check_players(
 ) -> None:
     """Check that the parts of a run fit the number of players of an env; check the opponents."""
     from dingsdk.envs.players import find_opponent
-    from dingsdk.worker.commander.one_vs_one import create_league, saved_league
+    from dingsdk.worker.commander.one_vs_one import saved_league
 
     parts = dict(_PLAYING[mode])
     if players > 1:
@@ -274,8 +198,9 @@ def _check_players(
         )
     if players > 1:
         if mode != "eval":
-            _check_active(len(create_league(cfg["policy"], None).active_players_ids), cfg, mode)
-            past = cfg["policy"]["other"]["league"].get("load_path")
+            league = cfg["policy"]["other"]["league"]
+            _check_active(league.get("active_player_num", 1), cfg, mode)
+            past = league.get("load_path")
             if past is not None:
                 saved_league(past)
         for name in cfg["env"]["eval_opponents"]:

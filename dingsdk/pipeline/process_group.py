@@ -9,15 +9,21 @@ import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import ADDRESS, HANDLED, OUT_OF_MEMORY, WorkerSpec, worker_main
+from dingsdk.pipeline.worker_process import (
+    HANDLED,
+    OUT_OF_MEMORY,
+    WorkerSpec,
+    crash_file,
+    worker_main,
+)
 from dingsdk.plugins import default_manager
 from dingsdk.runtime.files import open_private
 from dingsdk.runtime.spawn import (
@@ -28,6 +34,10 @@ from dingsdk.runtime.spawn import (
     signals_blocked,
 )
 from dingsdk.worker.comm.transport import WorkerHandle
+
+if TYPE_CHECKING:
+    from dingsdk.pipeline.supervisor import Supervisor
+    from dingsdk.worker.comm.master import Master
 
 _log = logging.getLogger(__name__)
 
@@ -131,45 +141,6 @@ def take_crash_report(path: Path) -> str:
     return report
 
 
-def crashed(
-    worker_id: str, text: str, code: int, report: str, is_user_mistake: bool = False
-) -> WorkerCrashedError:
-    """Return the error for a process whose death ends the run, with its crash report."""
-    if code == UNGUARDED:
-        text, is_user_mistake = UNGUARDED_TEXT, True
-    error = WorkerCrashedError(text, worker_id=worker_id, exit_code=code, traceback=report)
-    error.is_user_mistake = is_user_mistake
-    return error
-
-
-class Deaths:
-    """The deaths of a process that count against its budget, ``system.restarts``."""
-
-    def __init__(self) -> None:
-        self._times: list[float] = []
-
-    def add(self, now: float, healthy_s: float) -> int:
-        """Record the death of a process that ran well for ``healthy_s``; return how many count.
-
-        If it never ran well (``-inf``), all earlier deaths count: several slow starts take longer
-        than the window.
-        """
-        before = [] if healthy_s >= HEALTHY_S else self._times
-        window_s = math.inf if healthy_s == -math.inf else WINDOW_S
-        self._times = [at for at in before if now - at < window_s] + [now]
-        return len(self._times)
-
-    def text(self, what: str, reason: str, budget: int) -> str:
-        """Return the message that ``what`` died too often."""
-        count = len(self._times)
-        often = "once" if count == 1 else f"{count} times"
-        within_s = max(WINDOW_S, self._times[-1] - self._times[0])
-        return (
-            f"{what} died {often} within {within_s:.0f} s, at last by: {reason} "
-            f"(system.restarts is {budget})"
-        )
-
-
 class WorkerProcess(LinkedProcess, WorkerHandle):
     """The process of a worker, and the link to it."""
 
@@ -190,39 +161,49 @@ class WorkerProcess(LinkedProcess, WorkerHandle):
 
     def send_address(self, address: str) -> None:
         """Send the coordinator's address to a worker whose spec has none."""
-        self.send(ADDRESS + address.encode())
+        self.send(address.encode())
 
     def send_stop(self) -> None:
-        self.send(b"stop")
+        self.send(b"")
 
 
-class Joined(Protocol):
-    """The workers that have joined, as the master sees them."""
+class Child:
+    """A process of a run that is started again when it dies, within its budget of restarts.
 
-    @property
-    def workers(self) -> Container[str]:
-        """The ids of the workers that have joined."""
+    Args:
+        worker_id: Its id in the run.
+        run_dir: The run folder, which has its crash report.
+        budget: How often it may die: ``system.restarts``.
+        role: Its role, if it is a worker.
 
-    def lose(self, worker_id: str, reason: str) -> None:
-        """Tell the master that the process of a worker is dead."""
+    Attributes:
+        name: What messages call it.
+        process: The process, or None while there is none.
+        start_at: When it is to be started again.
+        heard_at: When it was last known to work.
+        joined_at: When it joined the run; infinite before that.
+        failure: Why it failed or was killed, as in the messages of a ``WorkerHandle``.
+    """
 
-
-class _Member:
-    """A worker, its process if it has one, and its history."""
-
-    def __init__(self, role: str, worker_id: str, run_dir: Path) -> None:
-        self.role = role
+    def __init__(self, worker_id: str, run_dir: Path, budget: int, role: str = "") -> None:
         self.worker_id = worker_id
-        self.crash_file = run_dir / "log" / f"{worker_id}.crash"
-        self.process: WorkerHandle | None = None
+        self.role = role
+        self.name = f"worker {worker_id}" if role else f"the {worker_id}"
+        self.process: Any = None
         self.start_at = 0.0
-        self.heard_at = 0.0
-        self.joined_at = math.inf
-        self.deaths = Deaths()
-        self.failure: dict[str, Any] = {}
+        self.deaths: list[float] = []
         self.crash_report = ""
+        self._crash_file = crash_file(run_dir, worker_id)
+        self._budget = budget
+
+    def started(self, process: Any, now: float) -> None:
+        """Note that the process was started."""
+        self.process = process
+        self.joined_at, self.heard_at = math.inf, now
+        self.failure: dict[str, Any] = {}
 
     def listen(self, now: float) -> None:
+        """Take the messages of a worker."""
         for message in () if self.process is None else self.process.messages():
             if message["event"] == "joined":
                 self.joined_at = self.heard_at = now
@@ -231,26 +212,70 @@ class _Member:
 
     @property
     def has_joined(self) -> bool:
+        """Whether the process has joined the run."""
         return self.joined_at < math.inf
 
     def kill(self, why: str = "") -> None:
+        """Kill the process; ``why`` is logged."""
         if self.process is not None and self.process.exit_code is None:
             failure = {"text": f"killed because it {why}"}
             if why and self.failure != failure:  # else it was told, and takes a moment to end
-                _log.warning("worker %s %s; its process is killed", self.worker_id, why)
+                _log.warning("%s %s; its process is killed", self.name, why)
                 self.failure = failure
             self.process.kill()
 
     def close(self) -> None:
-        """Release the process; keep its crash report, if there is one."""
+        """Release the process; keep its crash report, or remove the file if there is none."""
         if self.process is not None:
             self.process.close()
             self.process = None
-        self.crash_report = take_crash_report(self.crash_file)
+        self.crash_report = take_crash_report(self._crash_file)
+
+    def died(self, code: int, now: float, why_final: str = "") -> str:
+        """Release a dead process, and set when it is started again; return why it died.
+
+        A minute of work resets the count of deaths. If it never joined, all earlier deaths count:
+        several slow starts take longer than the window.
+
+        Args:
+            why_final: Why it cannot be started again, for the error; empty if it can.
+
+        Raises:
+            WorkerCrashedError: it cannot be started again, or died too often.
+        """
+        self.close()
+        reason = self.failure.get("text") or how_it_ended(code)
+        self.crash_report = self.failure.get("traceback") or self.crash_report
+        if why_final:
+            raise self.crashed(f"{self.name} {why_final}: {reason}", code)
+        before = [] if now - self.joined_at >= HEALTHY_S else self.deaths
+        window_s = WINDOW_S if self.has_joined else math.inf
+        self.deaths = [at for at in before if now - at < window_s] + [now]
+        count = len(self.deaths)
+        if count > self._budget:
+            often = "once" if count == 1 else f"{count} times"
+            within_s = max(WINDOW_S, now - self.deaths[0])
+            raise self.crashed(
+                f"{self.name} died {often} within {within_s:.0f} s, at last by: {reason} "
+                f"(system.restarts is {self._budget})",
+                code,
+            )
+        base, most = BACKOFF_S
+        # The pause begins at the join: a process that worked for longer is restarted at once.
+        self.start_at = min(now, self.joined_at) + min(most, base * 2**count)
+        _log.warning("%s died: %s; it is started again", self.name, reason)
+        return str(reason)
 
     def crashed(self, text: str, code: int) -> WorkerCrashedError:
+        """Return the error for a process whose death ends the run, with its crash report."""
         is_user_mistake = bool(self.failure.get("is_user_mistake"))
-        return crashed(self.worker_id, text, code, self.crash_report, is_user_mistake)
+        if code == UNGUARDED:
+            text, is_user_mistake = UNGUARDED_TEXT, True
+        error = WorkerCrashedError(
+            text, worker_id=self.worker_id, exit_code=code, traceback=self.crash_report
+        )
+        error.is_user_mistake = is_user_mistake
+        return error
 
 
 class ProcessWorkers(WorkerGroup):
@@ -271,17 +296,17 @@ class ProcessWorkers(WorkerGroup):
         cfg: Any,
         run_dir: Path,
         workers: Sequence[tuple[str, str]],
-        master: Joined,
+        master: Master | Supervisor,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[WorkerSpec], WorkerHandle] = WorkerProcess,
     ) -> None:
         self._cfg = cfg
         self._run_dir = run_dir
-        self._budget = int(cfg.system.restarts)
         self._master = master
         self._clock = clock
         self._start_process = start
-        self._members = [_Member(role, worker_id, run_dir) for role, worker_id in workers]
+        budget = int(cfg.system.restarts)
+        self._members = [Child(name, run_dir, budget, role) for role, name in workers]
         self._address = ""
         self.lost_limit_s = 30.0
         self.start_limit_s = START_S
@@ -340,45 +365,29 @@ class ProcessWorkers(WorkerGroup):
         found = {each.worker_id: each.crash_report for each in self._members}
         return found.get(worker_id, "")
 
-    def _start(self, member: _Member) -> None:
-        member.joined_at, member.heard_at = math.inf, self._clock()
-        member.failure = {}
-        member.process = self._start_process(
-            WorkerSpec(
-                role=member.role,
-                worker_id=member.worker_id,
-                cfg=to_plain(self._cfg),
-                address=self._address,
-                run_dir=self._run_dir,
-                crash_file=member.crash_file,
-                snapshot=default_manager().snapshot(),
-            )
+    def _start(self, member: Child) -> None:
+        spec = WorkerSpec(
+            role=member.role,
+            worker_id=member.worker_id,
+            cfg=to_plain(self._cfg),
+            address=self._address,
+            run_dir=self._run_dir,
+            snapshot=default_manager().snapshot(),
         )
+        member.started(self._start_process(spec), self._clock())
 
-    def _handle_death(self, member: _Member, code: int, now: float) -> None:
+    def _handle_death(self, member: Child, code: int, now: float) -> None:
         """Schedule a restart of a dead worker, or end the run."""
         member.listen(now)  # it may have sent a message just before its death
-        member.close()
         if code == OUT_OF_MEMORY:
-            _log.warning(
-                "worker %s is started again: it was over its memory limit", member.worker_id
-            )
+            member.close()
+            text = "%s is started again: it was over its memory limit"
+            _log.warning(text, member.name)
             return  # it is started at once: the pause after an earlier death is over
-        reason = member.failure.get("text") or how_it_ended(code)
-        member.crash_report = member.failure.get("traceback") or member.crash_report
-        _log.warning("worker %s died: %s", member.worker_id, reason)
-        self._master.lose(member.worker_id, reason)
-        if not member.has_joined and code > 0:
-            raise member.crashed(f"worker {member.worker_id} cannot start: {reason}", code)
-        deaths = member.deaths.add(now, now - member.joined_at)
-        if deaths > self._budget:
-            text = member.deaths.text(f"worker {member.worker_id}", reason, self._budget)
-            raise member.crashed(text, code)
-        base, most = BACKOFF_S
-        # The pause begins at the join: a worker that worked for longer is restarted at once.
-        member.start_at = min(now, member.joined_at) + min(most, base * 2**deaths)
+        why_final = "cannot start" if not member.has_joined and code > 0 else ""
+        self._master.lose(member.worker_id, member.died(code, now, why_final))
 
-    def _join(self, members: Sequence[_Member], timeout_s: float) -> None:
+    def _join(self, members: Sequence[Child], timeout_s: float) -> None:
         deadline = self._clock() + timeout_s
         for member in members:
             if member.process is not None:

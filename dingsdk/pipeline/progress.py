@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
@@ -16,38 +17,28 @@ TERMINAL_INTERVAL_S = 0.5
 """Interval at which the live table is drawn again."""
 PLAIN_INTERVAL_S = 2.0
 """Interval at which a line is written if the output is not a terminal."""
-MEMORY_S = 10.0
-"""Time constant of the rates: after this time, a change has 63 % of its effect."""
+WINDOW_S = 10.0
+"""The rates are those of this time, the last of the run."""
 LEAST_S = 0.05
 """Shortest time between two snapshots from which a rate is computed."""
 
 
 class Rate:
-    """A rate per second, averaged with weights that fall exponentially with age. Not thread-safe.
-
-    Counts rise in jumps, so the rate is the weighted count divided by the weighted time. This is
-    a correct mean from the start; an average of single rates is not.
-    """
+    """A rate per second over the last ``WINDOW_S`` of a run. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._at_s = 0.0
-        self._weighted_count = 0.0
-        self._weighted_s = 0.0
+        self._seen = deque([(0.0, 0)])
 
     def of(self, count: int, elapsed_s: float) -> float:
         """Return the rate, given that ``count`` was reached after ``elapsed_s``; 0 at the start."""
-        passed_s = elapsed_s - self._at_s
-        if passed_s >= LEAST_S:
-            kept = math.exp(-passed_s / MEMORY_S)
-            # The weight also falls within the time that passed: this is its mean.
-            weight = MEMORY_S * (1 - kept) / passed_s
-            # The count can fall, when a learner continues from its checkpoint.
-            more = max(0, count - self._count)
-            self._weighted_count = kept * self._weighted_count + weight * more
-            self._weighted_s = kept * self._weighted_s + weight * passed_s
-            self._count, self._at_s = count, elapsed_s
-        return self._weighted_count / self._weighted_s if self._weighted_s else 0.0
+        seen = self._seen
+        if elapsed_s - seen[-1][0] >= LEAST_S:
+            seen.append((elapsed_s, count))
+        while len(seen) > 2 and seen[1][0] <= elapsed_s - WINDOW_S:
+            seen.popleft()
+        (start_s, before), (end_s, after) = seen[0], seen[-1]
+        # The count falls when a learner continues from its checkpoint.
+        return max(0, after - before) / (end_s - start_s) if len(seen) > 1 else 0.0
 
 
 class RunRates:
@@ -168,12 +159,17 @@ class ConsoleProgress:
             self._console.print(self._line(status, is_over), highlight=False, markup=False)
 
     def _line(self, status: RunStatus, is_over: bool) -> str:
+        line = f"[{self._time(status.elapsed_s)}] " + ", ".join(self._parts(status, is_over))
+        return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
+
+    def _parts(self, status: RunStatus, is_over: bool) -> list[str]:
+        """Return the facts that are known; each says what it is."""
         steps_per_s, updates_per_s, left = self._rates.of(status)
         parts = [
             f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)",
             f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
             f"return {_number(status.last_return)} (best {_number(status.best_return)})",
-            f"loss {_loss(status)}" if status.loss is not None else "",
+            f"loss {status.loss:.4g}" if status.loss is not None else "",
             _exploration(status),
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",
             f"policy v{status.train_iter}{_lag(status)}",
@@ -181,8 +177,7 @@ class ConsoleProgress:
             _last_phase(status, is_over) or ("" if left is None else f"{_duration(left)} left"),
             *(f"{name} {_value(value)}" for name, value in self._columns().items()),
         ]
-        line = f"[{self._time(status.elapsed_s)}] " + ", ".join(part for part in parts if part)
-        return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
+        return [part for part in parts if part]
 
     def _time(self, elapsed_s: float) -> str:
         """Return the time since the first env step; before that step, the time since the start."""
@@ -196,28 +191,12 @@ class ConsoleProgress:
         from rich.text import Text
 
         status = self._status()
-        steps_per_s, updates_per_s, left = self._rates.of(status)
-        elapsed = self._time(status.elapsed_s)
-        cells = [
-            ("env steps", f"{status.env_steps:,}"),
-            ("steps/s", f"{steps_per_s:,.0f}"),
-            ("iterations", f"{status.train_iter:,}"),
-            ("updates/s", f"{updates_per_s:,.0f}"),
-            ("return", f"{_number(status.last_return)} (best {_number(status.best_return)})"),
-            ("goal", f"{self._goal:g}"),
-            ("loss", _loss(status)),
-            ("exploration", _exploration(status) or "-"),
-            ("buffer", f"{status.buffer_fill:,}/{status.buffer_capacity:,}"),
-            ("policy", f"v{status.train_iter}{_lag(status)}"),
-            ("elapsed", f"{elapsed.lstrip()}, {workers_in_words(status.workers)}"),
-            ("left", _last_phase(status, is_over) or ("-" if left is None else _duration(left))),
-            *((name, _value(value)) for name, value in self._columns().items()),
-        ]
-        table = Table.grid(padding=(0, 2))
+        cells = [self._time(status.elapsed_s).lstrip(), f"goal {self._goal:g}"]
+        cells += self._parts(status, is_over)
+        table = Table.grid(padding=(0, 4))
         for first in range(0, len(cells), 2):
             # Text objects, not markup: printing a line without markup redraws the table without it.
-            row = [(Text(name, "dim"), Text(text)) for name, text in cells[first : first + 2]]
-            table.add_row(*(each for cell in row for each in cell))
+            table.add_row(*map(Text, cells[first : first + 2]))
         if status.held_up_by:
             return Group(table, Text(f"held up: {status.held_up_by}", "yellow"))
         return table
@@ -239,10 +218,6 @@ def workers_in_words(count: int) -> str:
 
 def _exploration(status: RunStatus) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in status.exploration.items())
-
-
-def _loss(status: RunStatus) -> str:
-    return "-" if status.loss is None else f"{status.loss:.4g}"
 
 
 def _lag(status: RunStatus) -> str:

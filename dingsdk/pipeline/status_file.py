@@ -24,7 +24,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -185,17 +185,11 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each if isinstance(each, kept) else str(each) for name, each in columns.items()}
 
 
-class Version(msgspec.Struct):
-    """The format of a file; of a file in another format, nothing else is read."""
-
-    format: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRecord(RunStatus):
     """What ``status.json`` contains; None in place of a number that is not finite."""
 
-    format: int
+    format: Literal[1]
     mode: str
     reason: str | None
     written_at: float
@@ -217,15 +211,13 @@ def read_record(folder: Folder) -> dict[str, Any]:
     """
     content = folder.read(STATUS_NAME, MAX_BYTES)
     try:
-        found = msgspec.json.decode(content, type=Version).format
-        if found == STATUS_FORMAT:
-            record = msgspec.json.decode(content, type=StatusRecord)
-            return dict(msgspec.to_builtins(record))
-        problem = f"it is of format {found}; this version of dingsdk reads {STATUS_FORMAT}"
+        return dict(msgspec.to_builtins(msgspec.json.decode(content, type=StatusRecord)))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        problem = str(error)
-    path = folder.path / STATUS_NAME
-    raise DataCorruptError(f"{path} cannot be read: {problem}", where=STATUS_NAME)
+        raise DataCorruptError(
+            f"{folder.path / STATUS_NAME} cannot be read, or another version of dingsdk wrote it: "
+            f"{error}",
+            where=STATUS_NAME,
+        ) from error
 
 
 def read_status(run: Path) -> dict[str, Any]:

@@ -17,17 +17,15 @@ from typing import Any
 
 from dingsdk import errors
 from dingsdk.config import to_plain
-from dingsdk.errors import DingError, StorageFullError, WorkerCrashedError
-from dingsdk.pipeline.context import RunContext, RunResult, RunStatus
+from dingsdk.errors import DingError, StorageFullError
+from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
-    End,
     Failed,
-    Lose,
     Message,
     Observed,
+    Order,
     Report,
-    RunEnded,
     coordinator_main,
     decode,
     encode,
@@ -36,18 +34,15 @@ from dingsdk.pipeline.parallel import remove_served, worker_config
 from dingsdk.pipeline.process_group import (
     KILL_S,
     START_S,
-    Deaths,
+    Child,
     LinkedProcess,
     ProcessWorkers,
     WorkerProcess,
-    crashed,
-    take_crash_report,
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Folder
-from dingsdk.runtime.spawn import how_it_ended
 from dingsdk.worker.comm.transport import STOPPED_S, Transport
 
 _log = logging.getLogger(__name__)
@@ -64,31 +59,28 @@ CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
 
 
 class Supervisor:
-    """Starts the processes of one run, and watches them until the run ends.
-
-    Attributes:
-        workers: Ids of the workers that have joined, from the newest message of the coordinator.
-    """
+    """Starts the processes of one run, and watches them until the run ends."""
 
     def __init__(self, context: RunContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._clock = clock
         self._cfg = context.cfg
-        self._crash_file = context.run_dir / "log" / "coordinator.crash"
-        self._coordinator: LinkedProcess | None = None
-        self.workers: list[str] = []
+        budget = int(context.cfg.system.restarts)
+        self._coordinator = Child("coordinator", context.run_dir, budget)
         self._transport: Transport | None = None
         self._workers: Any = None
         self._address = ""
-        self._opened_at = self._heard_at = self._looked_at = 0.0
-        self._why_killed = ""
-        self._is_open = False
+        self._looked_at = 0.0
         self._no_room_since: float | None = None
-        self._deaths = Deaths()
         self._stopped_at: float | None = None
         self._is_ending = False
         self._status = RunStatus()
-        self._over: RunEnded | None = None
+        self._reason: Reason | None = None
+
+    @property
+    def workers(self) -> set[str]:
+        """Ids of the workers that have joined, from the newest report of the coordinator."""
+        return {each.worker_id for each in self._status.connected}
 
     def run(self) -> RunResult:
         """Train; raises the same errors as ``parallel_pipeline``."""
@@ -98,67 +90,69 @@ class Supervisor:
             if transport_class(self._cfg).starts_workers:
                 self._transport = make_transport(self._cfg, context.run_dir)
                 self._transport.launch(worker_ids(self._cfg))
-            self._start(is_resumed=context.resumed is not None, rejoin_s=0.0)
+            self._start()
             if self._transport is None:
                 self._make_workers()
                 self._workers.prepare()
-            while self._over is None:
+            while self._reason is None:
                 self._look()
         except BaseException:
-            self._send(End("interrupted"))
+            self._send(Order("interrupted"))
             raise
         finally:
             self._close()
-        self._status = self._over.status
-        return context.finish(self._over.reason, "parallel")
+        return context.finish(self._reason, "parallel")
 
     def lose(self, worker_id: str, reason: str) -> None:
         """Tell the coordinator that a worker's process is dead."""
-        self._send(Lose(worker_id, reason))
+        self._send(Order(lost=worker_id, why=reason))
 
     def _look(self) -> None:
         """Handle the messages of the coordinator, and restart processes that died."""
-        context, coordinator = self._context, self._coordinator
-        assert coordinator is not None
-        messages = coordinator.received(POLL_S)
-        self._listen(coordinator, is_heard=bool(messages))
-        for message in messages:
-            self._take(decode(message))
-        if self._over is not None or coordinator is not self._coordinator:
+        context, process = self._context, self._coordinator.process
+        if process is None and self._clock() >= self._coordinator.start_at:
+            self._start()
+        elif process is None:
+            context.stop.wait(POLL_S)
+        else:
+            messages = process.received(POLL_S)
+            self._listen(is_heard=bool(messages))
+            for message in messages:
+                self._take(decode(message))
+        if self._reason is not None or process is not self._coordinator.process:
             return
         if context.stop.is_set():
-            self._stop(coordinator)
-        elif coordinator.exit_code is not None:
-            self._restart(coordinator.exit_code)
+            self._stop()
+        elif process is not None and process.exit_code is not None:
+            self._restart(process.exit_code)
         elif self._workers is not None and not self._is_ending:
             self._workers.poll()
             reason = context.why_end(self._status.env_steps, self._status.train_iter)
             if reason == "stopped":
-                self._send(End(reason))
+                self._send(Order(reason))
 
-    def _listen(self, coordinator: LinkedProcess, *, is_heard: bool) -> None:
+    def _listen(self, *, is_heard: bool) -> None:
         """Kill a coordinator that hangs: without messages for too long, before its last ones."""
-        now, looked_at = self._clock(), self._looked_at
+        child, now, looked_at = self._coordinator, self._clock(), self._looked_at
         self._looked_at = now
         if is_heard or self._is_ending:
-            self._heard_at = now
+            child.heard_at = now
         elif now - looked_at > STOPPED_S:  # the coordinator may have been stopped too
-            self._heard_at += now - looked_at
-        limit_s = SILENT_S if self._is_open else START_S
-        if now - self._heard_at > limit_s and not self._why_killed:
-            self._why_killed = f"it sent nothing for {limit_s:.0f} s, and was killed"
-            coordinator.kill()
+            child.heard_at += now - looked_at
+        limit_s = SILENT_S if child.has_joined else START_S
+        if now - child.heard_at > limit_s:
+            child.kill(f"has been silent for {limit_s:.0f} s")
 
-    def _stop(self, coordinator: LinkedProcess) -> None:
+    def _stop(self) -> None:
         """End the run as interrupted: by the coordinator if it answers in time, else directly."""
-        now = self._clock()
+        now, process = self._clock(), self._coordinator.process
         if self._stopped_at is None:
             self._stopped_at = now
-            self._send(End("interrupted"))
-        is_dead = coordinator.exit_code is not None
+            self._send(Order("interrupted"))
+        is_dead = process is None or process.exit_code is not None
         is_late = now - self._stopped_at > INTERRUPTED_CLOSE_S[0]
         if is_dead or is_late or not self._context.has_begun:
-            self._over = RunEnded("interrupted", self._status)
+            self._reason = "interrupted"
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Report):
@@ -168,43 +162,41 @@ class Supervisor:
             if "path" in facts:
                 facts["path"] = Path(facts["path"])
             getattr(observe(), message.hook)(**facts)
-        elif isinstance(message, RunEnded):
-            self._over = message
         elif isinstance(message, Failed):
             self._fail(self._error_of(message))
 
     def _fail(self, error: DingError) -> None:
         """Raise the error, or start the coordinator again if its storage was full on a restart."""
-        now = self._clock()
-        has_room = self._is_open or not isinstance(error, StorageFullError)
+        child, now = self._coordinator, self._clock()
+        has_room = child.has_joined or not isinstance(error, StorageFullError)
         since = self._no_room_since = now if self._no_room_since is None else self._no_room_since
         limit_s = float(self._cfg.system.coordinator.storage_timeout_s)
         if has_room or not self._context.has_begun or now - since > limit_s:
             raise error
         if now == since:
             _log.warning("the coordinator waits for up to %.0f s: %s", limit_s, error)
-        assert self._coordinator is not None
-        self._coordinator.end(KILL_S)
-        self._context.stop.wait(NO_ROOM_PAUSE_S)
-        self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
+        child.process.end(KILL_S)
+        child.close()
+        child.start_at = now + NO_ROOM_PAUSE_S
 
     def _follow(self, report: Report) -> None:
         """Take over a report; the first one of a coordinator may repeat known evaluations."""
         context, recorder = self._context, self._context.recorder
-        self._status, self.workers = report.status, report.workers
-        self._is_ending = report.is_ending
+        is_open = self._coordinator.has_joined
+        self._status, self._is_ending = report.status, report.is_ending
+        self._reason = report.reason
         if not context.has_begun:
             recorder.resume(report.evaluations, report.status.elapsed_s)
         else:
-            known = 0 if self._is_open else len(recorder.all_evaluations)
+            known = 0 if is_open else len(recorder.all_evaluations)
             for each in report.evaluations[known:]:
                 recorder.take(each)
-        if not self._is_open:
+        if not is_open:
             self._open(report.address)
 
     def _open(self, address: str) -> None:
-        self._opened_at = self._clock()
-        self._is_open, self._no_room_since = True, None
+        self._coordinator.joined_at = self._clock()
+        self._no_room_since = None
         self._context.has_begun = True
         if address == self._address:
             return
@@ -222,59 +214,49 @@ class Supervisor:
             cfg, self._context.run_dir, worker_ids(cfg), self, start=start
         )
 
-    def _start(self, *, is_resumed: bool, rejoin_s: float) -> None:
-        self._is_open = self._is_ending = False
+    def _start(self) -> None:
+        """Start the coordinator; after a death, another one continues its run."""
+        context = self._context
+        self._is_ending = False
         spec = CoordinatorSpec(
+            role="coordinator",
+            worker_id="coordinator",
             cfg=to_plain(self._cfg),
-            run_dir=self._context.run_dir,
-            crash_file=self._crash_file,
+            address="",
+            run_dir=context.run_dir,
             snapshot=default_manager().snapshot(),
-            is_resumed=is_resumed,
-            rejoin_s=rejoin_s,
+            is_resumed=context.has_begun or context.resumed is not None,
+            rejoin_s=self._cfg.system.coordinator.lease_s if context.has_begun else 0.0,
         )
-        self._coordinator = LinkedProcess(coordinator_main, spec, "coordinator")
-        self._heard_at = self._looked_at = self._clock()
-        self._why_killed = ""
+        self._looked_at = self._clock()
+        process = LinkedProcess(coordinator_main, spec, "coordinator")
+        self._coordinator.started(process, self._looked_at)
 
     def _restart(self, code: int) -> None:
-        """Start a new coordinator after the old one died, or end the run."""
-        assert self._coordinator is not None
-        self._coordinator.end(KILL_S)
-        reason = self._why_killed or how_it_ended(code)
-        if not self._context.has_begun:
-            raise self._crashed(f"the coordinator cannot start: {reason}", code)
-        if not (self._context.run_dir / JOURNAL_FOLDER).is_dir():
-            text = f"the coordinator died, and the run keeps no journal to continue from: {reason}"
-            raise self._crashed(text, code)
-        now = self._clock()
-        budget = int(self._cfg.system.restarts)
-        if self._deaths.add(now, now - self._opened_at) > budget:
-            raise self._crashed(self._deaths.text("the coordinator", reason, budget), code)
-        _log.warning("the coordinator died: %s; another one continues", reason)
+        """Note the death of the coordinator, so that another one is started, or end the run."""
+        why_final = "" if self._context.has_begun else "cannot start"
+        if not (why_final or (self._context.run_dir / JOURNAL_FOLDER).is_dir()):
+            why_final = "died, and the run keeps no journal to continue from"
+        self._coordinator.died(code, self._clock(), why_final)
         section = transport_class(self._cfg).section_at(self._cfg.system.transport, self._address)
         self._cfg.system.transport.update(section)
-        self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
-
-    def _crashed(self, text: str, code: int) -> WorkerCrashedError:
-        return crashed("coordinator", text, code, take_crash_report(self._crash_file))
 
     def _send(self, message: Message) -> None:
-        if self._coordinator is not None:
-            self._coordinator.send(encode(message))
+        if self._coordinator.process is not None:
+            self._coordinator.process.send(encode(message))
 
     def _close(self) -> None:
-        context = self._context
-        is_urgent = context.stop.is_set() or self._over is None
+        context, child = self._context, self._coordinator
+        is_urgent = context.stop.is_set() or self._reason is None
         coordinator_s, workers_s = INTERRUPTED_CLOSE_S if is_urgent else CLOSE_S
-        coordinator, self._coordinator = self._coordinator, None
         code: int | None = 0
-        if coordinator is not None:
+        if child.process is not None:
             if self._stopped_at is not None:  # it has ended, or `_stop` waited long enough
                 coordinator_s = KILL_S if context.has_begun else 0.0
-            code = coordinator.end(coordinator_s)
+            code = child.process.end(coordinator_s)
         if self._workers is not None:
             self._workers.close(workers_s)
-        take_crash_report(self._crash_file)  # a file with a report stays
+        child.close()  # a file with a crash report stays
         if not context.has_begun and context.resumed is None:
             # The coordinator was ended before the run began, and may have left a journal.
             with Folder(context.run_dir) as folder:

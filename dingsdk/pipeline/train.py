@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -246,6 +248,9 @@ def run_pipeline(
         saved=lambda: _saved(context.run_dir),
         may_break=(lambda: context.is_breakable) if mode == "serial" else None,
     )
+    # When the process ends, garbage collection takes half a second with torch; skip it.
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     with held(context.run_dir), private_files(), signals, ExitStack() as stack:
         stack.callback(_discard_unless_begun, context)
         if cfg.system.replay.address and context.on_address is None:
@@ -365,7 +370,6 @@ def compile_run(
     # Read before the parts of a run are imported: a mistake in the file is reported at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     check_bounds(user)
-    from dingsdk.pipeline.checks import MULTI_BUFFER
     from dingsdk.pipeline.compile import compile_config, convert_config
     from dingsdk.pipeline.user_objects import name_env, name_policy
 
@@ -381,11 +385,7 @@ def compile_run(
         apply_set(user, f"system.transport.type={json.dumps(transport)}")
     if mode == "parallel" and begins:
         _begin_processes(user)
-    cfg = compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
-    path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
-    if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
-        raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)
-    return cfg
+    return compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
 
 
 def _begin_processes(user: Mapping[str, Any]) -> None:

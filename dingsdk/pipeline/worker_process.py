@@ -30,8 +30,6 @@ OUT_OF_MEMORY = 75
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 HANDLED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-ADDRESS = b"address "
-"""Prefix of the message that contains the coordinator's address."""
 _MESSAGE_BYTES = 4096
 """Largest message to a worker from its parent process."""
 
@@ -43,7 +41,6 @@ class WorkerSpec:
     Attributes:
         cfg: The config for workers.
         address: Address of the coordinator; if empty, the worker gets it later over the link.
-        crash_file: File to which the interpreter writes its stacks if it crashes.
         snapshot: The types that were registered in the parent.
     """
 
@@ -52,14 +49,24 @@ class WorkerSpec:
     cfg: Mapping[str, Any]
     address: str
     run_dir: Path
-    crash_file: Path
     snapshot: Snapshot
+
+    @property
+    def crash_file(self) -> Path:
+        """The file to which the interpreter writes its stacks if it crashes."""
+        return crash_file(self.run_dir, self.worker_id)
+
+
+def crash_file(run_dir: Path, worker_id: str) -> Path:
+    """Return the path of the file for the crash report of a process."""
+    return run_dir / "log" / f"{worker_id}.crash"
 
 
 def worker_main(spec: WorkerSpec, link: Connection) -> None:
     """Run the worker until the parent tells it to stop or has ended; never returns.
 
-    The parent sends the address over the link, if the spec has none, and later a message to stop.
+    The parent sends the address over the link, if the spec has none, and later an empty message, to
+    stop the worker.
     """
     leave(_run(spec, link))
 
@@ -174,8 +181,8 @@ def _obey(
     is_at_work: threading.Event,
 ) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent has ended: stop, too
-        while (message := link.recv_bytes(_MESSAGE_BYTES)).startswith(ADDRESS):
-            take_address(message.removeprefix(ADDRESS).decode())
+        while address := link.recv_bytes(_MESSAGE_BYTES):
+            take_address(address.decode())
     end()
     if not is_at_work.is_set():
         # During imports there is nothing to clean up, and they may take longer than `LEAVE_S`.

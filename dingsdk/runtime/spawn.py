@@ -7,6 +7,7 @@ the user's, and has done nothing else. Where it cannot be used, they are started
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -66,6 +67,7 @@ class _ForkedProcess(ForkServerProcess):
         super().start()
 
     def run(self) -> None:
+        atexit.unregister(os._exit)  # of the server
         os.environ.clear()
         os.environ.update(self._environment)
         _drop_safe_path()
@@ -113,7 +115,7 @@ def begin_fork_server(modules: Sequence[str]) -> None:
     if _server_environment is not None or process.daemon or getattr(process, "_inheriting", False):
         return
     if "forkserver" in multiprocessing.get_all_start_methods():
-        multiprocessing.set_forkserver_preload(list(modules))
+        multiprocessing.set_forkserver_preload([*modules, "dingsdk.runtime.fork_exit"])
         with signals_blocked():
             forkserver.ensure_running()
         _server_environment = _read_at_import()

@@ -22,7 +22,6 @@ from typing import Any
 import gymnasium
 import pytest
 
-from dingsdk.pipeline.process_group import Deaths
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
@@ -77,7 +76,7 @@ class CrashCluster(ProcessCluster):
 
     def arm(self, point: str) -> None:
         for member in self.workers._members:
-            member.deaths = Deaths()  # so that the next start is not delayed
+            member.deaths.clear()  # so that the next start is not delayed
         (self.run_dir / f"at-{point}").touch()
 
     def seen(self, point: str) -> dict[str, Any]:

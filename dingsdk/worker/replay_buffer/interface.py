@@ -30,7 +30,7 @@ class Needs:
     """Requirements of a part of a buffer on the samples that it receives."""
 
     needs_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of samples that it reads; a policy whose samples lack one is refused."""
+    """Columns of samples that it reads; first rows that lack one are refused."""
 
     modes: ClassVar[frozenset[str]] = _MODES
     """The modes of training that it supports."""

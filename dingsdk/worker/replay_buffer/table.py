@@ -363,6 +363,14 @@ class Table(IBuffer, Closing):
         if monotonic() >= self._throughput.next_report_s:
             self._throughput.report(self.stats())
 
+    def _check_columns(self, rows: Any) -> None:
+        """Refuse the first rows if a part needs a column that they lack."""
+        found = rows if type(rows) is dict else getattr(rows, "columns", rows[0])
+        for name in (*self._sampler.needs_columns, *self._remover.needs_columns):
+            if isinstance(found, Mapping) and name not in found:
+                needed = f"the column {name!r}, which the replay buffer needs"
+                raise mismatch("a push", name, needed, f"the columns {', '.join(found)}")
+
     def _insert(self, rows: Any, n: int) -> None:
         """Store ``n`` rows (a dict is one), or raise and change nothing."""
         # Prepare: may raise, changes nothing.
@@ -384,6 +392,8 @@ class Table(IBuffer, Closing):
         except RecursionError as error:
             found = "a row that is nested too deeply, or contains itself"
             raise mismatch("a push", "", "rows", found) from error
+        if not self._pushed:
+            self._check_columns(rows)
         if storage is not self._storage:
             self._storage = storage
             self._choose_push_path()

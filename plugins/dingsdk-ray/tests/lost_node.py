@@ -63,7 +63,6 @@ def spec(worker_id: str, run_dir: Path) -> WorkerSpec:
         cfg={},
         address="nowhere",
         run_dir=run_dir,
-        crash_file=run_dir / "crashes" / worker_id,
         snapshot=default_manager().snapshot(),
     )
 

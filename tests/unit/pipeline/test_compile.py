@@ -47,7 +47,6 @@ from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer import IBuffer
 from dingsdk.worker.replay_buffer.config import BufferSection
-from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 from tests.extras import needs
 
@@ -350,11 +349,6 @@ REFUSED = (
         )
     ),
     refused(
-        "'rank' is no RowSampler",
-        f"{BUFFER}={{multi_buffer: true, agent: {{type: naive, sampler: {{type: rank}}}}}}",
-        path=f"{BUFFER}.agent.sampler.type",
-    ),
-    refused(
         "type sequence needs rows to leave",
         f"{BUFFER}={{type: sequence, remover: {{type: loose}}}}",
         path=f"{BUFFER}.remover.type",
@@ -399,11 +393,11 @@ REFUSED = (
         works_in="parallel",
     ),
     refused(
-        "batches of 32; raise it to 384",
+        "batches of 32; raise it to 160",
         *LIMITED,
         f"{BUFFER}.limiter.samples_per_insert=8",
         f"{BUFFER}.limiter.error_buffer=50",
-        fix=[f"{BUFFER}.limiter.error_buffer=384"],
+        fix=[f"{BUFFER}.limiter.error_buffer=160"],
     ),
     # evaluations
     *(
@@ -811,36 +805,6 @@ def test_parameter_of_the_reference_without_a_counterpart_is_refused_by_name(
     assert caught.value.path == path
 
 
-def test_each_of_several_buffers_gets_the_defaults_of_its_type() -> None:
-    several = {
-        "multi_buffer": True,
-        "agent": {"type": "naive", "replay_buffer_size": 500},
-        "expert": {},
-    }
-    user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": several}}})
-
-    cfg = compile_config(user)
-    buffers = cfg.policy.other.replay_buffer
-
-    assert buffers.multi_buffer is True
-    assert (buffers.agent.replay_buffer_size, buffers.agent.deepcopy) == (500, False)
-    assert (buffers.expert.type, buffers.expert.alpha) == ("advanced", 0.6)
-    assert to_plain(compile_config(cfg)) == to_plain(cfg)
-    with pytest.raises(ConfigError, match="one replay buffer"):
-        compile_run(user)
-
-
-def test_unknown_key_in_one_of_several_buffers_is_named() -> None:
-    several = {"multi_buffer": True, "agent": {"type": "naive", "depcopy": True}}
-    user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": several}}})
-
-    with pytest.raises(UnknownKeyError) as caught:
-        compile_config(user)
-
-    assert caught.value.path == "policy.other.replay_buffer.agent.depcopy"
-    assert caught.value.nearest == "deepcopy"
-
-
 def test_inputs_are_not_changed() -> None:
     user = config_of("", "policy.learn.learner.hook.log_show_after_iter=5")
     before = deep_merge_dicts(user, {})
@@ -914,21 +878,6 @@ def test_error_for_a_missing_section_shows_what_to_write() -> None:
         compile_config({"env": {"env_id": "CartPole-v1"}})
     with pytest.raises(ConfigError, match="env_id: CartPole-v1"):
         compile_config({"policy": {"type": "dqn"}})
-
-
-def test_limiter_is_tried_with_a_limited_number_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def can_sample(self: Any, n: int) -> bool:
-        tried.append(n)
-        assert len(tried) <= 100_000
-        return self.size >= n
-
-    monkeypatch.setattr(SamplesPerInsertLimiter, "can_sample", can_sample)
-    limiter = "policy.other.replay_buffer.limiter={type: samples_per_insert}"
-    compile_config(config_of("", limiter, "policy.learn.update_per_collect=1000"))
-    assert tried
-    compile_config(config_of("", limiter, "policy.learn.update_per_collect=1000000000"))
 
 
 @pytest.mark.parametrize(

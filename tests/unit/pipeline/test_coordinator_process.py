@@ -21,17 +21,15 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline import coordinator_process
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.coordinator_process import (
+    TELL_S,
     CoordinatorSpec,
-    End,
     Failed,
-    Lose,
     Message,
     Observed,
+    Order,
     Report,
-    RunEnded,
     _Context,
     _coordinate,
-    _Elsewhere,
     _failed,
     _Observers,
     _Parent,
@@ -59,46 +57,36 @@ def pipe() -> Iterator[tuple[Connection, Connection]]:
         yield ours, theirs
 
 
-def group_of(
-    theirs: Connection, run_dir: Path, master: Any, status: RunStatus, recorder: RunRecorder
-) -> _Elsewhere:
-    context = RunContext(cfg={}, run_dir=run_dir, recorder=recorder, status=lambda: status)
-    return _Elsewhere(_Parent(theirs), context, master)
-
-
 def test_reports_contain_new_evaluations_until_the_one_that_says_the_run_is_ending(
     tmp_path: Path, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_process, "TELL_S", 0.001)
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(coordinator_process, "time", clock)
     ours, theirs = pipe
     recorder = RunRecorder()
     recorder.resume([EVALUATION], 12.0)
-    master: Any = SimpleNamespace(workers=["collector-0"])
     status = RunStatus(env_steps=520)
-    group = group_of(theirs, tmp_path, master, status, recorder)
-    group.start("here")
-    reports = [decode(ours.recv_bytes()) for _ in range(5)]
+    context = RunContext(cfg={}, run_dir=tmp_path, recorder=recorder, status=lambda: status)
+    parent = _Parent(theirs).manage(context, SimpleNamespace())  # type: ignore[arg-type]
+    parent.close(5.0)
+    assert not ours.poll()  # the workers were never started
+    parent.start("here")
+    for now[0] in (0.9 * TELL_S, TELL_S):
+        parent.poll()
     recorder.take(EVALUATION)
-    group.close(5.0)
-    group.close(5.0)
-    assert not group._reporting.is_alive()
+    parent.close(5.0)
+    parent.report("limit", is_ending=True)
+    reports = []
     while ours.poll():
         reports.append(decode(ours.recv_bytes()))
 
-    assert reports[0] == Report("here", status, ["collector-0"], [EVALUATION])
-    assert reports[1] == Report("here", status, ["collector-0"], [])
-    found = [each for each in reports if isinstance(each, Report)]
-    assert [each for told in found for each in told.evaluations] == [EVALUATION, EVALUATION]
-    assert [each.is_ending for each in found] == [False] * (len(reports) - 1) + [True]
-
-
-def test_workers_that_were_never_started_send_no_report(
-    tmp_path: Path, pipe: tuple[Connection, Connection]
-) -> None:
-    ours, theirs = pipe
-    master: Any = SimpleNamespace(workers=[])
-    group_of(theirs, tmp_path, master, RunStatus(), RunRecorder()).close(5.0)
-    assert not ours.poll()
+    assert reports == [
+        Report("here", status, [EVALUATION]),
+        Report("here", status, []),
+        Report("here", status, [EVALUATION], is_ending=True),
+        Report("here", status, [], is_ending=True, reason="limit"),
+    ]
 
 
 @pytest.mark.parametrize(("reason", "stops"), [("stopped", False), ("interrupted", True)])
@@ -115,11 +103,12 @@ def test_coordinator_follows_its_parent_and_exits_when_it_is_gone(
     parent = _Parent(theirs)
     lost: list[tuple[str, str]] = []
     master: Any = SimpleNamespace(workers=[], lose=lambda *given: lost.append(given))
-    group = _Elsewhere(parent, RunContext(cfg={}, run_dir=tmp_path), master)
-    group.poll()
+    parent.manage(RunContext(cfg={}, run_dir=tmp_path), master)
+    parent.poll()
     assert (parent.reason, parent.stop.is_set(), lost) == (None, False, [])
 
-    for message in (Lose("c0", "it died"), Lose("c1", "it hung"), End(reason)):
+    dead, hung = Order(lost="c0", why="it died"), Order(lost="c1", why="it hung")
+    for message in (dead, hung, Order(reason)):
         ours.send_bytes(encode(message))
     ours.close()
     parent.obey()
@@ -127,7 +116,7 @@ def test_coordinator_follows_its_parent_and_exits_when_it_is_gone(
     assert codes == [1]
     assert (parent.reason, parent.stop.is_set()) == (reason, stops)
     assert lost == []
-    group.poll()
+    parent.poll()
     assert lost == [("c0", "it died"), ("c1", "it hung")]
     with pytest.raises(queue.Empty):
         parent.lost.get_nowait()
@@ -138,7 +127,7 @@ def test_message_to_a_dead_parent_is_dropped(
 ) -> None:
     ours, theirs = pipe
     ours.close()
-    _Parent(theirs).send(End("stopped"))
+    _Parent(theirs).send(Order("stopped"))
 
 
 def test_limit_of_the_run_has_priority_over_the_reason_of_the_parent(
@@ -165,6 +154,16 @@ def test_hook_calls_are_sent_to_the_parent_with_paths_as_text(
     assert told == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 2})
 
 
+def spec_of(cfg: Any, run_dir: Path, **facts: Any) -> CoordinatorSpec:
+    given = {
+        "snapshot": default_manager().snapshot(),
+        "is_resumed": False,
+        "rejoin_s": 0.0,
+        **facts,
+    }
+    return CoordinatorSpec("coordinator", "coordinator", cfg, "", run_dir, **given)
+
+
 def raised(error: Exception) -> Failed:
     error.add_note("at the door")
     try:
@@ -188,9 +187,7 @@ def test_error_is_sent_to_the_parent_with_its_facts_or_its_traceback() -> None:
 def test_coordinator_that_cannot_start_reports_the_error_and_exits(tmp_path: Path) -> None:
     cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs"))
     cfg["policy"]["other"]["commander"]["type"] = "naiv"
-    crash_file = tmp_path / "log" / "coordinator.crash"
-    snapshot = default_manager().snapshot()
-    spec = CoordinatorSpec(cfg, tmp_path, crash_file, snapshot, is_resumed=False, rejoin_s=0.0)
+    spec = spec_of(cfg, tmp_path)
     process = LinkedProcess(coordinator_main, spec, "coordinator")
     messages: list[Message] = []
     while not messages and process.exit_code is None:
@@ -200,7 +197,7 @@ def test_coordinator_that_cannot_start_reports_the_error_and_exits(tmp_path: Pat
     assert isinstance(message, Failed)
     assert (message.code, message.facts["asked"]) == ("UnknownPluginError", "naiv")
     assert message.is_user_mistake
-    assert crash_file.read_text() == ""
+    assert spec.crash_file.read_text() == ""
     assert process.end(0.0) == 1  # again
 
 
@@ -219,12 +216,12 @@ def test_coordinator_process_ignores_signals_and_stops_on_a_message_of_its_paren
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(coordinator_process, "_coordinate", coordinate)
     monkeypatch.setattr(coordinator_process, "crashes_recorded", nullcontext)
-    spec = CoordinatorSpec({}, tmp_path, tmp_path / "crash", default_manager().snapshot(), False, 0)
+    spec = spec_of({}, tmp_path)
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     mask = signal.pthread_sigmask(
         signal.SIG_BLOCK, HANDLED
     )  # the parent starts this process with blocked signals
-    ours.send_bytes(encode(End("interrupted")))
+    ours.send_bytes(encode(Order("interrupted")))
     try:
         assert _run(spec, theirs) == 0
     finally:
@@ -263,7 +260,7 @@ def test_stopped_coordinator_sends_all_messages_of_the_run_to_its_parent(
         snapshot = manager.snapshot()
         sets = ["policy.other.commander.type=telling"]
         cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs", sets))
-    spec = CoordinatorSpec(cfg, tmp_path, tmp_path / "crash", snapshot, False, 0.0)
+    spec = spec_of(cfg, tmp_path, snapshot=snapshot)
     parent = _Parent(theirs)
     parent.stop.set()
     with use_manager(PluginManager()) as manager:
@@ -275,7 +272,7 @@ def test_stopped_coordinator_sends_all_messages_of_the_run_to_its_parent(
 
     assert configured == ["telling"]
     kinds = list(dict.fromkeys(map(type, messages)))
-    assert kinds == [Observed, Report, RunEnded]
+    assert kinds == [Observed, Report]
     assert messages[-2].is_ending
     assert messages[0] == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 0})
     assert messages[-1].reason == "interrupted"
@@ -294,16 +291,20 @@ def test_coordinator_resumes_from_the_journal_if_its_spec_says_so(
 
     def pipeline(context: RunContext) -> Any:
         contexts.append(context)
+        assert context.workers is not None
+        context.workers(SimpleNamespace())  # type: ignore[arg-type]
         return SimpleNamespace(reason="limit")
 
     monkeypatch.setattr("dingsdk.pipeline.parallel.parallel_pipeline", pipeline)
     cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs"))
     with use_manager(PluginManager()) as manager:
-        spec = CoordinatorSpec(
-            cfg, tmp_path, tmp_path / "crash", manager.snapshot(), is_resumed, 7.5
+        spec = spec_of(
+            cfg, tmp_path, snapshot=manager.snapshot(), is_resumed=is_resumed, rejoin_s=7.5
         )
-        _coordinate(spec, _Parent(theirs))
+        parent = _Parent(theirs)
+        _coordinate(spec, parent)
     (context,) = contexts
     assert (context.run_dir, context.rejoin_s) == (tmp_path, 7.5)
     assert context.resumed == (JournaledRun(tmp_path, cfg) if is_resumed else None)
-    assert decode(ours.recv_bytes()) == RunEnded("limit", RunStatus())
+    told = decode(ours.recv_bytes())
+    assert told == Report("", RunStatus(), [], is_ending=True, reason="limit")

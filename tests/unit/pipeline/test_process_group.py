@@ -411,9 +411,7 @@ class Refusing:
 
 
 def spec_of(run_dir: Path, value: Any) -> WorkerSpec:
-    return WorkerSpec(
-        "collector", "c0", {"env": value}, "", run_dir, run_dir / "crash", Snapshot((), ())
-    )
+    return WorkerSpec("collector", "c0", {"env": value}, "", run_dir, Snapshot((), ()))
 
 
 @pytest.mark.parametrize("value", [lambda: 0, Refusing(TypeError("no")), Refusing(ValueError())])

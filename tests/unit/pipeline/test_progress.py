@@ -62,13 +62,13 @@ def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins
     last = text.splitlines()[-7:]
 
     assert [re.split(r"\s{2,}", line.strip()) for line in last] == [
-        ["env steps", "12,000", "steps/s", "1,200"],
-        ["iterations", "3,000", "updates/s", "300"],
-        ["return", "20.0 (best 30.0)", "goal", "500"],
-        ["loss", "0.1235", "exploration", "eps 0.25"],
-        ["buffer", "10/64", "policy", "v3000, lag 1.2"],
-        ["elapsed", "10.0 s, 3 workers", "left", "1 min 30 s"],
-        ["gpu", "0.5123", "phase", "warm"],
+        ["10.0 s", "goal 500"],
+        ["12,000 env steps (1,200/s)", "3,000 iterations (300/s)"],
+        ["return 20.0 (best 30.0)", "loss 0.1235"],
+        ["eps 0.25", "buffer 10/64"],
+        ["policy v3000, lag 1.2", "3 workers"],
+        ["1 min 30 s left", "gpu 0.5123"],
+        ["phase warm"],
     ]
 
 
@@ -82,14 +82,12 @@ def test_plain_line_shows_the_same_values() -> None:
     )
 
 
-def test_unknown_value_is_omitted_in_lines_and_a_dash_in_the_table() -> None:
-    line = shown(RunStatus(), is_terminal=False)
-    assert "loss" not in line
-    assert "left" not in line
-    assert "lag" not in line
-    table = shown(RunStatus(), is_terminal=True)
-    assert re.search(r"loss +- +exploration +-", table)
-    assert re.search(r"1 worker +left +-", table)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_unknown_value_is_omitted(is_terminal: bool) -> None:
+    text = shown(RunStatus(), is_terminal=is_terminal)
+    assert "loss" not in text
+    assert "left" not in text
+    assert "lag" not in text
 
 
 def test_evaluation_line_names_its_player_and_opponent() -> None:
@@ -121,7 +119,7 @@ def test_time_before_the_first_env_step_is_shown_as_starting(is_terminal: bool) 
 
     text = without_codes(out)
     assert "[starting, 3.2 s] evaluation: mean return 9.0 " in text
-    last = r"elapsed +starting, 4.5 s, 1 worker" if is_terminal else r"\[starting, 4.5 s\] 0 env "
+    last = r"starting, 4.5 s +goal 500" if is_terminal else r"\[starting, 4.5 s\] 0 env "
     assert re.search(last, text)
     assert "[   0.0 s]" not in text
 
@@ -162,20 +160,20 @@ def test_table_is_redrawn_during_the_run(monkeypatch: pytest.MonkeyPatch) -> Non
     with ConsoleProgress(console, status, 500.0):
         assert has_looked_often.wait(60)
 
-    drawn = {int(number) for number in re.findall(r"env steps +(\d+) ", without_codes(out))}
+    drawn = {int(number) for number in re.findall(r"(\d+) env steps ", without_codes(out))}
     assert {2, 3, 4} <= drawn
 
 
 def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None:
     trains_on = "training on what was collected, then a last evaluation"
     status = dataclasses.replace(STATUS, env_steps=120_000)
-    assert shown(status, is_terminal=True).splitlines()[-2].rstrip().endswith("left         0 s")
+    assert re.search(r"\n0 s left +gpu", shown(status, is_terminal=True))
 
     out = io.StringIO()
     console = Console(file=out, width=300)
     with ConsoleProgress(console, lambda: status, 500.0) as progress:
         console.print(progress._render())
-        assert re.search(rf"left +{trains_on}", out.getvalue())
+        assert f"\n{trains_on}" in out.getvalue()
         out.truncate(0)
         progress._print_line()
         status = dataclasses.replace(status, train_iter=3_001)

@@ -37,7 +37,6 @@ def spec(
         cfg={**to_plain(cfg), **extra},
         address=address,  # nothing listens here
         run_dir=run_dir,
-        crash_file=run_dir / "log" / "w-0.crash",
         snapshot=default_manager().snapshot(),
     )
 
@@ -122,7 +121,7 @@ def test_worker_exits_within_a_time_limit_after_its_parent_is_gone(
     if is_at_work:
         working.set()
     ours, theirs = multiprocessing.Pipe()
-    ours.send_bytes(worker_process.ADDRESS + b"http://here")
+    ours.send_bytes(b"http://here")
     ours.close()
     began = time.monotonic()
     with theirs, pytest.raises(SystemExit) as ended:

@@ -155,13 +155,16 @@ def test_new_processes_import_nothing_from_the_working_directory(tmp_path: Path)
 
 
 FORKING = """
-import os, random, signal, sys
+import atexit, os, random, signal, sys
 import numpy as np
 from dingsdk.runtime.spawn import begin_fork_server, process_context
 
 def tell(link, what):
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "leave":
+        atexit._run_exitfuncs()
+        os._exit(7)
     own = ("torch" in sys.modules, os.environ.get("LATER"), os.getcwd())
     link.send((*own, os.environ.get("PYTHONSAFEPATH"), random.random(), np.random.random()))
 
@@ -171,7 +174,7 @@ def started(what="tell"):
     process = context.Process(target=tell, args=(theirs, what))
     process.start()
     theirs.close()
-    found = None if what == "kill" else ours.recv()
+    found = ours.recv() if what == "tell" else None
     process.join()
     return context.get_start_method(), process.exitcode, found
 
@@ -186,6 +189,7 @@ if __name__ == "__main__":
     assert first[2][:4] == (True, "yes", "/", None), first
     assert first[2][4:] != second[2][4:] and first[2][5] != second[2][5]
     assert killed[1] == -signal.SIGKILL
+    assert started("leave")[1] == 7
     assert "torch" not in sys.modules
     os.environ["OMP_NUM_THREADS"] = "3"  # torch has read it already
     assert started()[0] == "spawn"
