@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -17,17 +17,11 @@ from dingsdk.pipeline.run_folder import RESULT_FORMAT, RESULT_NAME, finite, vers
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Folder, atomic_write_json
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 _log = logging.getLogger(__name__)
 
-SIZE = (792, 462)
-"""Width and height of the curve in pixels."""
-LARGEST = 1e100
-"""An evaluation with returns from here on is not drawn."""
-INK, GRID, STOP = "#333333", "#e0e0e0", "#c4501b"
-LINE, SOFT_LINE, BAND = "#1f6fb4", "#6ba3d6", (31, 111, 180, 38)
+LINE = "#1f6fb4"
+STOP = "#c4501b"
+INK = "#333333"
 
 
 def write_result(
@@ -82,92 +76,60 @@ def write_curve(
     """Draw mean return against env steps, with the band from worst to best episode.
 
     Returns:
-        Whether a file was written; without evaluations that can be drawn, none is.
+        Whether a file was written; without evaluations, none is.
 
     Raises:
         RunFolderError, StorageFullError: the file cannot be written.
     """
-    shown = [each for each in evaluations if max(abs(each.min), abs(each.max)) < LARGEST]
-    if not shown:
+    if not evaluations:
         return False
     picture = io.BytesIO()
-    _draw(shown, stop_value, title).save(picture, "PNG")
+    _draw(evaluations, stop_value, title).savefig(picture, dpi=110)
     with Folder(path.parent, create=False) as folder:
         folder.write_atomic(path.name, [picture.getvalue()])
     return True
 
 
-def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Image.Image:
-    """Draw the curve at twice its size: scaling it down makes the lines smooth."""
-    # Not with matplotlib, which takes a second to import and to draw (2026-11).
-    from PIL import Image, ImageDraw, ImageFont
+def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:
+    # A Figure without pyplot: it needs no global state and no display, and works in any thread.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    image = Image.new("RGB", (2 * SIZE[0], 2 * SIZE[1]), "white")
-    draw, font = ImageDraw.Draw(image, "RGBA"), ImageFont.load_default(24)
-    left, top, right, bottom = 130, 110, 2 * SIZE[0] - 40, 2 * SIZE[1] - 170
-    has_stop = math.isfinite(stop_value)
-    heights = [value for each in evaluations for value in (each.min, each.max)]
-    heights += [stop_value] * has_stop
-    x_of = _scale([each.env_steps for each in evaluations], left, right)
-    y_of = _scale(heights, bottom, top)
-
-    for value in _ticks(x_of.low, x_of.high):
-        draw.line([(x_of(value), top), (x_of(value), bottom)], GRID, 2)
-        draw.text((x_of(value), bottom + 14), f"{value:,.0f}", INK, font, "mt")
-    for value in _ticks(y_of.low, y_of.high):
-        draw.line([(left, y_of(value)), (right, y_of(value))], GRID, 2)
-        draw.text((left - 14, y_of(value)), f"{value:,.6g}", INK, font, "rm")
-    draw.line([(left, top), (left, bottom), (right, bottom)], INK, 2)
-
-    steps = [x_of(each.env_steps) for each in evaluations]
-    means = list(zip(steps, (y_of(each.mean) for each in evaluations), strict=True))
-    best = zip(steps, (y_of(each.max) for each in evaluations), strict=True)
-    worst = zip(steps, (y_of(each.min) for each in evaluations), strict=True)
-    draw.polygon([*best, *reversed([*worst])], BAND)
-    draw.line(means, LINE, 4, "curve")
-    for x, y in means:
-        draw.circle((x, y), 5, LINE)
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps = [each.env_steps for each in evaluations]
+    axes.fill_between(
+        steps,
+        [each.min for each in evaluations],
+        [each.max for each in evaluations],
+        color=LINE,
+        alpha=0.15,
+        linewidth=0,
+        label="worst to best episode",
+    )
+    axes.plot(
+        steps,
+        [each.mean for each in evaluations],
+        color=LINE,
+        marker="o",
+        markersize=3,
+        label=f"mean of {evaluations[-1].episodes} episodes",
+    )
+    if math.isfinite(stop_value):
+        axes.axhline(
+            stop_value, color=STOP, linewidth=1, linestyle="--", label=f"stop {stop_value:g}"
+        )
     last = evaluations[-1]
-    legend = [(f"mean of {last.episodes} episodes", LINE), ("worst to best episode", SOFT_LINE)]
-    if has_stop:
-        for x in range(left, right, 24):
-            draw.line([(x, y_of(stop_value)), (x + 14, y_of(stop_value))], STOP, 3)
-        legend.append((f"stop {stop_value:g}", STOP))
-
-    middle = (left + right) // 2
-    of_last = f"{last.mean:.1f} after {last.env_steps:,} env steps, {last.elapsed_s:.1f} s"
-    draw.text((middle, 36), title, INK, font, "mm")
-    draw.text((middle, 72), of_last, INK, font, "mm")
-    draw.text((left, top - 12), "return", INK, font, "rb")
-    draw.text((middle, bottom + 72), "env steps", INK, font, "mm")
-    for index, (text, colour) in enumerate(legend):
-        x = left + (2 * index + 1) * (right - left) // (2 * len(legend))
-        draw.text((x, bottom + 128), text, colour, font, "mm")
-    return image.resize(SIZE, Image.Resampling.LANCZOS)
-
-
-class _Scale(NamedTuple):
-    """Maps values from ``low`` to ``high`` to pixels."""
-
-    low: float
-    high: float
-    start: int
-    stop: int
-
-    def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
-        return self.start + share * (self.stop - self.start)
-
-
-def _scale(values: Sequence[float], start: int, stop: int) -> _Scale:
-    """Return a scale with all values, and some room on both sides."""
-    low, high = min(values), max(values)
-    room = 0.05 * (high - low) or 0.05 * abs(high) or 5.0
-    return _Scale(low - room, high + room, start, stop)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return three to seven round numbers between two values."""
-    unit = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step = next(unit * each for each in (1, 2, 5, 10) if (high - low) / (unit * each) <= 7)
-    return [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    axes.set_title(
+        f"{title}\n{last.mean:.1f} after {last.env_steps:,} env steps, {last.elapsed_s:.1f} s",
+        fontsize=10,
+        color=INK,
+    )
+    axes.set_xlabel("env steps", color=INK)
+    axes.set_ylabel("return", color=INK)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure

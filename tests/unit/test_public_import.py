@@ -12,7 +12,7 @@ import pytest
 import dingsdk
 import dingsdk.worker
 
-HEAVY = {"torch", "numpy", "flask", "numba", "gymnasium", "click", "PIL"}
+HEAVY = {"torch", "numpy", "flask", "numba", "gymnasium", "click", "matplotlib"}
 
 
 def modules_after(statement: str) -> set[str]:
