@@ -505,7 +505,7 @@ class ColumnStore:
             if type(array) is dict:
                 self._put(array, value, (*path, name))
             elif not isinstance(value, np.ndarray):
-                raise _mismatch((*path, name), "an array as in its first call", value)
+                raise _mismatch((*path, name), "an array as in its first call", None)
             elif value.shape != array.shape[1:] or value.dtype != array.dtype:
                 expected = f"{array.dtype}{list(array.shape[1:])} as in its first call"
                 raise _mismatch((*path, name), expected, value)

@@ -241,15 +241,11 @@ def test_policy_trains_on_unrolls_in_both_modes(tmp_path: Path, mode: Any) -> No
 
 
 @pytest.mark.usefixtures("_policy")
-@pytest.mark.parametrize("collector", ["zergling", "serial"])
-def test_on_policy_unrolls_are_full_although_policies_are_loaded(
-    tmp_path: Path, collector: str
-) -> None:
+def test_on_policy_unrolls_are_full_although_policies_are_loaded(tmp_path: Path) -> None:
     """Every step that is not at the very end of the run is in an unroll, whoever acted."""
     changes = (
         "policy.on_policy=true",
         "policy.other.commander.max_policy_lag=null",
-        f"policy.collect.parallel_collector.type={collector}",
         "policy.learn.learner.train_iterations=10000",
         "system.max_env_steps=4000",
         "system.collector_num=2",
