@@ -289,7 +289,7 @@ class SampleSerialCollector(SampleCollector):
             self._default_n_sample = read("n_sample")
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))
-            self._mixes_versions = mixes_versions(read("cfg"))
+            self._mixes_versions = mixes_versions({**read("cfg"), "on_policy": self._on_policy})
             self._rollout = None
 
 
