@@ -162,7 +162,7 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
         config["system"] = {**config["system"], "collector_num": collectors_of(contender)}
     if name == "waiting":
         # What the documentation names for envs that wait.
-        config["env_manager"] = {"type": "subprocess", "envs_per_process": 1}
+        config["env_manager"] = {"type": "in_process", "threads": job["env_num"]}
     if name == "ppo":
         config["policy"]["other"]["commander"] = {"max_policy_lag": 1}
     folder = Path(os.environ[MARKS]) / "run"

@@ -48,9 +48,8 @@ def bench_env(env: str, kwargs: str, wrappers: tuple[str, ...], seconds: float) 
     from dingsdk.envs.bench import bench_env as bench
 
     best, found = bench(env, read_kwargs(kwargs), wrappers, seconds)
-    click.echo("env manager   envs  processes   env steps/s")
+    click.echo("env manager   envs    threads   env steps/s")
     for each in found:
         speed = f"{each.steps_per_s:13,.0f}" if each.steps_per_s else f"  {each.error}"
-        processes = "" if each.envs_per_process is None else each.env_num
-        click.echo(f"{each.manager:12} {each.env_num:5} {processes:>10} {speed}")
+        click.echo(f"{each.manager:12} {each.env_num:5} {each.threads or '':>10} {speed}")
     click.echo(f"\nFor the config:\n\n{best.config}", nl=False)

@@ -33,8 +33,6 @@ _WAITING = 0.5
 """An env waits if the CPU time of its steps is below this share of their time."""
 _PROBE_S = 0.1
 """Seconds for which an env is stepped to find that out."""
-_MOST_PROCESSES = 16
-"""Processes that are tried at most for an env that waits."""
 _POOL = 16
 """Sets of actions that are drawn beforehand."""
 
@@ -49,20 +47,19 @@ class EnvSpeed:
         steps_per_s: Env steps a second, of all envs together, with random actions; 0 if the
             manager cannot step the env.
         error: Why the manager cannot step the env; empty if it can.
-        envs_per_process: As in the section ``env_manager``; None for the default.
+        threads: As in the section ``env_manager``.
     """
 
     manager: str
     env_num: int
     steps_per_s: float
     error: str = ""
-    envs_per_process: int | None = None
+    threads: int = 0
 
     @property
     def config(self) -> str:
         """The config lines that choose it."""
-        per_process = self.envs_per_process
-        more = "" if per_process is None else f"  envs_per_process: {per_process}\n"
+        more = f"  threads: {self.threads}\n" if self.threads else ""
         manager = f"env_manager:\n  type: {self.manager}\n{more}"
         return f"env:\n  collector_env_num: {self.env_num}\n{manager}"
 
@@ -76,9 +73,9 @@ def bench_env(
     """Find the fastest env manager for an env here, and how many envs it should step together.
 
     The managers ``vector``, ``in_process`` and ``subprocess`` step 64 envs at first, then fewer as
-    long as that is not much slower. If the env waits (for a simulator or a device, say), up to 16
-    processes with one env each are tried too. ``async_subprocess`` is not measured: it is like
-    ``subprocess`` except for policies that have only the dict form.
+    long as that is not much slower. If the env waits (for a simulator or a device, say),
+    ``in_process`` with a thread for each env is tried too. ``async_subprocess`` is not measured:
+    it is like ``subprocess`` except for policies that have only the dict form.
 
     Args:
         env: As for ``check_env``.
@@ -99,13 +96,11 @@ def bench_env(
     env_fn = env_maker(env, kwargs, wrappers)
     making_s, waits = _probe(env_fn)
     counts = [count for count in COUNTS if count == 1 or count * making_s <= _MAKING_S]
-    tried: list[tuple[str, int | None, Sequence[int]]] = [(kind, None, counts) for kind in KINDS]
-    if waits:
-        tried.append(("subprocess", 1, [count for count in counts if 1 < count <= _MOST_PROCESSES]))
+    tried = [(kind, False) for kind in KINDS] + [("in_process", True)] * waits
     found: list[EnvSpeed] = []
-    for left, (kind, per_process, some_counts) in zip(range(len(tried), 0, -1), tried, strict=True):
+    for left, (kind, has_threads) in zip(range(len(tried), 0, -1), tried, strict=True):
         now = time.perf_counter()
-        found += _measure(kind, per_process, env_fn, some_counts, now + (ends - now) / left)
+        found += _measure(kind, has_threads, env_fn, counts, now + (ends - now) / left)
     if not any(each.steps_per_s for each in found):
         raise EnvError(
             "no env manager can step this env: "
@@ -135,7 +130,7 @@ def _probe(env_fn: Callable[[], Any]) -> tuple[float, bool]:
 
 def _measure(
     kind: str,
-    per_process: int | None,
+    has_threads: bool,
     env_fn: Callable[[], Any],
     counts: Sequence[int],
     deadline: float,
@@ -145,22 +140,21 @@ def _measure(
     for count in reversed(counts):
         if found and time.perf_counter() > deadline:
             break
+        threads = count if has_threads else 0
         try:
-            with closing(launched(kind, env_fn, count, per_process)) as manager:
+            with closing(launched(kind, env_fn, count, threads)) as manager:
                 speed = max(step_for(manager, TURN_S) for _ in range(TURNS))
         except DingError as error:
-            return found or [EnvSpeed(kind, count, 0.0, str(error), per_process)]
-        found.append(EnvSpeed(kind, count, speed, "", per_process))
+            return found or [EnvSpeed(kind, count, 0.0, str(error), threads)]
+        found.append(EnvSpeed(kind, count, speed, "", threads))
         if speed < _DROP * max(each.steps_per_s for each in found):
             break
     return found
 
 
-def launched(
-    kind: str, env_fn: Callable[[], Any], count: int, envs_per_process: int | None = None
-) -> EnvManager:
+def launched(kind: str, env_fn: Callable[[], Any], count: int, threads: int = 0) -> EnvManager:
     """Return an env manager of that type, seeded and launched."""
-    more = {} if envs_per_process is None else {"envs_per_process": envs_per_process}
+    more = {"threads": threads} if threads else {}
     manager = create_env_manager({"type": kind, **more}, [env_fn] * count)
     manager.seed(0)
     manager.launch()

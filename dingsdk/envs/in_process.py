@@ -1,32 +1,58 @@
-"""An env manager that steps single envs one after the other in this process."""
+"""Env managers that step guarded envs one by one, and the one whose envs are in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from queue import SimpleQueue
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.config import Whole
 from dingsdk.data.action_mask import open_masks
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
-from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, GuardedEnv, close_quietly
+from dingsdk.envs.guard import ABNORMAL, CLOSE_S, EPISODE_INFO, GuardedEnv, close_quietly
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError
 
+Played = tuple[Any, Any, bool, bool, dict[str, Any], Any, int]
+"""A step of an env: obs, reward, terminated, truncated, info, the obs for the next action, and how
+often the env failed."""
 
-class InProcessEnvManager(EnvManager):
-    """Types ``in_process`` and ``base``: a loop over single envs, with all capabilities except one.
 
-    Each env has its own seed, is reset on its own and can be stepped on its own; only
-    ``asynchronous`` is missing. Envs may have any observation space in the dict form; the batched
-    form needs columns. For the config keys see EnvManager.
+def play(env: GuardedEnv, action: Any, goes_on: bool) -> Played:
+    """Step an env; reset it if its episode ends and ``goes_on`` is True."""
+    obs, reward, terminated, truncated, info = env.step(action)
+    following = obs
+    if terminated or truncated:
+        following = env.reset()[0] if goes_on else open_masks(obs)
+    return obs, reward, terminated, truncated, info, following, env.take_failures()
+
+
+def restart(env: GuardedEnv, keep_seed: bool, kwargs: Mapping[str, Any]) -> tuple[Any, int]:
+    """Reset an env; return the observation, and how often the env failed."""
+    env.keep_seed = keep_seed
+    obs, _ = env.reset(**kwargs)
+    return obs, env.take_failures()
+
+
+class SingleEnvManager(EnvManager):
+    """Base of managers of single envs, each with a ``GuardedEnv``.
+
+    Each env has its own seed, is reset on its own and can be stepped on its own. Envs may have
+    any observation space in the dict form; the batched form needs columns.
     """
+
+    _saved = (*EnvManager._saved, "_obs")
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
-        self._envs: list[GuardedEnv] = []
         self._obs: list[Any] = [None] * self._env_num
 
     @property
@@ -36,31 +62,12 @@ class InProcessEnvManager(EnvManager):
     @property
     def ready_obs(self) -> dict[int, Any]:
         self._check_open()
-        return {
-            env_id: obs
-            for env_id, (obs, parked) in enumerate(zip(self._obs, self._parked, strict=True))
-            if not parked
-        }
-
-    @property
-    def ready_imgs(self) -> dict[int, Any]:
-        """``{env_id: image [height, width, 3]}`` of the envs that wait for an action.
-
-        Raises:
-            ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``, or
-                a package that they render with is missing.
-        """
-        return {env_id: self._image(env_id) for env_id in self.ready_obs}
+        running = np.flatnonzero(self._running()).tolist()
+        return {env_id: self._obs[env_id] for env_id in running}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
-        timesteps = {}
-        for env_id, action in self._checked(actions).items():
-            obs, reward, terminated, truncated, info = self._step_one(env_id, action)
-            ends = {"terminated": terminated, "truncated": truncated}
-            timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
-        if self._looks_beyond:
-            self._look_beyond([each.obs for each in timesteps.values()])
-        return timesteps
+        checked = self._checked(actions)
+        return self._timesteps(checked, self._play_all(checked, has_infos=True))
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -83,12 +90,11 @@ class InProcessEnvManager(EnvManager):
         episode_info: dict[int, Mapping[str, Any]] = {}
         # Plain booleans: for few envs any() of arrays takes longer than a step.
         is_parked, is_any_ended = self._parked.tolist(), False
-        for row, env_id in enumerate(ids):
-            if is_parked[env_id]:
-                continue
-            last_obs[row], reward[row], has_terminated, was_truncated, info = self._step_one(
-                env_id, actions[row]
-            )
+        rows = [row for row, env_id in enumerate(ids) if not is_parked[env_id]]
+        played = self._play_all({ids[row]: actions[row] for row in rows}, has_infos=False)
+        for row, each in zip(rows, played, strict=True):
+            self._note(ids[row], each)
+            last_obs[row], reward[row], has_terminated, was_truncated, info, *_ = each
             if info.get(ABNORMAL):
                 abnormal[row] = True
                 continue
@@ -98,12 +104,86 @@ class InProcessEnvManager(EnvManager):
                 if info.get(EPISODE_INFO):
                     episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
-        if self._looks_beyond:
-            self._look_beyond([final_obs])
         obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
+
+    @abstractmethod
+    def _play_all(self, actions: Mapping[int, Any], *, has_infos: bool) -> Iterable[Played]:
+        """Step envs by ``play``; return the results in the order of ``actions``.
+
+        With ``has_infos`` False only an abnormal step and ``episode_info`` are read of an info.
+        """
+
+    @abstractmethod
+    def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Iterable[tuple[Any, int]]:
+        """Reset envs by ``restart``; return the results in the order of ``kwargs``."""
+
+    def _timesteps(self, env_ids: Iterable[int], played: Iterable[Played]) -> dict[int, Timestep]:
+        """Return the steps of envs in dict form."""
+        timesteps = {}
+        for env_id, each in zip(env_ids, played, strict=True):
+            self._note(env_id, each)
+            obs, reward, terminated, truncated, info, *_ = each
+            ends = {"terminated": terminated, "truncated": truncated}
+            timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
+        return timesteps
+
+    def _note(self, env_id: int, played: Played) -> None:
+        """Count the episode and the failures of a step, and keep the obs for the next action."""
+        _, _, terminated, truncated, _, self._obs[env_id], failures = played
+        self._failure_count += failures
+        if terminated or truncated:
+            self._count_episodes([env_id])
+
+    def _go_on(self) -> Sequence[bool]:
+        """Return which envs begin another episode after their current one."""
+        begins = self._episodes + 1 < self.episode_num
+        found: list[bool] = (begins & self.section.auto_reset).tolist()
+        return found
+
+    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
+        seeds = zip(env_ids, self._new_seeds(env_ids), strict=True)
+        given = {i: {"seed": seed, **(kwargs.get(i) or {})} for i, seed in seeds}
+        for env_id, (obs, failures) in zip(env_ids, self._restart_all(given), strict=True):
+            self._obs[env_id] = obs
+            self._failure_count += failures
+            self._returns[env_id], self._parked[env_id] = 0.0, False
+
+
+class InProcessEnvManager(SingleEnvManager):
+    """Types ``in_process`` and ``base``: envs in this process, with all capabilities except one.
+
+    Only ``asynchronous`` is missing. The envs are stepped one after the other, or side by side by
+    ``threads``, with the same results.
+    """
+
+    class Config(EnvManager.Config, frozen=True, kw_only=True):
+        """Section ``env_manager``.
+
+        Attributes:
+            threads: Number of threads that step and reset envs side by side; 0 for none. For envs
+                that release Python's lock while they wait, as for a simulator behind a socket. Any
+                of the threads may step an env, and all state of an env must be in its object.
+        """
+
+        threads: Whole = 0
+
+    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
+        super().__init__(cfg, env_fns)
+        self._envs: list[GuardedEnv] = []
+        self._threads: _Threads | None = None
+
+    @property
+    def ready_imgs(self) -> dict[int, Any]:
+        """``{env_id: image [height, width, 3]}`` of the envs that wait for an action.
+
+        Raises:
+            ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``, or
+                a package that they render with is missing.
+        """
+        return {env_id: self._image(env_id) for env_id in self.ready_obs}
 
     def _image(self, env_id: int) -> NDArray[Any]:
         env, path = self._envs[env_id], "env.kwargs.render_mode"
@@ -120,6 +200,23 @@ class InProcessEnvManager(EnvManager):
             )
         return image
 
+    def _play_all(self, actions: Mapping[int, Any], *, has_infos: bool) -> Iterable[Played]:
+        goes_on, meanwhile = self._go_on(), self.meanwhile
+        envs = [self._envs[env_id] for env_id in actions]
+        columns = (envs, actions.values(), [goes_on[env_id] for env_id in actions])
+        return self._map(play, *columns, meanwhile=meanwhile)
+
+    def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Iterable[tuple[Any, int]]:
+        envs = [self._envs[env_id] for env_id in kwargs]
+        return self._map(restart, envs, repeat(not self._dynamic_seed), kwargs.values())
+
+    def _map(
+        self, function: Callable[..., Any], *columns: Iterable[Any], meanwhile: Any = None
+    ) -> Iterable[Any]:
+        if self._threads is None:
+            return map(function, *columns)
+        return self._threads.map(function, *columns, meanwhile=meanwhile)
+
     def _open(self) -> None:
         for env_id, env_fn in enumerate(self._env_fns):
             self._envs.append(GuardedEnv(env_fn, env_id, self.section))
@@ -128,12 +225,15 @@ class InProcessEnvManager(EnvManager):
             ActionChecker(self._envs[0].action_space),
         )
         self._set_players(self._envs[0].player_num)
+        if self.section.threads:
+            self._threads = _Threads(min(self.section.threads, self._env_num))
 
     def _discard(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.close()
         envs, self._envs = self._envs, []
         close_quietly(*reversed(envs))
-
-    _saved = (*EnvManager._saved, "_obs")
 
     def _envs_state(self) -> Any:
         return [env.get_state() for env in self._envs]
@@ -146,27 +246,64 @@ class InProcessEnvManager(EnvManager):
         self._check_open()
         return self._envs[env_id].call(name, *args)
 
-    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
-        for env_id, seed in zip(env_ids, self._new_seeds(env_ids), strict=True):
-            self._envs[env_id].keep_seed = not self._dynamic_seed
-            self._reset_one(env_id, {"seed": seed, **(kwargs.get(env_id) or {})})
-            self._returns[env_id], self._parked[env_id] = 0.0, False
 
-    def _reset_one(self, env_id: int, kwargs: Mapping[str, Any]) -> None:
-        env = self._envs[env_id]
-        self._obs[env_id], _ = env.reset(**kwargs)
-        self._failure_count += env.take_failures()
+class _Threads:
+    """Threads that call a function side by side.
 
-    def _step_one(self, env_id: int, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step an env, reset it if its episode ends, and return the result of the step."""
-        env = self._envs[env_id]
-        step = obs, _, terminated, truncated, _ = env.step(action)
-        self._obs[env_id] = obs
-        self._failure_count += env.take_failures()
-        if terminated or truncated:
-            self._count_episodes([env_id])
-            if not self._parked[env_id]:
-                self._reset_one(env_id, {})
-            else:
-                self._obs[env_id] = open_masks(obs)
-        return step
+    Args:
+        count: Number of threads.
+    """
+
+    # concurrent.futures would wake this thread for each result, and Python would wait at its exit
+    # for a thread that hangs.
+    def __init__(self, count: int) -> None:
+        self._calls: SimpleQueue[Any] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def map(
+        self, function: Callable[..., Any], *columns: Iterable[Any], meanwhile: Any = None
+    ) -> Iterable[Any]:
+        """Return the results in order, after all calls have ended; raise the first error.
+
+        ``meanwhile`` is called in this thread, if it is not None.
+        """
+        calls = list(zip(*columns, strict=False))
+        results: list[Any] = [None] * len(calls)
+        is_over = threading.Lock()
+        is_over.acquire()
+        # The call that takes the last number ends the wait; no two calls get the same number.
+        numbers = iter(range(len(calls), 0, -1))
+        for place, args in enumerate(calls):
+            self._calls.put((function, args, results, place, numbers, is_over))
+        if meanwhile is not None:
+            meanwhile()
+        if calls:
+            is_over.acquire()
+        return map(_result, results)
+
+    def close(self) -> None:
+        """End the threads; one that is in a call for too long is abandoned."""
+        for _ in self._threads:
+            self._calls.put(None)
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, args, results, place, numbers, is_over = call
+            try:
+                results[place] = (function(*args), None)
+            except BaseException as error:
+                results[place] = (None, error)
+            if next(numbers) == 1:
+                is_over.release()
+
+
+def _result(found: tuple[Any, BaseException | None]) -> Any:
+    value, error = found
+    if error is not None:
+        raise error
+    return value

@@ -482,9 +482,15 @@ def _check_unrolls(run: _Run) -> str:
     """The run can collect and store unrolls, if its policy trains on them."""
     if run.fact("policy", "piece", "steps") != "unroll":
         return ""
+    from dingsdk.policy.base import mixes_versions
+
     key = why = ""
-    if run.policy["on_policy"]:
-        key, why = "on_policy", "continue while newer policies are loaded; set it to false"
+    if not mixes_versions(run.policy):
+        key = "on_policy"
+        why = (
+            "continue while newer policies are loaded; set policy.other.commander.max_policy_lag "
+            "to null, or this to false"
+        )
     elif run.policy["traj_len_inf"]:
         key, why = "traj_len_inf", "continue across episodes; set it to false"
     elif not run.collect["n_sample"]:

@@ -879,6 +879,15 @@ def piece_of(mode: Any) -> Piece:
     return found
 
 
+def mixes_versions(policy_cfg: Mapping[str, Any]) -> bool:
+    """Return whether one piece of a trajectory may have steps of several versions of a policy.
+
+    True unless it is on-policy and ``other.commander.max_policy_lag`` limits the age of samples.
+    """
+    commander = (policy_cfg.get("other") or {}).get("commander") or {}
+    return not policy_cfg.get("on_policy") or commander.get("max_policy_lag", 0) is None
+
+
 def acting_state(mode: Any) -> Any:
     """Return the random generators and recurrent states of a mode; None if it has none.
 

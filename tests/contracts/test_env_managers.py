@@ -30,6 +30,10 @@ class TestInProcess(Made):
     capabilities: ClassVar = FULL
 
 
+class TestThreads(TestInProcess):
+    cfg: ClassVar = {"type": "in_process", "threads": 2}
+
+
 class Vectorized(BaseVectorEnvManager):
     """The envs as one of gymnasium's vector envs."""
 

@@ -47,7 +47,7 @@ def outcome(folder: Path, config: str, sets: tuple[str, ...], name: str, *more: 
 
 
 MANAGERS = {
-    "base": ["env_manager.type=base"],
+    "base": ["env_manager.type=base", "env_manager.threads=2"],
     "subprocess": ["env_manager.type=subprocess", "env_manager.envs_per_process=2"],
 }
 

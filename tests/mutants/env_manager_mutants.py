@@ -118,9 +118,11 @@ class ResetsAllEnvs(Mutant):
 
 @mutant(13)
 class ForgetsTheArguments(Mutant):
-    def _reset_one(self, env_id: int, kwargs: Mapping[str, Any]) -> None:
-        super()._reset_one(env_id, kwargs)
-        self._envs[env_id]._reset_kwargs = {}
+    def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Any:
+        found = list(super()._restart_all(kwargs))
+        for env_id in kwargs:
+            self._envs[env_id]._reset_kwargs = {}
+        return found
 
 
 @mutant(14)
@@ -167,11 +169,12 @@ class AddsUpOverAFailure(Mutant):
 
 @mutant(19)
 class ForgivesNothing(Mutant):
-    def _step_one(self, env_id: int, action: Any) -> Any:
-        before = self._envs[env_id]._failures_in_row
-        step = super()._step_one(env_id, action)
-        self._envs[env_id]._failures_in_row = max(before, self._envs[env_id]._failures_in_row)
-        return step
+    def _play_all(self, actions: Mapping[int, Any], *, has_infos: bool) -> Any:
+        before = [env._failures_in_row for env in self._envs]
+        played = list(super()._play_all(actions, has_infos=has_infos))
+        for env, count in zip(self._envs, before, strict=True):
+            env._failures_in_row = max(count, env._failures_in_row)
+        return played
 
 
 @mutant(20)

@@ -462,7 +462,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "a collector continues with an old policy",
-            "dingsdk.worker.collector.admitted:AdmittedCollecting._is_admitted",
+            "dingsdk.worker.collector.zergling:ZerglingParallelCollector._is_admitted",
             "return self._policy_iter < policy_iter",
             "return False",
         ),

@@ -9,7 +9,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DataMissingError
-from dingsdk.worker.collector.admitted import AdmittedCollecting
+from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.hooks import SaveCkptHook
@@ -68,8 +68,11 @@ class SimulatedCollector(_Simulated, BaseCommCollector):
         return super().deal_with_collector_go_on(task_id)
 
 
-class _Collecting(AdmittedCollecting):
+class _Collecting:
     """Takes the place of the parallel collector in a worker."""
+
+    _admitted_steps = 0
+    _mixes_versions = False
 
     def __init__(self, worker: SimulatedCollector) -> None:
         self._worker = worker
@@ -103,6 +106,10 @@ class _Collecting(AdmittedCollecting):
         if not self._is_closed:
             self._send_all()
             worker.send_metadata({**self._progress(), "collector_done": True})
+
+    def _is_admitted(self, path: str, steps: int) -> bool:
+        taker: Any = self
+        return ZerglingParallelCollector._is_admitted(taker, path, steps)
 
     def _send_all(self) -> None:
         worker, simulation = self._worker, self._worker.simulation

@@ -14,7 +14,7 @@ from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.errors import ConfigError
-from dingsdk.policy.base import piece_of
+from dingsdk.policy.base import mixes_versions, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
 from dingsdk.worker.collector.factory import added_columns
@@ -443,6 +443,7 @@ class BattleSampleSerialCollector(SampleCollector, BattleCollector):
         cfg = read("cfg")
         self._default_n_sample = cfg.get("collect", {}).get("n_sample")
         self._on_policy = bool(cfg.get("on_policy", False))
+        self._mixes_versions = mixes_versions(cfg)
         self._unroll_len = int(read("unroll_len"))
         self._piece = piece_of(self.policy[0])
         self._rollout = None

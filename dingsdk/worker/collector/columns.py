@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from operator import add, getitem, itemgetter
-from typing import Any, NamedTuple
+from operator import add
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.collected import with_collected
-from dingsdk.data.pytree import Path, map_leaves, nest, part_of
+from dingsdk.data.pytree import Path, map_leaves, part_of
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
@@ -437,7 +436,7 @@ class ColumnStore:
     def __init__(self, env_num: int, capacity: int) -> None:
         self.env_num = env_num
         self.capacity = capacity
-        self._slots: list[_Slot] = []
+        self._arrays: dict[str, Any] = {}
         self._written = 0
 
     def append(self, columns: Mapping[str, Any]) -> None:
@@ -446,35 +445,23 @@ class ColumnStore:
         Raises:
             SchemaMismatchError: names, shapes or dtypes differ from the first round.
         """
-        if not self._slots:
-            self._allocate(columns)
-        time = self._written
-        for path, read, shape, dtype, array in self._slots:
-            try:
-                value = read(columns)
-                is_alike = value.shape == shape and value.dtype == dtype
-            except (KeyError, IndexError, TypeError, AttributeError):
-                raise _mismatch(path, "an array as in its first call", None) from None
-            if not is_alike:
-                raise _mismatch(path, f"{dtype}{list(shape)} as in its first call", value)
-            array[time] = value
-        self._written = time + 1
+        if not self._arrays:
+            self._arrays = self._allocate(columns, ())
+        self._put(self._arrays, columns, ())
+        self._written += 1
 
     def gather(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """Return rows of every column as new arrays; a row number is ``time * env_num + env``."""
         row_num = self.capacity * self.env_num
-        return nest(
-            (path, array.reshape(row_num, *shape[1:]).take(rows, axis=0))
-            for path, _, shape, _, array in self._slots
+        found: dict[str, Any] = map_leaves(
+            lambda array: array.reshape(row_num, *array.shape[2:]).take(rows, axis=0), self._arrays
         )
+        return found
 
     def rounds(self, start: int, stop: int) -> dict[str, Any]:
         """Return a copy of the rounds as columns ``[stop - start, env_num, ...]``."""
-        flat = self.gather(np.arange(start * self.env_num, stop * self.env_num))
-        shaped: dict[str, Any] = map_leaves(
-            lambda column: column.reshape(stop - start, self.env_num, *column.shape[1:]), flat
-        )
-        return shaped
+        found: dict[str, Any] = map_leaves(lambda array: array[start:stop].copy(), self._arrays)
+        return found
 
     def clear(self) -> None:
         """Forget all rounds."""
@@ -483,42 +470,47 @@ class ColumnStore:
     def forget(self, first: int) -> None:
         """Drop the rounds before ``first``, which must be at least half; it becomes round 0."""
         kept = self._written - first
-        for *_, array in self._slots:
+
+        def move(array: NDArray[Any]) -> NDArray[Any]:
             array[:kept] = array[first : self._written]
+            return array
+
+        map_leaves(move, self._arrays)
         self._written = kept
 
     def grow(self) -> None:
         """Double the capacity."""
         self.capacity *= 2
-        for index, (*_, array) in enumerate(self._slots):
-            larger = np.empty((self.capacity, *array.shape[1:]), array.dtype)
-            larger[: self._written] = array[: self._written]
-            self._slots[index] = self._slots[index]._replace(array=larger)
+        self._arrays = map_leaves(
+            lambda array: np.concatenate([array, np.empty_like(array)]), self._arrays
+        )
 
-    def _allocate(self, columns: Mapping[str, Any]) -> None:
-        for path, value in _leaves(columns, ()):
-            if not isinstance(value, np.ndarray) or value.shape[:1] != (self.env_num,):
-                raise _mismatch(path, f"an array of {self.env_num} rows, one for each env", value)
-        self._slots = [
-            _Slot(
-                path,
-                itemgetter(*path) if len(path) == 1 else partial(reduce, getitem, path),
-                value.shape,
-                value.dtype,
-                np.empty((self.capacity, *value.shape), value.dtype),
-            )
-            for path, value in _leaves(columns, ())
-        ]
+    def _allocate(self, columns: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        arrays: dict[str, Any] = {}
+        for name, value in columns.items():
+            own = (*path, name)
+            if isinstance(value, Mapping):
+                arrays[name] = self._allocate(value, own)
+            elif isinstance(value, np.ndarray) and value.shape[:1] == (self.env_num,):
+                arrays[name] = np.empty((self.capacity, *value.shape), value.dtype)
+            else:
+                expected = f"an array of {self.env_num} rows, one for each env"
+                raise _mismatch(own, expected, value)
+        return arrays
 
-
-class _Slot(NamedTuple):
-    """A column: its path, its reader, the shape and dtype of a round, and the array of rounds."""
-
-    path: Path
-    read: Callable[[Any], Any]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    array: NDArray[Any]
+    def _put(self, arrays: Mapping[str, Any], columns: Any, path: Path) -> None:
+        columns = columns if isinstance(columns, Mapping) else {}
+        for name, array in arrays.items():
+            value = columns.get(name)
+            if type(array) is dict:
+                self._put(array, value, (*path, name))
+            elif not isinstance(value, np.ndarray):
+                raise _mismatch((*path, name), "an array as in its first call", None)
+            elif value.shape != array.shape[1:] or value.dtype != array.dtype:
+                expected = f"{array.dtype}{list(array.shape[1:])} as in its first call"
+                raise _mismatch((*path, name), expected, value)
+            else:
+                array[self._written] = value
 
 
 def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episodes:
@@ -526,14 +518,6 @@ def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episo
     rows = SampleBatch(columns)
     stops = ends.tolist()
     return [rows[start:stop] for start, stop in pairwise([0, *stops])]
-
-
-def _leaves(node: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
 
 
 def _mismatch(path: Path, expected: str, value: Any) -> SchemaMismatchError:

@@ -112,7 +112,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         return self._games, writers
 
     def _load(self, path: str, update: Mapping[str, Any]) -> None:
-        if self._is_on_policy and path == self._paths[0]:
+        if self._is_on_policy and not self._mixes_versions and path == self._paths[0]:
             # Their transitions would contain actions of the older policy.
             self._games.forget_turns()
         if self._eval_flag:

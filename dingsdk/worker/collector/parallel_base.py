@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class BaseParallelCollector(Configurable, ABC):
         """Section ``policy.collect.parallel_collector``.
 
         Attributes:
-            print_freq: Rounds of env steps between two logs.
+            print_freq: Has no effect; kept for older configs.
         """
 
         print_freq: Count = 5
@@ -67,7 +66,6 @@ class BaseParallelCollector(Configurable, ABC):
         # The config of a task has more keys than the section that the class declares.
         own = {key: cfg[key] for key in fields_of(self.Config) if key in cfg}
         self._section: BaseParallelCollector.Config = self.read(own)
-        self._print_freq = self._section.print_freq
         self._uid = uuid.uuid4().hex[:12]
         self._instance_name = str(cfg.get("instance_name") or self._uid)
         self._close_flag = threading.Event()
@@ -110,14 +108,9 @@ class BaseParallelCollector(Configurable, ABC):
                 self.yield_turn()
                 if not self._may_go_on():
                     break
-                began = time.perf_counter()
                 obs = self._observe()
                 output = self._policy_inference(obs)
-                inferred = time.perf_counter()
-                step = self._env_step(output)
-                stepped = time.perf_counter()
-                self._process_timestep(obs, output, step)
-                self._monitor.append((inferred - began, stepped - inferred))
+                self._process_timestep(obs, output, self._env_step(output))
                 self._iter_after_hook()
             self._finish_task()
             self._are_envs_usable = True
@@ -152,6 +145,7 @@ class BaseParallelCollector(Configurable, ABC):
 
     def _release(self) -> None:
         if self._env_manager is not None:
+            self._env_manager.meanwhile = None
             (self._env_pool or EnvPool()).give_back(
                 self._env_manager, is_usable=self._are_envs_usable, left=self._left
             )
@@ -185,15 +179,6 @@ class BaseParallelCollector(Configurable, ABC):
     @env_manager.setter
     def env_manager(self, env_manager: EnvManager) -> None:
         self._env_manager = env_manager
-
-    @property
-    def monitor(self) -> dict[str, float]:
-        """Means over the last ``2 * print_freq`` rounds: ``policy_time``, ``env_time`` in s."""
-        rounds = list(self._monitor) or [(0.0, 0.0)]
-        return {
-            "policy_time": sum(each[0] for each in rounds) / len(rounds),
-            "env_time": sum(each[1] for each in rounds) / len(rounds),
-        }
 
     def info(self, text: str) -> None:
         """Write to the log of this collector."""
@@ -239,7 +224,6 @@ class BaseParallelCollector(Configurable, ABC):
         """Whether the task's episodes are all played."""
 
     def _setup_timer(self) -> None:
-        self._monitor: deque[tuple[float, float]] = deque(maxlen=2 * self._print_freq)
         self._start_time = time.time()
         self._duration_s = 0.0
 

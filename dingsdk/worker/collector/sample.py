@@ -12,7 +12,7 @@ from dingsdk.config import Seed
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import PolicyOutputError
-from dingsdk.policy.base import Piece, piece_of
+from dingsdk.policy.base import Piece, mixes_versions, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.policy_output import RandomActions
@@ -32,6 +32,8 @@ class SampleCollector(ISerialCollector):
     _piece: Piece
     _unroll_len: int
     _on_policy: bool
+    _mixes_versions: bool
+    """Whether one call may return rows of older policies."""
     _rollout: Any = None
     _stocks: Sequence[list[Any]] = ()
     """Samples of each writer that no call has returned yet; of whole episodes, one item each."""
@@ -62,14 +64,14 @@ class SampleCollector(ISerialCollector):
             # Samples of several transitions each cannot be counted before they are made.
             self._truncates = self._on_policy and traj_len is not None and unroll_len == 1
             self._rollout, self._writers = self._build(traj_len)
-            self._rollout.drops_older = self._on_policy
+            self._rollout.drops_older = not self._mixes_versions
             self._stocks = [[] for _ in self._writers]
 
     def _start(self, n_sample: int | None, train_iter: int) -> int:
         """Prepare to collect with policy version ``train_iter``; return the number of samples."""
         wanted = self._count(n_sample, self._default_n_sample, "n_sample")
         self._ready()
-        if self._on_policy and train_iter != self._last_train_iter:
+        if not self._mixes_versions and train_iter != self._last_train_iter:
             self._discard()
         self._last_train_iter = train_iter
         return wanted
@@ -152,8 +154,9 @@ class SampleSerialCollector(SampleCollector):
     """Collects ``n_sample`` train samples per call, and keeps extra samples for the next call.
 
     An on-policy collector cuts the trajectories as soon as there are enough transitions (the
-    policy bootstraps there), and drops remaining data of an older policy. If envs are
-    asynchronous, it also drops the steps that an older policy began.
+    policy bootstraps there), and drops remaining data of an older policy, unless
+    ``max_policy_lag`` is null. If envs are asynchronous, it also drops the steps that an older
+    policy began.
 
     It behaves as DI-engine's collector of this name, except:
     - extra samples are returned by the next call, not discarded (see ``drop_extra``);
@@ -286,6 +289,7 @@ class SampleSerialCollector(SampleCollector):
             self._default_n_sample = read("n_sample")
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))
+            self._mixes_versions = mixes_versions({**read("cfg"), "on_policy": self._on_policy})
             self._rollout = None
 
 

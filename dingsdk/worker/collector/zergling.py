@@ -17,8 +17,7 @@ from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
-from dingsdk.policy.base import piece_of
-from dingsdk.worker.collector.admitted import AdmittedCollecting
+from dingsdk.policy.base import mixes_versions, piece_of
 from dingsdk.worker.collector.env_pool import EnvKind, Unfinished
 from dingsdk.worker.collector.factory import (
     create_collecting_rollout,
@@ -39,7 +38,7 @@ MAX_RETURNS_KEPT = 10_000
 """Most episode returns that are kept, because a task without an end must not grow."""
 
 
-class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
+class ZerglingParallelCollector(BaseParallelCollector):
     """Plays the episodes of one collect or evaluation task.
 
     Collecting ends after ``env.collector_episode_num`` episodes per env *on average*: envs
@@ -51,7 +50,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
 
     Unlike in DI-engine, a payload is not one sample, but a SampleBatch of about ``n_sample`` rows,
     or of one episode with ``policy.traj_len_inf``. Trajectories are cut as in the serial collector
-    (``traj_len_of``). A new policy is loaded between two rounds, never during one.
+    (``traj_len_of``). A new policy is loaded between two rounds, never during one. On-policy, only
+    admitted env steps are taken, and a payload has steps of only one policy version, unless the age
+    of samples has no limit.
     """
 
     class Config(BaseParallelCollector.Config, frozen=True, kw_only=True):
@@ -75,6 +76,11 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
     counts_one_of: ClassVar[tuple[str, ...]] = ("n_sample", "n_episode")
     """Keys of ``policy.collect``; a run must set one of them."""
     _section: Config
+    _admitted_steps = 0
+    _policy_iter = 0
+    """Train iteration of the current policy."""
+    _mixes_versions = False
+    """Whether a piece of a trajectory may have steps of several policy versions."""
     _modes: list[Any]
     _acting: list[ZerglingParallelCollector]
     """One item: the task that the policies act for now. Later tasks reuse the policies."""
@@ -85,6 +91,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             self.collect_setting = dict(cfg.get("collect_setting") or {})
         policy = cfg["policy"] if isinstance(cfg["policy"], Mapping) else cfg["policy"][0]
         self._is_on_policy = bool(policy.get("on_policy")) and not self._eval_flag
+        self._mixes_versions = mixes_versions(policy)
         self._inference = None if self._eval_flag else cfg.get("inference")
         paths, are_updated = cfg["policy_update_path"], cfg.get("policy_update_flag", [True])
         self._paths: list[str] = [paths] if isinstance(paths, str) else list(paths)
@@ -99,6 +106,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._least_rows = int(cfg.get("payload_rows", 1))
         self._unsent_episodes = 0  # that ended since the last payload
         self._step_limit = 0.0
+        self._acting_iter = 0
+        self._has_tidied = False
+        """Whether the env manager has called ``_tidy_up`` in its current step."""
         self._writers: Sequence[Writer] = ()
         try:
             self._target_episodes, before = self._set_up_envs(cfg)
@@ -226,7 +236,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         if self._is_on_policy:
             self._rows_per_payload = math.inf  # rows are sent after the last admitted step
         rollout, self._writers = self._collecting_rollout(traj_len, before)
-        rollout.drops_older = self._is_on_policy
+        rollout.drops_older = not self._mixes_versions
         rollout.env_steps = 0  # count only the steps of this task
         return rollout
 
@@ -234,6 +244,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self, traj_len: int | None, before: Self | None
     ) -> tuple[Rollout, Sequence[Writer]]:
         """Return the rollout of a collect task, and the writers whose samples are sent."""
+        self.env_manager.meanwhile = self._tidy_up
         if before is not None:
             return before._rollout, before._writers
         rollout, writer = create_collecting_rollout(
@@ -250,13 +261,21 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return self._rollout.observe()
 
     def _policy_inference(self, obs: Any) -> Any:
+        self._acting_iter = self._policy_iter
         return self._rollout.infer(obs, self.collect_setting)
 
     def _env_step(self, policy_output: Any) -> Any:
+        self._has_tidied = False
         return self._rollout.step_env(policy_output)
 
+    def _tidy_up(self) -> None:
+        """Send full payloads and look for a newer policy while the envs step."""
+        self._has_tidied = True
+        self._send_full()
+        self._look_for_policies()
+
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
-        acted = self._policy_iter
+        acted = self._acting_iter
         if self._inference is not None and not self._is_on_policy:
             acted = self._inference.version  # it may act with a newer policy
         self._rollout.record(obs, policy_output, step, acted)
@@ -266,11 +285,15 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         if episodes:
             self._rollout.episodes = []
             self._note_episodes(episodes)
+        if not self._has_tidied:
+            self._send_full()
+        if episodes:
+            self.send_metadata(self._progress())
+
+    def _send_full(self) -> None:
         for writer in self._writers:
             if writer.pending_rows >= self._rows_per_payload:
                 self._send_payload(writer)
-        if episodes:
-            self.send_metadata(self._progress())
 
     def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Count finished episodes."""
@@ -296,6 +319,39 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             return self._is_admitted(self._paths[0], steps)
         return self._eval_flag or steps < self._step_limit or self._may_take_more(steps)
 
+    def _is_admitted(self, path: str, steps: int) -> bool:
+        """Wait until the next round may be taken; return False if the task is over.
+
+        Args:
+            path: Path of the policy that is trained.
+            steps: Env steps that the task has taken.
+        """
+        update = self.get_policy_update_info(path)
+        is_admitted = steps < self._admitted_steps
+        if is_admitted and (update is None or self._mixes_versions):
+            if update is not None:
+                self._load(path, update)
+            return True
+        self._send_all()
+        if update is not None:
+            self._load(path, update)
+        delivered = {"delivered_steps": steps, "policy_iter": self._policy_iter}
+        self.send_metadata({**self._progress(), **delivered})
+        if is_admitted:
+            return True
+
+        def lacks_policy() -> bool:
+            # Asked each time, because both values may decrease when the learner restarts.
+            admission = self.await_admission(steps)
+            if admission is None:
+                return False
+            self._admitted_steps, policy_iter = admission
+            return self._policy_iter < policy_iter
+
+        while not self._is_closed and lacks_policy():
+            self._update_one(path, lacks_policy)
+        return not self._is_closed and steps < self._admitted_steps
+
     def _may_take_more(self, steps: int) -> bool:
         """Wait until the task may take more than ``steps`` env steps; False: it is over."""
         if steps:
@@ -304,12 +360,17 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return steps < self._step_limit
 
     def _send_all(self) -> None:
+        """Cut all trajectories now, and send the collected samples."""
         for writer in self._writers:
             writer.cut_unfinished()
             if writer.pending_rows:
                 self._send_payload(writer)
 
     def _iter_after_hook(self) -> None:
+        if not self._has_tidied:
+            self._look_for_policies()
+
+    def _look_for_policies(self) -> None:
         if self._eval_flag or self._is_on_policy:
             return
         if self.clock() - self._last_update < self._section.update_policy_second:
@@ -337,6 +398,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             self._update_one(path)
 
     def _update_one(self, path: str, is_needed: Callable[[], bool] = lambda: True) -> None:
+        """Wait for a newer policy and load it; stop waiting when ``is_needed`` returns False."""
         timeout_s = self._section.policy_timeout_s
         deadline = self.clock() + timeout_s
         while not self._is_closed and is_needed():

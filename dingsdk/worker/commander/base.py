@@ -104,7 +104,8 @@ class BaseParallelCommander(Configurable, ABC):
             eval_interval: Another name for ``policy.eval.evaluator.eval_interval_s``.
             max_policy_lag: How many versions a sample may be behind the newest policy when it is
                 trained on (on-policy only). With 0, collectors stop while the learner trains. None
-                for no limit: samples of any age are trained on.
+                for no limit: samples of any age are trained on, and a piece of a trajectory
+                continues when a newer policy is loaded.
         """
 
         collector_task_space: Count | None = None

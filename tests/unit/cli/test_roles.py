@@ -228,7 +228,7 @@ def test_bench_env_shows_all_measurements_and_a_config_for_the_fastest(
 
     assert told == [("CartPole-v1", {"a": 1}, ("clip_reward",), 3.0)]
     assert capsys.readouterr().out == (
-        "env manager   envs  processes   env steps/s\n"
+        "env manager   envs    threads   env steps/s\n"
         "vector          64                  123,457\n"
         "subprocess       8              cannot be pickled\n"
         "\nFor the config:\n\n"

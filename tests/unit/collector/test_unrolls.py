@@ -57,9 +57,12 @@ class UnrollPolicy(BasePolicy):
     state_size = 3
     shapes: ClassVar[list[tuple[int, ...]]] = []
     given: ClassVar[set[str]] = set()
+    marks: ClassVar[list[Any]] = []
+    """Of the batches: the number of updates of the weights that acted, and the first value seen."""
 
     def build(self) -> None:
         self.net = torch.nn.Linear(int(np.prod(self.section.model["obs_shape"])), 1)
+        self.net.register_buffer("updates", torch.zeros(1))
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-9)
 
     @classmethod
@@ -68,7 +71,9 @@ class UnrollPolicy(BasePolicy):
 
     def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
         count = setting["state"] + 1
-        return {"action": np.zeros(len(obs), np.int64), "next_state": count}
+        updates = np.full(len(obs), self.net.get_buffer("updates").item(), np.float32)
+        mark = np.stack([updates, obs[:, 0]], axis=1)
+        return {"action": np.zeros(len(obs), np.int64), "next_state": count, "mark": mark}
 
     def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
         self.given.update(columns)
@@ -76,6 +81,8 @@ class UnrollPolicy(BasePolicy):
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         self.shapes.append(tuple(batch["obs"].shape))
+        self.marks.append(batch["mark"].numpy())
+        self.net.get_buffer("updates").add_(1)
         assert batch["state"].shape == (len(batch["obs"]), 3)
         loss = self.net(batch["obs"]).square().mean()
         self.optimizer.zero_grad()
@@ -231,6 +238,29 @@ def test_policy_trains_on_unrolls_in_both_modes(tmp_path: Path, mode: Any) -> No
     result = train(run_cfg(), mode, transport, output=tmp_path)
     assert (result.reason, result.train_iter) == ("limit", 12)
     assert set(UnrollPolicy.shapes) == {(8, T, 4)}
+
+
+@pytest.mark.usefixtures("_policy")
+def test_on_policy_unrolls_are_full_although_policies_are_loaded(tmp_path: Path) -> None:
+    """Every step that is not at the very end of the run is in an unroll, whoever acted."""
+    changes = (
+        "policy.on_policy=true",
+        "policy.other.commander.max_policy_lag=null",
+        "policy.learn.learner.train_iterations=10000",
+        "system.max_env_steps=4000",
+        "system.collector_num=2",
+    )
+    UnrollPolicy.marks.clear()
+    config = run_cfg()
+    del config["env"]["env_id"]
+    result = train(config, "parallel", "in_memory", changes, env=Counting, output=tmp_path)
+    marks = np.concatenate(UnrollPolicy.marks)
+    assert result.train_iter >= 100
+    assert marks.shape[1] == T
+    assert marks.size >= 0.99 * result.env_steps
+    totals = marks[:, :, 1]
+    assert (np.diff(totals, axis=1) == 1).all()  # consecutive steps of one env
+    assert (np.diff(marks[:, :, 0], axis=1) != 0).any()  # of several versions
 
 
 @pytest.mark.usefixtures("_policy")

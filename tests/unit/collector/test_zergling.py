@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutErr
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker.collector import parallel_base, rollout
+from dingsdk.worker.collector import rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
@@ -395,6 +394,7 @@ def play_on_policy(
     answers: dict[int, list[Any]],
     has_second: Callable[[list[int], int], bool] = lambda asked, steps: False,
     env: Mapping[str, Any] = {},
+    policy: Mapping[str, Any] = {},
     **changes: Any,
 ) -> tuple[Wire, list[int]]:
     """Run an on-policy task; return what it sent, and the steps at which it asked for more.
@@ -404,7 +404,8 @@ def play_on_policy(
         has_second: Whether policy 2 is there, after these questions and env steps.
     """
     wire, asked, versions = Wire(), list[int](), [1, 2]
-    cfg = {"policy": {**POLICY, "on_policy": True}, "env": {"collector_episode_num": None, **env}}
+    cfg = {"policy": {**POLICY, "on_policy": True, **policy}}
+    cfg["env"] = {"collector_episode_num": None, **env}
     collector = make_zergling(wire=wire, **cfg, **changes)
 
     def newest(path: str) -> dict[str, Any] | None:
@@ -450,6 +451,18 @@ def test_admitted_steps_are_taken_with_the_admitted_policy_or_a_newer_one(
     assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == sent
     found = [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta]
     assert list(dict.fromkeys(found)) == delivered
+
+
+def test_pieces_are_not_cut_at_a_policy_load_if_samples_may_have_any_age(make_zergling) -> None:
+    wire, asked = play_on_policy(
+        make_zergling,
+        {0: [(9, 1)], 9: [None]},
+        lambda asked, steps: steps > 0,
+        policy={"other": {"commander": {"max_policy_lag": None}}},
+    )
+
+    assert asked == [0, 9]
+    assert [(meta["rows"], meta["versions"]) for meta in wire.samples] == [(9, [(1, 3), (2, 6)])]
 
 
 def test_on_policy_payload_has_no_step_that_an_older_policy_began(make_zergling) -> None:
@@ -616,36 +629,6 @@ def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, fold
     assert all(f"[{collector}]" in line for line in lines)
     assert ["INFO" in lines[0], "ERROR" in lines[1]] == [True, True]
     assert str(collector) == f"Zergling {folder} {log.name.removesuffix('_logger.txt')}"
-
-
-def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling, monkeypatch) -> None:
-    collector = make_zergling(wire=Wire(), print_freq=2)
-    assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
-    clock = SimpleNamespace(now=0.0, round=0)
-    fake = SimpleNamespace(perf_counter=lambda: clock.now, time=time.time)
-    monkeypatch.setattr(parallel_base, "time", fake)
-
-    def lasting(name: str, seconds: float) -> None:
-        method = getattr(collector, name)
-
-        def call(*args: Any) -> Any:
-            clock.now += seconds * clock.round
-            return method(*args)
-
-        setattr(collector, name, call)
-
-    def turn() -> None:
-        clock.round += 1
-        if clock.round == 9:
-            collector.close()
-
-    collector.yield_turn = turn
-    for name, seconds in (("_policy_inference", 1), ("_env_step", 10), ("_process_timestep", 100)):
-        lasting(name, seconds)
-    collector.start()
-
-    # The mean of rounds 6 to 9, which take 6 to 9 times as long.
-    assert collector.monitor == {"policy_time": 7.5, "env_time": 75.0}
 
 
 def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None:

@@ -139,13 +139,13 @@ def test_steps_without_a_transition_do_not_count() -> None:
 
 
 @pytest.mark.slow
-def test_processes_with_one_env_each_are_advised_for_an_env_that_waits() -> None:
+def test_threads_are_advised_for_an_env_that_waits() -> None:
     best, found = bench_env("checked_envs:Waiting", seconds=8)
-    assert (best.manager, best.envs_per_process) == ("subprocess", 1)
+    assert (best.manager, best.threads) == ("in_process", best.env_num)
     assert best.env_num > 2
     assert yaml.safe_load(best.config)["env_manager"] == {
-        "type": "subprocess",
-        "envs_per_process": 1,
+        "type": "in_process",
+        "threads": best.env_num,
     }
     assert {each.manager for each in found} == set(KINDS)
 

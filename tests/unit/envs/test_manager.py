@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ from dingsdk.errors import (
     ClosedError,
     ConfigError,
     ConfigTypeError,
+    EnvError,
     NonFiniteError,
     PolicyOutputError,
 )
@@ -183,6 +185,48 @@ def test_envs_are_seeded_from_a_branch_of_the_seed_tree() -> None:
             manager.seed(seed)
             manager.launch()
             assert starts(manager) == found[3]
+
+
+class Meeting(gym.Env[Any, Any]):
+    """Each step and each reset waits until all envs are in one; episodes have two steps."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(9)
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self._barrier = barrier
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._barrier.wait(30)
+        self._time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        if action == 8:
+            raise RuntimeError("step on cue")
+        self._barrier.wait(30)
+        self._time += 1
+        return np.full(1, self._time, np.float32), float(action), self._time == 2, False, {}
+
+
+def test_threads_step_and_reset_envs_side_by_side() -> None:
+    barrier, thread_num = threading.Barrier(4), threading.active_count()
+    env_fns = [lambda: Meeting(barrier)] * 4
+    with create_env_manager({"type": "in_process", "threads": 4, "max_retry": 0}, env_fns) as m:
+        m.launch()
+        for time in (1, 2):
+            steps = m.step({3: 3, 0: 0, 2: 2, 1: 1})
+            assert {i: step.reward for i, step in steps.items()} == {i: i for i in range(4)}
+            assert [step.done for step in steps.values()] == [time == 2] * 4
+        assert m.current_obs().tolist() == [[0]] * 4
+        columns = m.step_batch(np.arange(4))
+        assert columns.reward.tolist() == [0, 1, 2, 3]
+        # The error of the first env is raised when no env is in a step any more.
+        threading.Timer(0.1, barrier.abort).start()
+        with pytest.raises(EnvError, match="env 0 failed 1 times"):
+            m.step({0: 0, 2: 8})
+        assert barrier.n_waiting == 0
+    assert threading.active_count() == thread_num
 
 
 def test_env_that_is_registered_with_wrappers_is_not_native() -> None:
