@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dingsdk_shared_memory.data_store import encode
-
 from dingsdk.data import FrameInfo, SampleBatch, decode_batch, decode_frame, encode_frame
 from dingsdk.errors import (
     ClosedError,
@@ -20,6 +18,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime import check_id, checked_timeout
 from dingsdk.worker.comm import PolicyStore, StepDataStore
+from dingsdk.worker.comm.files import encode_payload
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
 from dingsdk_ray.cluster import NAMESPACE
 from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
@@ -171,7 +170,7 @@ class GatewayDataStore(StepDataStore):
         timeout_s: float,
         *,
         max_payload_bytes: int = 1 << 62,
-        algorithm: str = "head",
+        algorithm: str = "xxh3-128",
     ) -> None:
         self._calls = calls
         self._timeout_s = timeout_s
@@ -229,7 +228,7 @@ class GatewayDataStore(StepDataStore):
 
     def _encode(self, data_id: str, batch: SampleBatch) -> tuple[Any, FrameInfo]:
         check_id(data_id, "data_id")
-        buffers, info = encode(batch, self._algorithm, self._max_bytes)
+        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
         return joined(buffers, info.size_bytes), info
 
     def _send(self, frames: Mapping[str, Any]) -> None:
