@@ -170,8 +170,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "the reports of a home are not in the journal",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "if payloads.settle(info):",
-            "if payloads.settle(info) and False:",
+            "self._note(Settled(task_id, train_iter, home))",
+            "str(home)",
         ),
         Mutant(
             "a home that rejoins is not told what it has missed",
@@ -315,8 +315,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the last report of a learner is dropped",
-            f"{_COORDINATOR}.roles:LearnerRole._finish",
-            'coordinator.deal_with_learner_send_info(state, finished["info"])',
+            f"{_COORDINATOR}.roles:LearnerRole._train",
+            'coordinator.deal_with_learner_send_info(*ids, finished["info"])',
             "pass",
         ),
     ],
@@ -442,7 +442,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The whole run dies, and its memory is lost": [
         Mutant(
             "collectors wait for a policy from before the checkpoint",
-            f"{_COORDINATOR}.on_policy:Admission.begin",
+            f"{_COORDINATOR}.admission:Admission.begin",
             "self._began_at.pop()",
             "break",
         ),
@@ -456,7 +456,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "a training does not wait for rows of old policies",
-            f"{_COORDINATOR}.on_policy:Admission.may_train",
+            f"{_COORDINATOR}.admission:Admission.may_train",
             "self.version_of(grant.policy_iter) < oldest",
             "False",
         ),
@@ -470,7 +470,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A worker of on-policy training is lost": [
         Mutant(
             "a training waits for a lost collector",
-            f"{_COORDINATOR}.on_policy:Admission.forget",
+            f"{_COORDINATOR}.admission:Admission.forget",
             "self._grants.pop(task_id, None)",
             "str(task_id)",
         ),
@@ -499,7 +499,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "not self._is_behind",
+            "not (payloads.is_unrecorded or self._is_behind)",
             "True",
         ),
     ],
