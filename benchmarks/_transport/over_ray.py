@@ -140,8 +140,6 @@ def _ours(
         end,
         scheduler,
         on_join=lambda info: joined.set(),
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
     )
     address = master.start()
     if is_far:  # both are on this node, but the writer uses the path between nodes

@@ -24,6 +24,8 @@ PAYLOAD_ROWS = 32
 LEAST_AHEAD_ROWS = 2 * PAYLOAD_ROWS
 """Rows by which collectors may always be ahead of the home: what a fast learner trains on between
 two exchanges."""
+MOST_ANNOUNCED = 4096
+"""Most payloads that one message announces to a home, so that it is never too large."""
 RETIRED_KEPT = 65_536
 """Payloads that are recognised after their deletion: longer than any message takes to arrive."""
 RETIRED_SAVED = 4096
@@ -170,7 +172,7 @@ class LivePayloads:
         """Whether the home may have a batch to train on, now or after its next announcements."""
         return not self.is_idle or bool(self._news)
 
-    def take_news(self, limit: int) -> list[dict[str, Any]]:
+    def take_news(self, limit: int = MOST_ANNOUNCED) -> list[dict[str, Any]]:
         """Return up to ``limit`` announcements that the home has not had, in order of arrival."""
         names = list(itertools.islice(self._news, limit))
         for name in names:

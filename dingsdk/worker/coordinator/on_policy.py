@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dingsdk.worker.coordinator.admission import Admission
-from dingsdk.worker.coordinator.live_payloads import LivePayloads, Payload
+from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, LivePayloads, Payload
 from dingsdk.worker.replay_buffer.home import TRAINED
 
 
@@ -88,7 +88,7 @@ class OnPolicyPayloads(LivePayloads):
         steps = admission.admit(task_id, self.waiting, is_training=self.is_training)
         return {"admitted_steps": steps, "policy_iter": admission.newest_iter}
 
-    def take_news(self, limit: int) -> list[dict[str, Any]]:
+    def take_news(self, limit: int = MOST_ANNOUNCED) -> list[dict[str, Any]]:
         """Return all announcements of a training that begins now, else an empty list."""
         if not self.has_news:
             return []

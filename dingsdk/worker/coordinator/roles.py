@@ -12,7 +12,7 @@ from dingsdk.worker.comm.allowed_imports import named_modules
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
-from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS, LivePayloads
+from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, PAYLOAD_ROWS, LivePayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.role import Role, extra_roles
 from dingsdk.worker.coordinator.tasks import TaskState
@@ -24,8 +24,6 @@ from dingsdk.worker.replay_server.client import FOLDER
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
 
-MOST_ANNOUNCED = 4096
-"""Most payloads that one message announces to a learner, so that it is never too large."""
 WAIT_S = 1.0
 """Longest wait of a task between two checks whether it can continue."""
 LAST_ANSWERS = 3

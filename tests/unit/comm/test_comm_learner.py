@@ -31,13 +31,7 @@ BUFFER = {"type": "naive", "seed": 0}
 def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     """A joined learner without a job, whose home is an empty buffer."""
     transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
-    master = Master(
-        transport.master_end(),
-        transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
-    )
+    master = Master(transport.master_end(), transport.scheduler)
     made = BaseCommLearner({}, transport, "l0")
     made.start(master.start())
     made._home = TableHome(create_buffer(BUFFER), made._load_payload)
