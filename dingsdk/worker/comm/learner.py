@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
 """How long to wait for the announced payloads of one message; missing ones are then given up."""
+LAG_EVERY = 16
+"""Train iterations from one count of lags to the next, as counting takes longer than drawing."""
 PART_CLOSE_S = 4.0
 """How long hooks, and the buffer, may take to close: less than a job may take to stop
 (``CLOSE_TIMEOUT_S``)."""
@@ -135,20 +137,13 @@ class BaseCommLearner(CommWorker):
         self._sent_iter = self._read_iter = -1
         """Version of the policy that was published last, and that was last checked to be
         readable."""
-        self._has_begun = False
-        """Whether its checkpoint is loaded and it has asked for data."""
-        self._is_idle = False
-        """Whether it has nothing to train on."""
-        self._is_done = False
-        """Whether the training is over, and the hooks after it have saved its result."""
-        self._confirmed = 0
-        """Number of the newest report of the home that the coordinator has processed."""
+        self._state: Literal["loads", "trains", "waits", "done"] = "loads"
+        """It loads its checkpoint, trains, waits for samples, or its training is over and the hooks
+        after it have saved the result."""
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
         self._lags = Counter[int]()
-        """Rows by their lag, of one batch for each exchange, as counting takes longer than
-        drawing."""
-        self._is_lag_due = False
+        """Rows by their lag, of one in ``LAG_EVERY`` batches."""
         self._saved_iter = 0
         """Iteration of the last checkpoint of ``save_every_s``."""
         self._is_saving = False
@@ -239,11 +234,10 @@ class BaseCommLearner(CommWorker):
             TaskFail: the learner belongs to another task.
         """
         self.go_on_with_job(task_id)
-        home = self._the_home()
         with self.condition:
-            self._wait_for_begin()
-        info = self._info(home, confirmed)
-        return {"info": info, "known": home.known_ids(), **self.task_ids()}
+            self._wait_for_checkpoint()
+        info = self._info(confirmed)
+        return {"info": info, "known": self._the_home().known_ids(), **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Take new announcements; answer when it has no data, or after ``exchange_s``.
@@ -253,46 +247,62 @@ class BaseCommLearner(CommWorker):
         """
         home = self._the_home()
         self._learner.collector_envstep = int(data["env_steps"])
-        self._confirmed = int(data["confirmed"])
-        self._is_lag_due = not self._is_on_policy  # its lag is known to the coordinator
         with self.condition:
             if data["announcements"]:
                 home.announce(data["announcements"])
                 self._load_until = self._clock() + LOAD_TIMEOUT_S
-                self._is_idle = False
+                self._state = "trains" if self._state == "waits" else self._state
                 self.condition.notify_all()
-            self._wait_for_begin()
+            self._wait_for_checkpoint()
             self.task_wait(lambda: self._is_idle, self.exchange_s)
         self.raise_job_error()
-        info = self._info(home, self._confirmed)
+        info = self._info(int(data["confirmed"]))
         return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}
 
-    def _wait_for_begin(self) -> None:
+    def deal_with_learner_close(self) -> Mapping[str, Any]:
+        """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
+
+        Returns:
+            The task's ids, and the learner's last ``info``.
+        """
+        if not self.stop_job():
+            raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
+        answer = {"info": self._info(), **self.task_ids()}
+        self._learner = None
+        self._close_home()
+        self.raise_job_error()
+        return answer
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._state in ("waits", "done")
+
+    def _wait_for_checkpoint(self) -> None:
         """Wait, with the condition held, until the learner's iteration is that of its checkpoint.
 
-        The coordinator takes the first iteration that it is told for that of the checkpoint. A
-        learner that waits for room for its first policy has loaded it.
+        The coordinator takes the first iteration that it is told for that of the checkpoint.
         """
-        self.task_wait(lambda: self._has_begun or bool(self._policies.held_up_by), math.inf)
+        self.task_wait(lambda: self._state != "loads", math.inf)
 
     def note_begin(self) -> None:
         """Record that the learner has loaded its checkpoint, if it continues from one."""
-        with self.condition:
-            self._has_begun = True
-            self.condition.notify_all()
+        if self._state == "loads":
+            with self.condition:
+                self._state = "trains"
+                self.condition.notify_all()
 
     def _the_home(self) -> Home:
         if self._home is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
         return self._home
 
-    def _info(self, home: Home, confirmed: int) -> dict[str, Any]:
+    def _info(self, confirmed: int = 0) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
-        is_idle = self._is_idle
+        home, is_idle = self._the_home(), self._is_idle
         counts = home.report()
         return {
             **self._learner.learn_info,
-            "learner_done": self._is_done,
+            "learner_done": self._state == "done",
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
@@ -316,7 +326,7 @@ class BaseCommLearner(CommWorker):
             batch = home.sample(batch_size, self._learner.train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
-                if self._is_lag_due and isinstance(batch, SampleBatch):
+                if self._learner.train_iter % LAG_EVERY == 0:
                     self._count_lags(batch)
                 return batch
             if self._is_on_policy and self._learner.train_iter != self._sent_iter:
@@ -328,17 +338,19 @@ class BaseCommLearner(CommWorker):
             with self.condition:
                 if has_news():
                     continue  # some arrived since it looked
-                self._is_idle = True
+                self._state = "waits"
                 self.condition.notify_all()
-                if not self.job_wait(lambda: not self._is_idle, self._catch_up):
+                if not self.job_wait(lambda: self._state == "trains", self._catch_up):
                     return None
         return None
 
-    def _count_lags(self, batch: SampleBatch) -> None:
-        """Count how many versions the samples of a batch are behind the newest one."""
-        self._is_lag_due = False
-        versions = versions_of(batch)
-        if versions is not None:
+    def _count_lags(self, batch: SampleBatch | list[Any]) -> None:
+        """Count how many versions the samples of a batch are behind the newest one.
+
+        For an on-policy learner, the coordinator counts them.
+        """
+        versions = versions_of(batch) if isinstance(batch, SampleBatch) else None
+        if versions is not None and not self._is_on_policy:
             freq = self._cfg.send_policy_freq
             newest = self._learner.train_iter // freq * freq
             self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
@@ -348,20 +360,6 @@ class BaseCommLearner(CommWorker):
         if self.replay is not None:
             self.replay.close()
         return has_ended
-
-    def deal_with_learner_close(self) -> Mapping[str, Any]:
-        """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
-
-        Returns:
-            The task's ids, and the learner's last ``info``.
-        """
-        if not self.stop_job():
-            raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
-        answer = {"info": self._info(self._the_home(), self._confirmed), **self.task_ids()}
-        self._learner = None
-        self._close_home()
-        self.raise_job_error()
-        return answer
 
     def _close_home(self) -> None:
         home, self._home = self._home, None
@@ -408,15 +406,13 @@ class BaseCommLearner(CommWorker):
         learner.hook_close_s = PART_CLOSE_S
         if left < 1:
             learner.train_iterations = 0  # not allowed in a config
-        source = self.data_source
 
-        def draw(batch_size: int) -> Any:
-            if not self._has_begun:
-                self.note_begin()
-            return source(batch_size)
+        def publish(state: Mapping[str, Any]) -> None:
+            self.note_begin()  # the hooks that load a checkpoint run before this one
+            self.send_policy(state)
 
-        learner.get_data = draw
-        learner.send_policy = self.send_policy
+        learner.get_data = self.data_source
+        learner.send_policy = publish
         learner.send_learn_info = self.send_learn_info
         policy_cfg, seed = task_info["policy"], task_info.get("seed")
         learner.policy = create_policy(policy_cfg, enable_field=["learn"], seed=seed).learn_mode
@@ -548,7 +544,7 @@ class BaseCommLearner(CommWorker):
         if info["learner_done"]:
             home.end_batch(is_last=True)
             with self.condition:
-                self._is_idle = self._is_done = True
+                self._state = "done"
                 self.condition.notify_all()
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:

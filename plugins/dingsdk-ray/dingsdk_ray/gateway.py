@@ -74,10 +74,9 @@ class Gateway:
             self._idle.append(connection)
         return answer
 
-    def put(self, frames: Mapping[str, Any]) -> None:
-        """Store payloads, given as frames by id."""
-        for data_id, frame in frames.items():
-            self._data.put(data_id, decode_batch(memoryview(frame)))
+    def put(self, data_id: str, frame: Any) -> None:
+        """Store a payload, given as its frame."""
+        self._data.put(data_id, decode_batch(memoryview(frame)))
 
     def get(self, data_id: str, digest: str | None, wait_s: float) -> Any:
         """Return the frame of a payload; raises the errors of the store."""

@@ -21,7 +21,7 @@ from dingsdk.worker.comm import PolicyStore, StepDataStore
 from dingsdk.worker.comm.files import encode_payload
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
+from dingsdk_ray.frames import POLICY, joined
 
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is called again."""
@@ -176,35 +176,13 @@ class GatewayDataStore(StepDataStore):
         self._timeout_s = timeout_s
         self._max_bytes = max_payload_bytes
         self._algorithm = algorithm
-        self._lock = threading.Lock()
-        self._unsent: dict[str, Any] = {}
-        """Frames from ``put_soon`` that are not sent yet, by id."""
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        frame, info = self._encode(data_id, batch)
-        self._send({data_id: frame})
+        check_id(data_id, "data_id")
+        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
+        frame = joined(buffers, info.size_bytes)
+        self._calls.ask("put", data_id, frame, timeout_s=self._timeout_s)
         return info
-
-    def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Store a large payload; keep a small one, as ``flush`` stores many by one call."""
-        frame, info = self._encode(data_id, batch)
-        if info.size_bytes > SMALL_BYTES:
-            self._send({data_id: frame})
-        else:
-            with self._lock:
-                self._unsent[data_id] = frame
-        return info
-
-    def flush(self) -> None:
-        with self._lock:  # a second caller returns once the payloads of the first one are stored
-            unsent, self._unsent = self._unsent, {}
-            if not unsent:
-                return
-            try:
-                self._send(unsent)
-            except StorageFullError:
-                self._unsent = unsent
-                raise
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         return self._get(data_id, None, timeout_s)
@@ -225,14 +203,6 @@ class GatewayDataStore(StepDataStore):
 
     def __len__(self) -> int:
         return int(self._calls.ask("count", timeout_s=self._timeout_s))
-
-    def _encode(self, data_id: str, batch: SampleBatch) -> tuple[Any, FrameInfo]:
-        check_id(data_id, "data_id")
-        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
-        return joined(buffers, info.size_bytes), info
-
-    def _send(self, frames: Mapping[str, Any]) -> None:
-        self._calls.ask("put", frames, timeout_s=self._timeout_s)
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
         check_id(data_id, "data_id")

@@ -253,7 +253,7 @@ def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLea
     now, asked = [100.0], list[tuple[Any, ...]]()
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
-    learner._is_idle = True
+    learner._state = "waits"
     learner.data_store = SimpleNamespace(  # type: ignore[assignment]
         get=lambda *given: asked.append(given), get_verified=lambda *given: asked.append(given)
     )
