@@ -498,9 +498,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The disk is full when an on-policy training ends": [
         Mutant(
             "payloads are deleted before the journal records their training",
-            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "not (payloads.is_unrecorded or self._is_behind)",
-            "True",
+            f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
+            "payloads.is_unrecorded or self._is_behind",
+            "False",
         ),
     ],
 }

@@ -563,9 +563,7 @@ class Coordinator(Configurable):
             else:
                 payloads.push(meta, self._state.env_steps)
                 self._state.outage.note_progress()
-                if not self._is_served and data_id not in payloads.live_ids():
-                    # A late repeat: its payload was stored again, and nobody would read it.
-                    garbage = [data_id]
+                garbage = self._take_garbage(payloads)
             if state is not None:
                 rows = state.waiting.pop(data_id, 0)
                 self._state.unacknowledged_rows += rows if why else 0
@@ -581,7 +579,7 @@ class Coordinator(Configurable):
 
         Call with the condition held.
         """
-        # Looked at here too, as a collector without steps answers only after seconds.
+        # Looked at here too, as the dispatcher looks only now and then.
         if not state.is_evaluation and self._look_at_env_steps():
             return True
         return self._state.commander.wants_end_of(state.task_id)
@@ -710,7 +708,6 @@ class Coordinator(Configurable):
         Raises:
             ClosedError: there is no such learner task.
         """
-        garbage: list[str] = []
         with self.condition:
             state, payloads = self._learner(task_id), self._state.buffers.get(buffer_id)
             if payloads is None:
@@ -724,16 +721,21 @@ class Coordinator(Configurable):
                 home = {name: info.get(name) for name in _OF_HOME}
                 self._note(Settled(task_id, train_iter, home))
                 payloads.is_unrecorded = False
-            # A restarted coordinator needs all payloads whose end is not in the journal yet.
-            if not (payloads.is_unrecorded or self._is_behind):
-                payloads.recorded = payloads.confirmed
-                garbage = payloads.take_garbage()
+            garbage = self._take_garbage(payloads)
             self._record.note_policy_lag()
             self.condition.notify_all()
             progress = {name: info[name] for name in info if name not in _OF_HOME}
             self._state.commander.update_learner_info(task_id, progress)
         if garbage:
             self.data_store.delete(garbage)
+
+    def _take_garbage(self, payloads: LivePayloads) -> list[str]:
+        """Return the ids of payloads to delete now."""
+        # A restarted coordinator needs all payloads whose end is not in the journal yet.
+        if payloads.is_unrecorded or self._is_behind:
+            return []
+        payloads.recorded = payloads.confirmed
+        return payloads.take_garbage()
 
     def _is_settling_due(self, payloads: LivePayloads) -> bool:
         """Return whether to record now what a home has reported.

@@ -156,6 +156,8 @@ class LivePayloads:
                 data_id=data_id,
             )
         if self.knows(data_id):
+            if known is None:  # it was stored again, and nobody would read it
+                self._garbage.append(data_id)
             return False
         self._live[data_id] = Payload(rows, digest, envstep, episodes_of(meta), versions_in(meta))
         self._news[data_id] = None
