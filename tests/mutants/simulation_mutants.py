@@ -169,9 +169,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the reports of a home are not in the journal",
-            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "self._note(Settled(task_id, train_iter, home))",
-            "str(home)",
+            f"{_COORDINATOR}.coordinator:Coordinator._record_reports",
+            "self._note(fact)",
+            "pass",
         ),
         Mutant(
             "a home that rejoins is not told what it has missed",
@@ -450,7 +450,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "Collectors of an on-policy learner are slow, or differ in speed": [
         Mutant(
             "payloads that arrive while the learner publishes are not noticed",
-            f"{_COMM}.learner:BaseCommLearner._next_batch",
+            f"{_COMM}.learner:BaseCommLearner.get_batch",
             "home.announced > before",
             "False",
         ),

@@ -150,19 +150,6 @@ class BaseCommLearner(CommWorker):
         """Whether a checkpoint at an interval is being saved."""
         self._save_at = self._clock() + (self._cfg.save_every_s or math.inf)
 
-    @property
-    def hooks4call(self) -> list[LearnerHook]:
-        """The hooks that make a learner publish its policy and report."""
-        freq = {"send_policy_freq": self._cfg.send_policy_freq}
-        after_iter = SendPolicyHook("send_policy", position="after_iter", ext_args=freq)
-        return [
-            SendPolicyHook("send_policy", position="before_run"),
-            *([] if self._is_on_policy else [after_iter]),
-            SendPolicyHook("send_policy", position="after_run"),
-            SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
-            SendLearnInfoHook("send_learn_info", 100, position="after_run"),
-        ]
-
     def _tasks(self) -> TaskFunctions:
         return {
             "resource": lambda task: self.deal_with_resource(),
@@ -185,60 +172,6 @@ class BaseCommLearner(CommWorker):
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
 
-    def _create_home(self, task_info: Mapping[str, Any]) -> Home:
-        if self.replay is not None:
-            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
-            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S)
-        if self._is_on_policy:
-            trainings = task_info["policy"]["learn"].get("update_per_collect", 1)
-            return TrainingHome(self._load_payload, int(trainings))
-        learner, home = self._learner, task_info["home"]
-        buffer = create_buffer(
-            task_info["replay_buffer_cfg"], tb_logger=learner.tb_logger, exp_name=learner.exp_name
-        )
-        buffer.clear()  # rows on disk, of a learner that was lost, are announced again
-        pace = None if home["pace"] is None else EpisodePace(**home["pace"])
-        return TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
-
-    def _train(self) -> None:
-        """Run the learner.
-
-        Raises:
-            WorkerLostError: a process that trains with it died or hangs; a checkpoint was saved,
-                from which the task starts again.
-        """
-        try:
-            self._learner.start()
-        except WorkerCrashedError as error:
-            if not error.facts.get("traceback"):
-                self._learner.save_checkpoint()
-            raise self._rank_lost(
-                error, f"from the checkpoint of iteration {self._learner.train_iter}"
-            ) from error
-
-    def _rank_lost(self, error: WorkerCrashedError, start: str) -> Exception:
-        """Return the error for a rank that was lost: the task starts again, as ``start`` says."""
-        if error.facts.get("traceback"):
-            return error  # its code raised an error, and would raise it again
-        worker_id = self.info.worker_id
-        text = f"{error}; {worker_id} and its ranks begin again {start}"
-        return WorkerLostError(text, worker_id=worker_id)
-
-    def deal_with_learner_go_on(self, task_id: str, confirmed: int) -> Mapping[str, Any]:
-        """Continue for a new coordinator, which has processed the reports up to ``confirmed``.
-
-        Returns:
-            The learner's ``info``, and ``known``: ids of the payloads that its home has.
-
-        Raises:
-            TaskFail: the learner belongs to another task.
-        """
-        self.go_on_with_job(task_id)
-        with self.condition:
-            self._wait_for_checkpoint()
-        info = self._info(confirmed)
-        return {"info": info, "known": self._the_home().known_ids(), **self.task_ids()}
-
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Take new announcements; answer when it has no data, or after ``exchange_s``.
 
@@ -258,6 +191,21 @@ class BaseCommLearner(CommWorker):
         self.raise_job_error()
         info = self._info(int(data["confirmed"]))
         return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}
+
+    def deal_with_learner_go_on(self, task_id: str, confirmed: int) -> Mapping[str, Any]:
+        """Continue for a new coordinator, which has processed the reports up to ``confirmed``.
+
+        Returns:
+            The learner's ``info``, and ``known``: ids of the payloads that its home has.
+
+        Raises:
+            TaskFail: the learner belongs to another task.
+        """
+        self.go_on_with_job(task_id)
+        with self.condition:
+            self._wait_for_checkpoint()
+        info = self._info(confirmed)
+        return {"info": info, "known": self._the_home().known_ids(), **self.task_ids()}
 
     def deal_with_learner_close(self) -> Mapping[str, Any]:
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
@@ -284,18 +232,6 @@ class BaseCommLearner(CommWorker):
         """
         self.task_wait(lambda: self._state != "loads", math.inf)
 
-    def note_begin(self) -> None:
-        """Record that the learner has loaded its checkpoint, if it continues from one."""
-        if self._state == "loads":
-            with self.condition:
-                self._state = "trains"
-                self.condition.notify_all()
-
-    def _the_home(self) -> Home:
-        if self._home is None:
-            raise TaskFail({"message": "no learner"}, "this learner has no task")
-        return self._home
-
     def _info(self, confirmed: int = 0) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
         home, is_idle = self._the_home(), self._is_idle
@@ -313,67 +249,12 @@ class BaseCommLearner(CommWorker):
             "lag": list(PolicyLag.of(self._lags) or ()),
         }
 
-    def _next_batch(self, home: Home, batch_size: int) -> SampleBatch | list[Any] | None:
-        """Wait for the next batch of the home; None: the task is over."""
-        if self._clock() >= self._save_at:
-            self._save()
-        while not self.is_stopping:
-            announced = home.announced
+    def _the_home(self) -> Home:
+        if self._home is None:
+            raise TaskFail({"message": "no learner"}, "this learner has no task")
+        return self._home
 
-            def has_news(before: int = announced) -> bool:
-                return home.announced > before
-
-            batch = home.sample(batch_size, self._learner.train_iter)
-            if batch is not None:
-                self._trained_rows += home.rows_of(batch)
-                if self._learner.train_iter % LAG_EVERY == 0:
-                    self._count_lags(batch)
-                return batch
-            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
-                self._send_newest()  # before the report of the training, as collectors need it
-            if home.retry_s is not None:
-                self._catch_up()
-                self.pause(home.retry_s, has_news)
-                continue
-            with self.condition:
-                if has_news():
-                    continue  # some arrived since it looked
-                self._state = "waits"
-                self.condition.notify_all()
-                if not self.job_wait(lambda: self._state == "trains", self._catch_up):
-                    return None
-        return None
-
-    def _count_lags(self, batch: SampleBatch | list[Any]) -> None:
-        """Count how many versions the samples of a batch are behind the newest one.
-
-        For an on-policy learner, the coordinator counts them.
-        """
-        versions = versions_of(batch) if isinstance(batch, SampleBatch) else None
-        if versions is not None and not self._is_on_policy:
-            freq = self._cfg.send_policy_freq
-            newest = self._learner.train_iter // freq * freq
-            self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
-
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        has_ended = super().close(timeout_s)
-        if self.replay is not None:
-            self.replay.close()
-        return has_ended
-
-    def _close_home(self) -> None:
-        home, self._home = self._home, None
-        if home is not None and not returns_within(PART_CLOSE_S, home.close):
-            warn_of_left("policy.other.replay_buffer")
-
-    def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Stop the learner, then the processes that train with it."""
-        is_over = super().stop_job(timeout_s)
-        if is_over and self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
-        return is_over
-
+    # Built for each task.
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's learner with its policy and connect it with this worker."""
         # The run folder in the task is a path on the master's host.
@@ -430,6 +311,66 @@ class BaseCommLearner(CommWorker):
         learner.setup_dataloader()
 
     @property
+    def hooks4call(self) -> list[LearnerHook]:
+        """The hooks that make a learner publish its policy and report."""
+        freq = {"send_policy_freq": self._cfg.send_policy_freq}
+        after_iter = SendPolicyHook("send_policy", position="after_iter", ext_args=freq)
+        return [
+            SendPolicyHook("send_policy", position="before_run"),
+            *([] if self._is_on_policy else [after_iter]),
+            SendPolicyHook("send_policy", position="after_run"),
+            SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
+            SendLearnInfoHook("send_learn_info", 100, position="after_run"),
+        ]
+
+    def _create_home(self, task_info: Mapping[str, Any]) -> Home:
+        if self.replay is not None:
+            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
+            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S)
+        if self._is_on_policy:
+            trainings = task_info["policy"]["learn"].get("update_per_collect", 1)
+            return TrainingHome(self._load_payload, int(trainings))
+        learner, home = self._learner, task_info["home"]
+        buffer = create_buffer(
+            task_info["replay_buffer_cfg"], tb_logger=learner.tb_logger, exp_name=learner.exp_name
+        )
+        buffer.clear()  # rows on disk, of a learner that was lost, are announced again
+        pace = None if home["pace"] is None else EpisodePace(**home["pace"])
+        return TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
+
+    # Run in the job of a task: the learner, and what it calls.
+    def _train(self) -> None:
+        """Run the learner.
+
+        Raises:
+            WorkerLostError: a process that trains with it died or hangs; a checkpoint was saved,
+                from which the task starts again.
+        """
+        try:
+            self._learner.start()
+        except WorkerCrashedError as error:
+            if not error.facts.get("traceback"):
+                self._learner.save_checkpoint()
+            raise self._rank_lost(
+                error, f"from the checkpoint of iteration {self._learner.train_iter}"
+            ) from error
+
+    def _rank_lost(self, error: WorkerCrashedError, start: str) -> Exception:
+        """Return the error for a rank that was lost: the task starts again, as ``start`` says."""
+        if error.facts.get("traceback"):
+            return error  # its code raised an error, and would raise it again
+        worker_id = self.info.worker_id
+        text = f"{error}; {worker_id} and its ranks begin again {start}"
+        return WorkerLostError(text, worker_id=worker_id)
+
+    def note_begin(self) -> None:
+        """Record that the learner has loaded its checkpoint, if it continues from one."""
+        if self._state == "loads":
+            with self.condition:
+                self._state = "trains"
+                self.condition.notify_all()
+
+    @property
     def data_source(self) -> Callable[[int], Any]:
         """The function that the learner gets its data from.
 
@@ -439,24 +380,6 @@ class BaseCommLearner(CommWorker):
         own, base = type(self), BaseCommLearner
         is_own = own.get_data is not base.get_data or own.load_data_fn is not base.load_data_fn
         return self.get_data if is_own else self.get_batch
-
-    @staticmethod
-    def load_data_fn(
-        path: Callable[[], SampleBatch],
-        meta: Mapping[str, Any],
-        decompressor: Callable[[Any], Any] | None = None,
-    ) -> dict[str, Any]:
-        """Return one row of a batch, with its sampling data (replay ids, IS weights).
-
-        Args:
-            path: Returns the batch, which all its rows share.
-            meta: ``index``, the row's place in the batch.
-            decompressor: Called with the row; None returns the row unchanged.
-
-        Differs from the reference: there each row is a file, which is read and unpacked here.
-        """
-        row = dict(path()[int(meta["index"])])
-        return row if decompressor is None else dict(decompressor(row))
 
     def get_data(self, batch_size: int) -> list[Callable[[], dict[str, Any]]] | None:
         """Return callables for the rows of the next batch; None: the task is over.
@@ -477,6 +400,24 @@ class BaseCommLearner(CommWorker):
         load = self.load_data_fn
         return [partial(load, lambda: found, {"index": index}) for index in range(len(found))]
 
+    @staticmethod
+    def load_data_fn(
+        path: Callable[[], SampleBatch],
+        meta: Mapping[str, Any],
+        decompressor: Callable[[Any], Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return one row of a batch, with its sampling data (replay ids, IS weights).
+
+        Args:
+            path: Returns the batch, which all its rows share.
+            meta: ``index``, the row's place in the batch.
+            decompressor: Called with the row; None returns the row unchanged.
+
+        Differs from the reference: there each row is a file, which is read and unpacked here.
+        """
+        row = dict(path()[int(meta["index"])])
+        return row if decompressor is None else dict(decompressor(row))
+
     def get_batch(self, batch_size: int) -> SampleBatch | list[Any] | None:
         """Wait for the next batch of the home and return it in columns; None: the task is over.
 
@@ -484,27 +425,67 @@ class BaseCommLearner(CommWorker):
         samples are or contain lists.
         """
         self.yield_turn()
-        return self._next_batch(self._the_home(), batch_size)
+        home = self._the_home()
+        if self._clock() >= self._save_at:
+            self._save()
+        while not self.is_stopping:
+            announced = home.announced
 
-    def _save(self) -> None:
-        """Save a checkpoint if there is something new, and set the time of the next one."""
-        began, train_iter = self._clock(), self._learner.train_iter
-        if train_iter != self._saved_iter:
-            self._saved_iter, self._is_saving = train_iter, True
-            try:
-                self._learner.save_checkpoint()
-            except StorageFullError as error:
-                text = "no checkpoint of iteration %d, training continues: %s"
-                _log.warning(text, train_iter, error)
-            finally:
-                self._is_saving = False
-        now = self._clock()
-        self._save_at = now + save_pause(self._cfg.save_every_s, now - began)
+            def has_news(before: int = announced) -> bool:
+                return home.announced > before
 
-    def _stops_after(self, seconds: float) -> bool:
-        """Wait; return whether the job has to stop."""
-        self.pause(seconds)
-        return self.is_stopping
+            batch = home.sample(batch_size, self._learner.train_iter)
+            if batch is not None:
+                self._trained_rows += home.rows_of(batch)
+                if self._learner.train_iter % LAG_EVERY == 0:
+                    self._count_lags(batch)
+                return batch
+            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
+                self._send_newest()  # before the report of the training, as collectors need it
+            if home.retry_s is not None:
+                self._catch_up()
+                self.pause(home.retry_s, has_news)
+                continue
+            with self.condition:
+                if has_news():
+                    continue  # some arrived since it looked
+                self._state = "waits"
+                self.condition.notify_all()
+                if not self.job_wait(lambda: self._state == "trains", self._catch_up):
+                    return None
+        return None
+
+    def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
+        store = self.data_store
+        timeout_s = max(0.0, self._load_until - self._clock())
+        if digest is None:
+            return store.get(data_id, timeout_s)
+        return store.get_verified(data_id, digest, timeout_s)
+
+    def _count_lags(self, batch: SampleBatch | list[Any]) -> None:
+        """Count how many versions the samples of a batch are behind the newest one.
+
+        For an on-policy learner, the coordinator counts them.
+        """
+        versions = versions_of(batch) if isinstance(batch, SampleBatch) else None
+        if versions is not None and not self._is_on_policy:
+            freq = self._cfg.send_policy_freq
+            newest = self._learner.train_iter // freq * freq
+            self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
+
+    def send_learn_info(self, info: Mapping[str, Any]) -> None:
+        """Report ``BaseLearner.learn_info`` of the last iteration."""
+        self.advance()
+        priorities = info.get("priority_info")
+        home = self._the_home()
+        # Rows of a buffer without priorities have no ids.
+        if priorities and None not in priorities["replay_unique_id"]:
+            home.update(priorities)
+        if info["learner_done"]:
+            home.end_batch(is_last=True)
+            with self.condition:
+                self._state = "done"
+                self.condition.notify_all()
 
     def send_policy(self, state: Mapping[str, Any]) -> None:
         """Publish ``{'model': tensors, 'iter': version}``.
@@ -533,23 +514,41 @@ class BaseCommLearner(CommWorker):
             if self.policy_store.newest(policy_id, self._sent_iter - 1) is None:
                 self._send_newest()
 
-    def send_learn_info(self, info: Mapping[str, Any]) -> None:
-        """Report ``BaseLearner.learn_info`` of the last iteration."""
-        self.advance()
-        priorities = info.get("priority_info")
-        home = self._the_home()
-        # Rows of a buffer without priorities have no ids.
-        if priorities and None not in priorities["replay_unique_id"]:
-            home.update(priorities)
-        if info["learner_done"]:
-            home.end_batch(is_last=True)
-            with self.condition:
-                self._state = "done"
-                self.condition.notify_all()
+    def _save(self) -> None:
+        """Save a checkpoint if there is something new, and set the time of the next one."""
+        began, train_iter = self._clock(), self._learner.train_iter
+        if train_iter != self._saved_iter:
+            self._saved_iter, self._is_saving = train_iter, True
+            try:
+                self._learner.save_checkpoint()
+            except StorageFullError as error:
+                text = "no checkpoint of iteration %d, training continues: %s"
+                _log.warning(text, train_iter, error)
+            finally:
+                self._is_saving = False
+        now = self._clock()
+        self._save_at = now + save_pause(self._cfg.save_every_s, now - began)
 
-    def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
-        store = self.data_store
-        timeout_s = max(0.0, self._load_until - self._clock())
-        if digest is None:
-            return store.get(data_id, timeout_s)
-        return store.get_verified(data_id, digest, timeout_s)
+    def _stops_after(self, seconds: float) -> bool:
+        """Wait; return whether the job has to stop."""
+        self.pause(seconds)
+        return self.is_stopping
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        has_ended = super().close(timeout_s)
+        if self.replay is not None:
+            self.replay.close()
+        return has_ended
+
+    def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Stop the learner, then the processes that train with it."""
+        is_over = super().stop_job(timeout_s)
+        if is_over and self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        return is_over
+
+    def _close_home(self) -> None:
+        home, self._home = self._home, None
+        if home is not None and not returns_within(PART_CLOSE_S, home.close):
+            warn_of_left("policy.other.replay_buffer")

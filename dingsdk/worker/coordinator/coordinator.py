@@ -167,6 +167,8 @@ class Coordinator(Configurable):
             self._state.note = self._note_task
         self._rejoin_s = rejoin_s
         self._orphans_until = -math.inf
+        self._unrecorded: dict[str, Settled] = {}
+        """Of learner tasks: what their homes have reported, and is not in the journal."""
         self._jobs: list[Job] = []
         self._loss: float | None = None
         self._looked_at = self._swept_at = self._owned_at = clock()
@@ -717,10 +719,12 @@ class Coordinator(Configurable):
             self._state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
             payloads.settle(info)
-            if payloads.is_unrecorded and self._is_settling_due(payloads):
+            if payloads.is_unrecorded:
                 home = {name: info.get(name) for name in _OF_HOME}
-                self._note(Settled(task_id, train_iter, home))
-                payloads.is_unrecorded = False
+                self._unrecorded[task_id] = Settled(task_id, train_iter, home)
+                has_time = self.clock() - payloads.recorded_at < SETTLE_S and not self.is_ending
+                if self._keeper is None or payloads.admission is not None or not has_time:
+                    self._record_reports(state)
             garbage = self._take_garbage(payloads)
             self._record.note_policy_lag()
             self.condition.notify_all()
@@ -737,17 +741,15 @@ class Coordinator(Configurable):
         payloads.recorded = payloads.confirmed
         return payloads.take_garbage()
 
-    def _is_settling_due(self, payloads: LivePayloads) -> bool:
-        """Return whether to record now what a home has reported.
+    def _record_reports(self, state: TaskState) -> None:
+        """Record what the home of a task's buffer has reported since the last record of it.
 
-        Each answer of the learner repeats what is not recorded yet, so that one record has all.
+        Each answer of a learner repeats all of it, so the newest one is enough.
         """
-        now = self.clock()
-        if self._keeper is not None and payloads.admission is None and not self.is_ending:
-            if now - payloads.recorded_at < SETTLE_S:
-                return False
-            payloads.recorded_at = now
-        return True
+        fact, payloads = self._unrecorded.pop(state.task_id, None), self.payloads_of(state)
+        if fact is not None and payloads is not None:
+            self._note(fact)
+            payloads.is_unrecorded, payloads.recorded_at = False, self.clock()
 
     def _learner(self, task_id: str) -> TaskState:
         state = self._state.running.get(task_id)
@@ -790,6 +792,7 @@ class Coordinator(Configurable):
             What the home must know: ``counts`` of an earlier home, and the ``pace`` of episodes.
         """
         with self.condition:
+            self._record_reports(state)
             payloads = self._state.buffers[state.buffer_id]
             payloads.restart()
             self._note(Restarted(state.task_id))
@@ -815,6 +818,7 @@ class Coordinator(Configurable):
         """
         with self.condition:
             state = self._learner(task_id)
+            self._record_reports(state)
             self._state.finish_learner(state, finished)
             self._record.end_learner(state.task_id)
             self._record.learner_tasks += has_trained_out

@@ -308,7 +308,7 @@ def test_reports_of_a_moment_are_one_record_and_delete_their_payloads_together(
     assert isinstance(learner.home, TableHome)
     for number in range(4, 8):
         learner.home.buffer.clear()
-        assert learner.send_info(life, 1) is None
+        learner.send_info(life, 1)
         life.push(collector, f"p{number}")
         learner.home.announce(life.news(task))
         learner.train()

@@ -69,7 +69,8 @@ class FileDataStore(StepDataStore):
         algorithm: Algorithm of the digests that readers verify payloads with: ``xxh3-128`` detects
             damage and mix-ups; ``sha256``, at a quarter of the speed, also detects forgeries;
             ``head`` only detects other kinds, dtypes and shapes.
-        pool_bytes: About how many bytes of deleted files to keep for reuse.
+        pool_bytes: About how many bytes of deleted files to keep for reuse; none are kept while
+            fewer bytes than this are free, as policies need room too.
         clock: Returns the time in seconds, from any start.
     """
 
@@ -89,6 +90,7 @@ class FileDataStore(StepDataStore):
         self._max_bytes = max_payload_bytes
         self._min_free_bytes = min_free_bytes
         self._is_durable = is_durable
+        self._pool_bytes = pool_bytes
         self._algorithm = algorithm
         self._ownerless_since: dict[str, float] = {}
         self.corrupt_count = 0
@@ -280,6 +282,8 @@ class FileDataStore(StepDataStore):
             return False
 
     def _give_to_pool(self, folder: PrivateDir, name: str) -> bool:
+        if folder.free_bytes() < self._pool_bytes:
+            return False
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
         pool = self._pool_for(found.st_size) if found else None
         return bool(found and pool and pool.give(folder, name, found))
