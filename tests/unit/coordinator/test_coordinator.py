@@ -755,7 +755,7 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
 def test_calls_for_unknown_tasks_change_nothing(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coordinator, before = site.coordinator, site.coordinator.state_dict()
+    coordinator, before = site.coordinator, site.coordinator.status()
     coordinator.data_store.put("a", SampleBatch({"x": np.zeros(4)}))
     assert coordinator.deal_with_collector_send_data("x", "b", "a", {"rows": 4, "policy_iter": 0})
     assert [each.levelname for each in caplog.records] == ["ERROR"]
@@ -770,7 +770,7 @@ def test_calls_for_unknown_tasks_change_nothing(
     ):
         with pytest.raises(RuntimeError, match="no learner task 'x'"):
             call()
-    assert (site.commander.calls, coordinator.state_dict()) == ([], before)
+    assert (site.commander.calls, coordinator.status()) == ([], before)
     learner = site.task("learner")
     site.hear(learner, 5)  # its buffer is closed
     assert (site.commander.calls, learner.progress) == ([], 0)
