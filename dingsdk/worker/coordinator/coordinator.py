@@ -548,7 +548,7 @@ class Coordinator(Configurable):
         """
         meta = {**data, "data_id": data_id}
         is_stored = self._is_served or self.data_store.has(data_id)
-        why, garbage, log = "", list[str](), self.error
+        why, garbage, level = "", list[str](), logging.ERROR
         with self.condition:
             state, payloads = self._state.running.get(task_id), self._state.buffers.get(buffer_id)
             if state is None or payloads is None:
@@ -557,7 +557,7 @@ class Coordinator(Configurable):
             elif not is_stored:
                 # Unless it is reported again, after all its rows have left.
                 why = "" if payloads.knows(data_id) else "vanished before it was acknowledged"
-                log = _log.warning
+                level = logging.WARNING
             elif not payloads.can_push(int(meta["rows"])) or not self._may_push(
                 payloads, state, meta
             ):
@@ -571,7 +571,7 @@ class Coordinator(Configurable):
                 self._state.unacknowledged_rows += rows if why else 0
             self.condition.notify_all()
         if why:
-            log(f"payload {data_id} {why}")
+            _log.log(level, "payload %s %s", data_id, why)
         if garbage:
             self.data_store.delete(garbage)
         return True
