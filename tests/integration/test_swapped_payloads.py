@@ -58,9 +58,7 @@ def expect_replaced(cluster: JobCluster, harm: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("transport", ["flask_fs", "shared_memory"])
-def test_swapped_payload_is_counted_as_corrupt_and_replaced(
-    cluster: JobCluster, tmp_path: Path
-) -> None:
+def test_swapped_payload_is_counted_as_corrupt_and_replaced(cluster: JobCluster) -> None:
     contents: list[bytes] = []
 
     def swap(data_id: str) -> None:
@@ -69,7 +67,7 @@ def test_swapped_payload_is_counted_as_corrupt_and_replaced(
         if int(data_id.rpartition("-")[2]) % 2 == 0:
             contents.append(path.read_bytes())
         elif contents:
-            copy = tmp_path / data_id
+            copy = cluster.transport.data_dir / data_id
             copy.write_bytes(contents[-1])
             copy.chmod(0o600)
             copy.replace(path)
