@@ -81,7 +81,8 @@ class Writer:
             store = transport.data_store()  # a worker has it once it has joined
             names = [f"p{next(numbers)}" for _ in range(A_REPORT)]
             for name in names:
-                store.put(name, batch)
+                store.put_soon(name, batch)
+            store.flush()
             return {"names": names}
 
         batch = piece(kind)
@@ -139,6 +140,8 @@ def _ours(
         end,
         scheduler,
         on_join=lambda info: joined.set(),
+        on_renew=lambda worker_id: None,
+        on_lost=lambda info, reason: None,
     )
     address = master.start()
     if is_far:  # both are on this node, but the writer uses the path between nodes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,10 @@ def expect_replaced(cluster: JobCluster, harm: Callable[[str], None]) -> None:
     cluster.expect(lambda: status().train_iter > before + 5)
 
 
-@pytest.mark.parametrize("transport", ["flask_fs", "shared_memory"])
-def test_swapped_payload_is_counted_as_corrupt_and_replaced(cluster: JobCluster) -> None:
+@pytest.mark.parametrize("transport", ["flask_fs"])
+def test_swapped_payload_is_counted_as_corrupt_and_replaced(
+    cluster: JobCluster, tmp_path: Path
+) -> None:
     contents: list[bytes] = []
 
     def swap(data_id: str) -> None:
@@ -67,9 +71,37 @@ def test_swapped_payload_is_counted_as_corrupt_and_replaced(cluster: JobCluster)
         if int(data_id.rpartition("-")[2]) % 2 == 0:
             contents.append(path.read_bytes())
         elif contents:
-            copy = cluster.transport.data_dir / data_id
+            copy = tmp_path / data_id
             copy.write_bytes(contents[-1])
             copy.chmod(0o600)
             copy.replace(path)
 
     expect_replaced(cluster, swap)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory"])
+def test_flipped_byte_in_a_live_segment_is_counted_as_corrupt_and_replaced(
+    cluster: JobCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    flipped = set()
+
+    def flip(data_id: str) -> None:
+        """Flip the last byte of a payload in its segment."""
+        for path in cluster.transport.data_dir.glob("data/*.seg"):
+            entries = path.read_bytes()
+            at = entries.find(data_id.encode() + b"\0")
+            if at >= 0:
+                size, place = struct.unpack_from("<Qq", entries, at + 64)
+                with path.open("r+b") as file:
+                    file.seek(place + size - 1)
+                    file.write(bytes([entries[place + size - 1] ^ 1]))
+                flipped.add(data_id)
+
+    with caplog.at_level(logging.WARNING, "dingsdk_shared_memory"):
+        expect_replaced(cluster, flip)
+
+    named = [record.getMessage() for record in caplog.records if "damaged" in record.msg]
+    assert named
+    for data_id in flipped:
+        assert sum(f"'{data_id}'" in text for text in named) <= 1
+    assert len(named) == cluster.transport.data_store().corrupt_count

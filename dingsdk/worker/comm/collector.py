@@ -168,9 +168,20 @@ class BaseCommCollector(CommWorker):
             self.condition.notify_all()
         if not reports:
             self.raise_job_error()
-        found = {"reports": reports, "has_ended": not reports and self.job_ended}
-        found |= {"held_up_by": self._held_up_by, "is_starved": is_starved}
-        return {**found, **self.task_ids()}
+        has_ended = not reports and self.job_ended
+        held_up_by = self._held_up_by
+        try:
+            self.data_store.flush()
+        except StorageFullError as error:
+            held_up_by = str(error)
+            with self.condition:
+                self._reports.extendleft(reversed(reports))
+                reports = self._sent_reports = []
+                # The master asks again at once, and each try may send megabytes to another host,
+                # so wait before the next one.
+                self.task_wait(lambda: False, ANSWER_WITHIN_S, outlasts_job=True)
+        found = {"reports": reports, "has_ended": has_ended, "held_up_by": held_up_by}
+        return {**found, "is_starved": is_starved, **self.task_ids()}
 
     def deal_with_collector_close(self) -> Mapping[str, Any]:
         """Stop the collector; return its finish info.
@@ -270,7 +281,8 @@ class BaseCommCollector(CommWorker):
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
         """Store a payload under an id; wait while the disk is full.
 
-        The caller must not use ``stepdata`` afterwards.
+        The caller must not use ``stepdata`` afterwards. The payload is stored at the latest before
+        its report is sent.
         """
         data_id = self._payload_id(path)
         if self.replay is not None:
@@ -279,7 +291,7 @@ class BaseCommCollector(CommWorker):
         known = self._stored[data_id] = {}
         while not self.is_stopping:
             try:
-                info = self.data_store.put(data_id, stepdata)
+                info = self.data_store.put_soon(data_id, stepdata)
             except StorageFullError as error:
                 # Until then the payload is not acknowledged.
                 if not self._held_up_by:

@@ -213,6 +213,22 @@ class StepDataStore(ABC):
             SchemaMismatchError: a container cannot hold the batch.
         """
 
+    def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
+        """Store a payload like ``put``, but at the latest when ``flush`` returns.
+
+        Override both methods if storing many payloads together is cheaper.
+        """
+        return self.put(data_id, batch)
+
+    def flush(self) -> None:
+        """Store the payloads passed to ``put_soon``; called before they are announced.
+
+        Raises:
+            StorageFullError: there is no room; the next call tries again.
+            Exception: as ``put``; payloads that are not stored yet are lost.
+        """
+        return
+
     @abstractmethod
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         """Return the payload, read-only.

@@ -280,14 +280,17 @@ class CommWorker(Configurable, Slave, ABC):
                 self._waiting -= 1
         self.advance()
 
-    def task_wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+    def task_wait(
+        self, predicate: Callable[[], bool], timeout_s: float, *, outlasts_job: bool = False
+    ) -> bool:
         """Wait within a task, with the condition held, until the job makes ``predicate()`` true.
 
-        Renews the lease while waiting. Returns False after ``timeout_s``, and when the job ends.
+        Renews the lease while waiting. Returns False after ``timeout_s``, and when the job ends,
+        unless ``outlasts_job``.
         """
         left, deadline = timeout_s, self._clock() + timeout_s
         while not self.condition.wait_for(
-            lambda: predicate() or self.is_stopping or self.job_ended,
+            lambda: predicate() or self.is_stopping or (self.job_ended and not outlasts_job),
             max(0.0, min(left, POLL_S, self._renewal_s)),
         ):
             if left <= 0:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
-from dingsdk.worker.comm.files import FilePolicyStore
 from dingsdk.worker.comm.requests import Answer, LinkError
 from dingsdk_ray.cluster import NAMESPACE
 from dingsdk_ray.frames import POLICY, joined
@@ -47,14 +47,14 @@ class Gateway:
         self._transport = transport({**section, "address": "local"}, run_dir)
         self._data = self._transport.data_store()
         policies = self._transport.policy_store()
-        assert isinstance(policies, FilePolicyStore)  # that of this node
+        assert isinstance(policies, SharedPolicyStore)  # that of this node
         self._policies = policies
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._newest: dict[str, tuple[tuple[str, int], int, Any]] = {}
         """For each policy: the latest version seen, the number that was read then, and its frame.
 
-        The first one is a result of ``FilePolicyStore.latest``.
+        The first one is a result of ``SharedPolicyStore.latest``.
         """
         threading.Thread(target=self._watch, name="gateway-watch", daemon=True).start()
 
@@ -74,9 +74,10 @@ class Gateway:
             self._idle.append(connection)
         return answer
 
-    def put(self, data_id: str, frame: Any) -> None:
-        """Store a payload, given as its frame."""
-        self._data.put(data_id, decode_batch(memoryview(frame)))
+    def put(self, frames: Mapping[str, Any]) -> None:
+        """Store payloads, given as frames by id."""
+        for data_id, frame in frames.items():
+            self._data.put(data_id, decode_batch(memoryview(frame)))
 
     def get(self, data_id: str, digest: str | None, wait_s: float) -> Any:
         """Return the frame of a payload; raises the errors of the store."""

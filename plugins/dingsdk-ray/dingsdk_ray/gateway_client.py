@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dingsdk_shared_memory.data_store import encode
+
 from dingsdk.data import FrameInfo, SampleBatch, decode_batch, decode_frame, encode_frame
 from dingsdk.errors import (
     ClosedError,
@@ -18,10 +20,9 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime import check_id, checked_timeout
 from dingsdk.worker.comm import PolicyStore, StepDataStore
-from dingsdk.worker.comm.files import encode_payload
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import POLICY, joined
+from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is called again."""
@@ -170,19 +171,41 @@ class GatewayDataStore(StepDataStore):
         timeout_s: float,
         *,
         max_payload_bytes: int = 1 << 62,
-        algorithm: str = "xxh3-128",
+        algorithm: str = "head",
     ) -> None:
         self._calls = calls
         self._timeout_s = timeout_s
         self._max_bytes = max_payload_bytes
         self._algorithm = algorithm
+        self._lock = threading.Lock()
+        self._unsent: dict[str, Any] = {}
+        """Frames from ``put_soon`` that are not sent yet, by id."""
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        check_id(data_id, "data_id")
-        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
-        frame = joined(buffers, info.size_bytes)
-        self._calls.ask("put", data_id, frame, timeout_s=self._timeout_s)
+        frame, info = self._encode(data_id, batch)
+        self._send({data_id: frame})
         return info
+
+    def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo:
+        """Store a large payload; keep a small one, as ``flush`` stores many by one call."""
+        frame, info = self._encode(data_id, batch)
+        if info.size_bytes > SMALL_BYTES:
+            self._send({data_id: frame})
+        else:
+            with self._lock:
+                self._unsent[data_id] = frame
+        return info
+
+    def flush(self) -> None:
+        with self._lock:  # a second caller returns once the payloads of the first one are stored
+            unsent, self._unsent = self._unsent, {}
+            if not unsent:
+                return
+            try:
+                self._send(unsent)
+            except StorageFullError:
+                self._unsent = unsent
+                raise
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         return self._get(data_id, None, timeout_s)
@@ -203,6 +226,14 @@ class GatewayDataStore(StepDataStore):
 
     def __len__(self) -> int:
         return int(self._calls.ask("count", timeout_s=self._timeout_s))
+
+    def _encode(self, data_id: str, batch: SampleBatch) -> tuple[Any, FrameInfo]:
+        check_id(data_id, "data_id")
+        buffers, info = encode(batch, self._algorithm, self._max_bytes)
+        return joined(buffers, info.size_bytes), info
+
+    def _send(self, frames: Mapping[str, Any]) -> None:
+        self._calls.ask("put", frames, timeout_s=self._timeout_s)
 
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
         check_id(data_id, "data_id")

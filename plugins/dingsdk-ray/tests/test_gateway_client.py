@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from dingsdk_ray.frames import SMALL_BYTES
 from dingsdk_ray.gateway_client import (
     GatewayCalls,
     GatewayDataStore,
@@ -28,6 +29,28 @@ from dingsdk.errors import (
 from .conftest import GatewayHere
 
 BATCH = SampleBatch({"obs": np.arange(3)})
+
+
+def test_small_payloads_are_stored_together_by_the_first_flush_that_finds_room(
+    here: GatewayHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(frames: Any) -> None:
+        raise StorageFullError("full", path="memory", reason="ENOSPC")
+
+    store = GatewayDataStore(GatewayCalls("run"), 5.0)
+    for name in "ab":
+        store.put_soon(name, BATCH)
+    store.put_soon("large", SampleBatch({"obs": np.zeros(SMALL_BYTES, np.uint8)}))
+    assert len(store) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(here.gateway, "put", refuse)
+        with pytest.raises(StorageFullError):
+            store.flush()
+    for _ in range(2):
+        store.flush()
+    assert [method for method, _ in here.called].count("put") == 3
+    assert len(store) == 3
+    assert store.get("b", 0.0) == BATCH
 
 
 def test_damaged_payload_is_named(here: GatewayHere) -> None:
@@ -51,7 +74,7 @@ def test_next_gateway_is_used_after_one_has_died(
 
 @pytest.mark.parametrize("error", ["ObjectStoreFullError", "OutOfDiskError"])
 def test_full_object_store_is_named(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
-    def refuse(*frame: Any) -> None:
+    def refuse(frames: Any) -> None:
         raise getattr(ray.exceptions, error)("full")
 
     gateway = SimpleNamespace(put=SimpleNamespace(remote=refuse))
@@ -66,6 +89,7 @@ def test_invalid_id_is_refused_before_it_is_sent(here: GatewayHere) -> None:
     data, policies = GatewayDataStore(calls, 5.0), GatewayPolicyStore(calls, 5.0)
     for call in (
         lambda: data.put("../a", BATCH),
+        lambda: data.put_soon("../a", BATCH),
         lambda: data.get("../a", 0.0),
         lambda: data.has("../a", 0.0),
         lambda: data.delete(["a", "../a"]),

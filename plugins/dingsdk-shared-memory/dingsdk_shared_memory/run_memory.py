@@ -1,12 +1,13 @@
 """A run's folder in shared memory: its owner and users, and the removal of stale folders.
 
-Files in ``/dev/shm/dingsdk-<user>-<hash of the run folder>/`` are in memory. They exist until they
-are unlinked, even if all processes end. Every process of the run holds a shared
+Files in ``/dev/shm/dingsdk-<user>-<hash of the run folder>/`` are segments of shared memory. They
+exist until they are unlinked, even if all processes end. Every process of the run holds a shared
 lock on ``lock``. If no process holds that lock and no run holds the run folder, the folder is
 *stale*: the next master on this host removes it.
 
 Payloads of a run that can be resumed are moved to ``transport/`` in its run folder, on the disk,
-when it ends or is found stale. The master of the resumed run moves them back.
+when it ends or is found stale. The master of the resumed run moves them back. There each payload is
+a column of bytes in another payload, whose digest covers it: in memory it may have none.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import re
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from dingsdk.data import decode_json, encode_json
+from dingsdk.data import SampleBatch, decode_batch, decode_json, encode_batch, encode_json
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -34,17 +37,19 @@ from dingsdk.errors import (
     RunDirLockedError,
 )
 from dingsdk.runtime import Folder, PrivateDir, is_locked, open_private
-from dingsdk.worker.comm.files import PAYLOAD_FOLDER
+from dingsdk_shared_memory.segments import Segments
 
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
-FORMAT = 6
+FORMAT = 5
 """Version of the folder's format; other versions of this package may use another one."""
-KEPT, JOURNAL = "transport", "journal"
+DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0
 """Age at which a folder without an owner is stale: the process that makes it writes the owner."""
 SWEPT_S = 5.0
 """How long the removal of a dead run's files in the same folder may take."""
+_FRAME = "frame"
+"""Column of a file on the disk that holds a payload."""
 _KIND, _OWNER_BYTES = "shared-memory-run", 64 << 10
 """The kind of the file that names the owner of a folder, and its largest size."""
 _LONGEST_SOCKET = 107
@@ -179,32 +184,37 @@ def keep(path: Path, run_dir: Path) -> None:
     if not path.is_dir():
         return
     with PrivateDir(path, create=False) as memory, PrivateDir(run_dir / KEPT) as disk:
-        _copy_payloads(memory, disk)
+        if memory.stat(DATA) is not None:
+            with closing(Segments(memory.sub(DATA, create=False))) as segments:
+                for data_id in segments.ids():
+                    with contextlib.suppress(DataCorruptError):
+                        frame = segments.read(data_id)
+                        if frame is not None:
+                            whole = SampleBatch({_FRAME: np.frombuffer(frame, np.uint8)})
+                            disk.write_atomic(f"{data_id}.ding", encode_batch(whole)[0])
     remove(path)
 
 
-def bring_back(memory: PrivateDir, run_dir: Path) -> None:
-    """Move the payloads that ``keep`` moved to the disk back to the folder of the run in memory.
+def bring_back(segments: Segments, run_dir: Path) -> None:
+    """Move the payloads that ``keep`` moved to the disk back to memory, except damaged ones.
 
     Raises:
         StorageFullError, RunFolderError: it failed; the payloads stay on the disk.
     """
-    if (run_dir / KEPT).exists():
-        with PrivateDir(run_dir / KEPT, create=False) as disk:
-            _copy_payloads(disk, memory)
-        forget_kept(run_dir)
-
-
-def _copy_payloads(source: PrivateDir, target: PrivateDir) -> None:
-    """Copy the files of payloads that the target does not have; readers check their digests."""
-    if source.stat(PAYLOAD_FOLDER) is None:
+    if not (run_dir / KEPT).exists():
         return
-    with source.sub(PAYLOAD_FOLDER) as shards, target.sub(PAYLOAD_FOLDER) as copies:
-        for shard in shards.names():
-            with shards.sub(shard) as folder, copies.sub(shard) as copied:
-                for name in folder.names():
-                    if name.endswith(".ding") and copied.stat(name) is None:
-                        copied.write_atomic(name, [folder.view(name, _NO_LIMIT)])
+    with PrivateDir(run_dir / KEPT, create=False) as disk:
+        for name in disk.names():
+            data_id = name.removesuffix(".ding")
+            if data_id != name and not segments.has(data_id):
+                try:
+                    kept = decode_batch(disk.view(name, _NO_LIMIT), _NO_LIMIT)
+                    frame = memoryview(kept.columns[_FRAME])
+                except (DataCorruptError, KeyError) as error:
+                    _log.warning("%s is damaged, its samples are lost: %s", disk.path / name, error)
+                    continue
+                segments.add(data_id, [frame], len(frame))
+    forget_kept(run_dir)
 
 
 def forget_kept(run_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The shared_memory transport: messages over a local socket, payloads as files in memory."""
+"""The shared_memory transport: messages over a local socket, payloads in shared memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from msgspec import Meta
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import PolicyStore, StepDataStore
-from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
+from dingsdk.worker.comm.files import POLICY_FOLDER
 from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_run_secret
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
+from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import (
+    DATA,
+    ROOT,
     RunMemory,
     bring_back,
     folder_of,
@@ -24,14 +28,13 @@ from dingsdk_shared_memory.run_memory import (
     keep,
     remove,
 )
+from dingsdk_shared_memory.segments import Segments
 
 TYPE_KEY = "shared_memory"
-POOL_BYTES = 128 << 20
-"""Most bytes of deleted payloads whose files are kept for reuse."""
 
 
 class SharedMemoryTransport(RequestTransport):
-    """Workers as processes of one host: a local socket, and files in memory for large data."""
+    """Workers as processes of one host: a local socket, and shared memory for large data."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
     """What `dingsdk check` tests in addition to the rules for all transports."""
@@ -44,15 +47,16 @@ class SharedMemoryTransport(RequestTransport):
                 the run folder when empty.
             max_connections: Connections that may be open at once; a worker has two.
             min_free_bytes: Free bytes of shared memory below which collectors wait.
-            digest: Digest of payloads. ``head`` covers only the head (kind, dtypes, shapes),
-                ``xxh3-128`` detects damage, ``sha256`` also detects forgeries.
+            digest: Digest of payloads and policies. ``head`` covers only the head (kind, dtypes,
+                shapes), for memory: on a disk, ``xxh3-128`` is used instead, which detects damage.
+                ``sha256`` also detects forgeries.
         """
 
         type: str = TYPE_KEY
         data_dir: str = ""
         max_connections: Annotated[int, Meta(ge=8, le=4096)] = 512
         min_free_bytes: Whole = 8 << 20
-        digest: Literal["head", "xxh3-128", "sha256"] = "xxh3-128"
+        digest: Literal["head", "xxh3-128", "sha256"] = "head"
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
@@ -60,10 +64,11 @@ class SharedMemoryTransport(RequestTransport):
         self._memory: RunMemory | None = None
 
     def make_master_end(self) -> SocketMasterEnd:
-        memory = self._own_memory()
         # Before the coordinator checks which payloads of its journal are stored.
-        bring_back(memory.folder, self.run_dir)
-        return SocketMasterEnd(self.cfg, memory)
+        store = self.data_store()
+        assert isinstance(store, SharedDataStore)  # a coordinator is on the node of its run
+        bring_back(store.segments, self.run_dir)
+        return SocketMasterEnd(self.cfg, self._own_memory())
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
         path = address.removeprefix(SCHEME)
@@ -81,23 +86,19 @@ class SharedMemoryTransport(RequestTransport):
         )
 
     def make_data_store(self) -> StepDataStore:
-        self._own_memory()
-        store = FileDataStore(
-            self.data_dir,
+        store = SharedDataStore(
+            self._segments(DATA),
             max_payload_bytes=self.cfg.max_payload_bytes,
-            min_free_bytes=self.cfg.min_free_bytes,
-            algorithm=self.cfg.digest,
-            pool_bytes=POOL_BYTES,
+            algorithm=self._digest(),
         )
         return self.until_close.enter_context(closing(store))
 
     def make_policy_store(self) -> PolicyStore:
-        self._own_memory()
-        store = FilePolicyStore(
-            self.data_dir,
+        store = SharedPolicyStore(
+            self._segments(POLICY_FOLDER),
             keep_versions=self.cfg.keep_policy_versions,
             max_policy_bytes=self.cfg.max_policy_bytes,
-            min_free_bytes=self.cfg.min_free_bytes,
+            algorithm=self._digest(),
         )
         return self.until_close.enter_context(closing(store))
 
@@ -117,3 +118,10 @@ class SharedMemoryTransport(RequestTransport):
             memory = RunMemory(self.data_dir, self.run_dir)
             self._memory = self.until_close.enter_context(closing(memory))
         return self._memory
+
+    def _digest(self) -> str:
+        is_memory = self._own_memory().path.stat().st_dev == ROOT.stat().st_dev
+        return self.cfg.digest if is_memory or self.cfg.digest != "head" else "xxh3-128"
+
+    def _segments(self, name: str) -> Segments:
+        return Segments(self._own_memory().folder.sub(name), self.cfg.min_free_bytes)

@@ -56,6 +56,20 @@ def test_payload_that_a_dead_writer_did_not_announce_is_swept(
     assert not store.has("b", 0.0)
 
 
+def test_view_outlives_the_deletion_and_the_kill_of_the_writer(
+    transport: SharedMemoryTransport, run_dir: Path
+) -> None:
+    store = transport.data_store()
+    with Program(run_dir, "transport.data_store().put('a', a_batch(20_000)); say('put')") as writer:
+        writer.expect("put")
+        view = store.get("a")
+    store.delete(["a"])
+    for index in range(4):  # one of these would reuse the memory if the view did not hold it
+        store.put(f"c{index}", a_batch(20_000, width=3))
+
+    assert view == a_batch(20_000)
+
+
 MASTER = """
     end = transport.master_end()
     end.open(Listener())

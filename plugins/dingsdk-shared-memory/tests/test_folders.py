@@ -6,8 +6,10 @@ import errno
 import fcntl
 import itertools
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,8 +28,11 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 from dingsdk.data import encode_json
 from dingsdk.errors import (
     ConfigError,
+    ConflictError,
     DataCorruptError,
+    DataMissingError,
     DataVersionError,
+    ProtocolError,
     RunDirLockedError,
     RunFolderError,
     StorageFullError,
@@ -63,6 +68,54 @@ def test_folder_of_another_version_is_refused_in_one_line(
 
     assert "format 99" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_payload_whose_table_entry_is_damaged_is_counted_as_corrupt(run_dir: Path) -> None:
+    writer, reader = (SharedMemoryTransport({}, run_dir) for _ in range(2))
+    store, theirs = reader.data_store(), writer.data_store()
+    for name in "ab":
+        theirs.put(name, a_batch())
+    (path,) = writer.data_dir.glob("data/*.seg")
+    with path.open("r+b") as file:
+        file.seek(64 + 64)  # the size of the first payload
+        file.write(b"\xff")
+
+    with pytest.raises(DataCorruptError, match="'a'"):
+        store.get("a")
+    with pytest.raises(DataMissingError):
+        store.get("a", 0.0)
+    assert store.get("b") == a_batch()
+    assert store.corrupt_count == 1
+    writer.remove_data()
+    writer.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("rows", [64, 20_000], ids=["in a segment", "in a slot"])
+def test_damaged_payload_is_counted_and_named_once_and_deleted(
+    run_dir: Path, caplog: pytest.LogCaptureFixture, rows: int
+) -> None:
+    transport = SharedMemoryTransport({"digest": "xxh3-128"}, run_dir)
+    store = transport.data_store()
+    for name in "ab":
+        store.put(name, a_batch(rows))
+    path = min(transport.data_dir.glob("data/*.seg" if rows == 64 else "data/*.slot"))
+    content = path.read_bytes()
+    at = content.index(a_batch(rows).columns["obs"].tobytes()) + 8
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+
+    with pytest.raises(DataCorruptError, match="'a'"):
+        store.get("a")
+    with pytest.raises(DataMissingError):
+        store.get("a", 0.0)
+    assert not store.has("a", 0.0)
+    assert store.corrupt_count == 1
+    assert [record.levelname for record in caplog.records if "'a'" in record.message] == ["WARNING"]
+    assert store.get("b") == a_batch(rows)
+    transport.close()
+    transport.remove_data()
 
 
 def test_folder_that_others_can_write_to_is_refused(transport: SharedMemoryTransport) -> None:
@@ -181,22 +234,22 @@ def test_folder_that_another_process_locks_for_too_long_is_refused(
 def test_unreadable_owner_is_reported_as_damage(run_dir: Path, tmp_path: Path) -> None:
     RunMemory(tmp_path / "shm", run_dir).close()
     owner = tmp_path / "shm" / OWNER
-    owner.write_bytes(encode_json("shared-memory-run", {"format": "6"}))
+    owner.write_bytes(encode_json("shared-memory-run", {"format": "5"}))
     with pytest.raises(DataCorruptError) as caught:
         RunMemory(tmp_path / "shm", run_dir)
     assert caught.value.where == OWNER
-    owner.write_bytes(encode_json("shared-memory-run", {"format": 5, "run_dir": "x"}))
+    owner.write_bytes(encode_json("shared-memory-run", {"format": 4, "run_dir": "x"}))
     with pytest.raises(DataVersionError) as other:
         RunMemory(tmp_path / "shm", run_dir)
     found = other.value.facts
-    assert (found["found"], found["expected"], found["where"]) == (5, 6, OWNER)
+    assert (found["found"], found["expected"], found["where"]) == (4, 5, OWNER)
 
 
 def test_removing_a_folder_keeps_foreign_files(run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "shm"
     memory = RunMemory(path, run_dir)
     (path / "data").mkdir(mode=0o700)
-    (path / "data" / "a.ding").touch()
+    (path / "data" / "a.seg").touch()
     (path / ".hidden").touch()
     memory.close()
     remove(path)
@@ -208,29 +261,32 @@ def test_removing_a_folder_keeps_foreign_files(run_dir: Path, tmp_path: Path) ->
 
 
 def test_kept_payloads_are_restored_once_and_damaged_ones_not(
-    run_dir: Path, tmp_path: Path
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, kept = tmp_path / "shm", run_dir / "transport"
+    path = tmp_path / "shm"
     first = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
     for name, rows in (("a", 64), ("b", 20_000), ("c", 8)):
         first.data_store().put(name, a_batch(rows))
+    (damaged,) = path.glob("data/*.slot")
+    with damaged.open("r+b") as file:
+        file.truncate(4096)
     first.close()
     first.keep_data()
     first.keep_data()
     assert not path.exists()
-    found = {each.stem: each for each in kept.rglob("*.ding")}
-    assert sorted(found) == ["a", "b", "c"]
-    found["b"].write_bytes(found["b"].read_bytes()[:-1] + b"x")
+    kept = run_dir / "transport"
+    assert sorted(each.name for each in kept.iterdir()) == ["a.ding", "c.ding"]
+    (kept / "note.txt").touch()
 
+    (kept / "d.ding").write_bytes((kept / "a.ding").read_bytes()[:-1] + b"x")
     second = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
-    store = second.data_store()
-    store.put("c", a_batch(9))  # this payload stays
+    second.data_store().put("c", a_batch(9))  # this payload stays
     second.master_end()
+    assert f"{kept / 'd.ding'} is damaged, its samples are lost" in caplog.text
     assert not kept.exists()
-    assert store.get("a") == a_batch(64)
-    with pytest.raises(DataCorruptError, match="payload 'b'"):
-        store.get("b")
-    assert store.get("c") == a_batch(9)
+    assert sorted(second.data_store().segments.ids()) == ["a", "c"]
+    assert second.data_store().get("a") == a_batch(64)
+    assert second.data_store().get("c") == a_batch(9)
     second.close()
     second.keep_data()
     assert kept.is_dir()
@@ -260,6 +316,52 @@ def test_folders_with_foreign_names_are_kept(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (0, 0))
     assert remove_stale(tmp_path) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_same_payload_again_changes_nothing_and_another_is_refused(
+    transport: SharedMemoryTransport,
+) -> None:
+    store = transport.data_store()
+    store.put("a", a_batch())
+    store.put("a", a_batch())
+    with pytest.raises(ConflictError):
+        store.put("a", a_batch(width=5))
+    assert store.get("a") == a_batch()
+
+
+def test_payloads_on_a_disk_always_have_a_digest(tmp_path: Path) -> None:
+    disk = tempfile.mkdtemp(dir=Path(__file__).parent, prefix=".disk-")  # /tmp may be memory
+    try:
+        transport = SharedMemoryTransport({"data_dir": f"{disk}/data"}, tmp_path / "run")
+        info = transport.data_store().put("a", a_batch(20_000))
+        assert info.digest.startswith("xxh3-128:")
+        transport.close()
+        transport.remove_data()
+    finally:
+        shutil.rmtree(disk)
+
+
+@pytest.mark.parametrize("rows", [8, 20_000], ids=["small", "large"])
+def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> None:
+    found = {}
+    for kind in ("head", "xxh3-128", "sha256"):
+        transport = SharedMemoryTransport({"digest": kind}, run_dir)
+        info = transport.data_store().put(kind, a_batch(rows))
+        found[kind] = info.digest.partition(":")[0]
+        assert transport.data_store().get_verified(kind, info.digest) == a_batch(rows)
+        with pytest.raises(DataCorruptError, match=f"payload '{kind}'"):
+            transport.data_store().get_verified(kind, info.digest[:-1] + "x")
+        transport.close()
+    transport.remove_data()
+
+    # Payloads that are copied out always have a digest of all bytes.
+    head = "xxh3-128" if rows == 8 else "head"
+    assert found == {"head": head, "xxh3-128": "xxh3-128", "sha256": "sha256"}
+
+
+def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
+    with pytest.raises(ProtocolError):
+        transport.data_store().put("../a", a_batch())
 
 
 @pytest.fixture

@@ -41,9 +41,10 @@ class PlainStore(StepDataStore):
         raise NotImplementedError
 
 
-def test_default_store_reads_payloads_to_check_for_them() -> None:
+def test_default_store_puts_at_once_and_reads_payloads_to_check_for_them() -> None:
     store = PlainStore()
-    store.put("p", BATCH)
+    assert store.put_soon("p", BATCH) == INFO
+    store.flush()
     assert store.get_verified("p", INFO.digest) is BATCH
     assert store.get_verified("p", INFO.digest, 0.5) is BATCH
     assert (store.has("p"), store.has("q"), store.has("p", 0.25)) == (True, False, True)

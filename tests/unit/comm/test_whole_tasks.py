@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
@@ -320,6 +321,64 @@ def test_collector_retries_to_store_a_payload_until_there_is_room(
     assert (refusals, pauses_s.count(0.01)) == ([0], 3)
     assert bench.collector._held_up_by == ""
     assert caplog.text.count("the disk is full; trying again every") == 1
+
+
+def test_reports_are_sent_only_after_their_payloads_are_stored(bench: Bench, monkeypatch) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", 0.05)
+    bench.publish()
+    refusals, unsent = [3], {}
+
+    class Batching(MemoryDataStore):
+        def put_soon(self, data_id: str, batch: SampleBatch) -> None:
+            unsent[data_id] = batch
+
+        def flush(self) -> None:
+            if unsent and refusals[0]:
+                refusals[0] -= 1
+                raise StorageFullError("the disk is full", path="data", reason="ENOSPC")
+            while unsent:
+                self.put(*unsent.popitem())
+
+    store = Batching()
+    monkeypatch.setattr(bench.collector, "data_store", store)
+    bench.collect()
+    answer: Mapping[str, Any] = {"has_ended": False}
+    rows, held_up = 0, 0
+    while not answer["has_ended"]:
+        answer = bench.ask("c0", "collector_data_task")
+        held_up += answer["held_up_by"] != ""
+        for report in answer["reports"]:
+            if "data_id" in report:
+                rows += len(store.get(report["data_id"], 0.0))
+    assert (refusals, held_up) == ([0], 3)
+    assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
+
+
+def test_full_store_is_retried_after_a_pause_when_the_collector_has_ended(
+    bench: Bench, monkeypatch
+) -> None:
+    pause_s = 0.2
+    bench.publish()
+    tried_at: list[float] = []
+
+    class Full(MemoryDataStore):
+        def flush(self) -> None:
+            tried_at.append(time.monotonic())
+            raise StorageFullError("the disk is full", path="data", reason="ENOSPC")
+
+    worker = bench.collector
+    monkeypatch.setattr(worker, "_cfg", msgspec.structs.replace(worker._cfg, queue_size=1000))
+    bench.collect()
+    bench.ask("c0", "collector_data_task")  # admits its steps
+    with worker.condition:
+        assert worker.condition.wait_for(lambda: worker.job_ended, PATIENCE_S)
+        assert worker._reports
+    monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", pause_s)
+    monkeypatch.setattr(worker, "data_store", Full())
+    for _ in range(3):
+        assert bench.ask("c0", "collector_data_task")["held_up_by"]
+    first, second, third = tried_at
+    assert min(second - first, third - second) >= pause_s
 
 
 def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_steps(

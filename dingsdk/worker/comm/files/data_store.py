@@ -14,8 +14,9 @@ import stat
 import threading
 import time
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from dingsdk.data import FrameInfo, SampleBatch, decode_batch, encode_batch
 from dingsdk.errors import (
@@ -30,12 +31,8 @@ from dingsdk.errors import (
 from dingsdk.runtime import Buffer, PrivateDir, check_id, checked_timeout
 from dingsdk.worker.comm.transport import StepDataStore
 
-PAYLOAD_FOLDER = "data"
-DATA_FOLDERS = (PAYLOAD_FOLDER, "quarantine", "pool-small", "pool-large")
+DATA_FOLDERS = ("data", "quarantine", "pool-small", "pool-large")
 _SUFFIX = ".ding"
-_PAUSES_S = (0.001, 0.1)
-"""Pause between two looks for a payload: the first one, and the longest one. They double in
-between."""
 _SHARDS = 16
 """Folders that payloads are spread over: two processes cannot change one folder at the same
 time."""
@@ -56,11 +53,68 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class FileDataStore(StepDataStore):
-    """Payloads as files that all processes with the folder can read. Safe to use from many threads.
+class WaitingDataStore(StepDataStore):
+    """Looks for a payload that is not there until it appears, or until a deadline.
 
-    A payload that is not there is looked for until a deadline: shared file systems may show a file
-    late.
+    Args:
+        clock: Returns the time in seconds, from any start.
+    """
+
+    pauses_s: ClassVar[tuple[float, float]]
+    """Pause between two looks: the first one, and the longest one. They double in between."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._closed = threading.Event()
+
+    @abstractmethod
+    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
+        """Return a payload if it is there now; raises DataCorruptError if it is damaged."""
+
+    @abstractmethod
+    def is_there(self, data_id: str) -> bool:
+        """Return whether a payload is there now, damaged or not."""
+
+    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._get(data_id, None, timeout_s)
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._get(data_id, digest, timeout_s)
+
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        look = self.is_there
+        return look(data_id) or bool(self._wait(lambda: look(data_id) or None, timeout_s))
+
+    def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
+        batch = self.load(data_id, digest)
+        if batch is None:
+            batch = self._wait(lambda: self.load(data_id, digest), timeout_s)
+        if batch is None:
+            raise DataMissingError(
+                f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
+                data_id=data_id,
+            )
+        return batch
+
+    def _wait(self, look: Callable[[], _T | None], timeout_s: float) -> _T | None:
+        """Repeat ``look`` after pauses until it does not return None, or until the deadline.
+
+        Raises:
+            ClosedError: the store was closed during the wait.
+        """
+        deadline = self._clock() + checked_timeout(timeout_s)
+        pause_s, longest_s = self.pauses_s
+        while (left_s := deadline - self._clock()) > 0:
+            if self._closed.wait(min(pause_s, left_s)):
+                raise ClosedError("the data store was closed", what="data store")
+            if (found := look()) is not None:
+                return found
+            pause_s = min(2 * pause_s, longest_s)
+        return None
+
+
+class FileDataStore(WaitingDataStore):
+    """Payloads as files that all processes with the folder can read. Safe to use from many threads.
 
     Args:
         path: Folder that all workers share; ``PrivateDir`` lists its requirements.
@@ -69,10 +123,10 @@ class FileDataStore(StepDataStore):
         algorithm: Algorithm of the digests that readers verify payloads with: ``xxh3-128`` detects
             damage and mix-ups; ``sha256``, at a quarter of the speed, also detects forgeries;
             ``head`` only detects other kinds, dtypes and shapes.
-        pool_bytes: About how many bytes of deleted files to keep for reuse; none are kept while
-            fewer bytes than this are free, as policies need room too.
-        clock: Returns the time in seconds, from any start.
+        pool_bytes: About how many bytes of deleted files to keep for reuse.
     """
+
+    pauses_s = (0.001, 0.1)  # shared file systems may show a file late
 
     def __init__(
         self,
@@ -85,18 +139,16 @@ class FileDataStore(StepDataStore):
         pool_bytes: int = 512 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
-        self._closed = threading.Event()
+        super().__init__(clock)
         self._max_bytes = max_payload_bytes
         self._min_free_bytes = min_free_bytes
         self._is_durable = is_durable
-        self._pool_bytes = pool_bytes
         self._algorithm = algorithm
         self._ownerless_since: dict[str, float] = {}
         self.corrupt_count = 0
         """Number of damaged payloads found."""
         with PrivateDir(path) as root:
-            with root.sub(PAYLOAD_FOLDER) as data:
+            with root.sub("data") as data:
                 # Kept open: opening a folder takes a third of the time of a small payload's put.
                 self._shards = [data.sub(f"{index:x}") for index in range(_SHARDS)]
             self._quarantine = root.sub("quarantine")
@@ -121,42 +173,29 @@ class FileDataStore(StepDataStore):
         self._write(folder, name, buffers, info.size_bytes)
         return info
 
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._get(data_id, None, timeout_s)
-
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._get(data_id, digest, timeout_s)
-
-    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        folder, name = self._place_of(data_id)
-        return bool(self._wait(lambda: folder.stat(name), timeout_s))
-
-    def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
-        batch = self._wait(lambda: self._load(data_id, digest), timeout_s)
-        if batch is None:
-            raise DataMissingError(
-                f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
-                data_id=data_id,
-            )
-        return batch
-
-    def _wait(self, look: Callable[[], _T | None], timeout_s: float) -> _T | None:
-        """Call ``look``, and repeat it after pauses, until it does not return None or the deadline.
+    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
+        """Return a payload as read-only views; a large one is memory-mapped.
 
         Raises:
-            ClosedError: the store was closed during the wait.
+            DataCorruptError: the file differs from the payload that was put; it is quarantined.
         """
-        if (found := look()) is not None:
-            return found
-        deadline = self._clock() + checked_timeout(timeout_s)
-        pause_s, longest_s = _PAUSES_S
-        while (left_s := deadline - self._clock()) > 0:
-            if self._closed.wait(min(pause_s, left_s)):
-                raise ClosedError("the data store was closed", what="data store")
-            if (found := look()) is not None:
-                return found
-            pause_s = min(2 * pause_s, longest_s)
-        return None
+        folder, name = self._place_of(data_id)
+        try:
+            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
+            return decode_batch(content, self._max_bytes, expected_digest=digest)
+        except DataMissingError:
+            return None
+        except DataCorruptError as error:
+            if folder.stat(name) is None:
+                return None  # deleted while we read it
+            self._set_aside(folder, data_id)
+            raise DataCorruptError(
+                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
+            ) from error
+
+    def is_there(self, data_id: str) -> bool:
+        folder, name = self._place_of(data_id)
+        return folder.stat(name) is not None
 
     def delete(self, data_ids: Iterable[str]) -> None:
         for folder, name in [self._place_of(each) for each in data_ids]:
@@ -198,26 +237,6 @@ class FileDataStore(StepDataStore):
         for folder in (*self._shards, self._quarantine, *(pool.folder for pool in self._pools)):
             folder.close()
 
-    def _load(self, data_id: str, digest: str | None) -> SampleBatch | None:
-        """Return a payload as read-only views; a large one is memory-mapped.
-
-        Raises:
-            DataCorruptError: the file differs from the payload that was put; it is quarantined.
-        """
-        folder, name = self._place_of(data_id)
-        try:
-            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-            return decode_batch(content, self._max_bytes, expected_digest=digest)
-        except DataMissingError:
-            return None
-        except DataCorruptError as error:
-            if folder.stat(name) is None:
-                return None  # deleted while we read it
-            self._set_aside(folder, data_id)
-            raise DataCorruptError(
-                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
-            ) from error
-
     def _place_of(self, data_id: str) -> tuple[PrivateDir, str]:
         name = check_id(data_id, "data_id") + _SUFFIX
         return self._shards[zlib.crc32(data_id.encode()) % _SHARDS], name
@@ -243,7 +262,7 @@ class FileDataStore(StepDataStore):
     def _is_stored(self, data_id: str, batch: SampleBatch) -> bool:
         """Return whether the payload is stored undamaged; a damaged file is quarantined."""
         try:
-            stored = self._load(data_id, None)
+            stored = self.load(data_id, None)
         except DataCorruptError:
             return False
         if stored is None:
@@ -282,8 +301,6 @@ class FileDataStore(StepDataStore):
             return False
 
     def _give_to_pool(self, folder: PrivateDir, name: str) -> bool:
-        if folder.free_bytes() < self._pool_bytes:
-            return False
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
         pool = self._pool_for(found.st_size) if found else None
         return bool(found and pool and pool.give(folder, name, found))

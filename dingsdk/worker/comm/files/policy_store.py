@@ -159,21 +159,6 @@ class FilePolicyStore(PolicyStore):
                 continue
         raise DataCorruptError(f"policy {policy_id!r} never holds still", where=policy_id)
 
-    def latest(self, policy_id: str) -> tuple[str, int] | None:
-        """Return life and number of the version published last, even if damaged; None if none is.
-
-        A policy that is published again after a discard has another life.
-
-        Raises:
-            DataCorruptError: the pointer to the newest version is damaged.
-        """
-        try:
-            with self._policies.sub(check_id(policy_id, "policy_id"), create=False) as folder:
-                found = _read_pointer(folder)
-        except DataMissingError:
-            return None
-        return found.life, found.version
-
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")
         try:

@@ -1,0 +1,231 @@
+"""Policies in shared memory: never older versions, a fallback for damage, and reused memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dingsdk_shared_memory.policy_store import SharedPolicyStore
+from dingsdk_shared_memory.segments import Segments
+
+from dingsdk.errors import ConfigError, DataCorruptError, ProtocolError, StorageFullError
+from dingsdk.runtime import PrivateDir
+
+LARGE = 1 << 15
+
+
+def weights(value: float, size: int = LARGE) -> dict[str, Any]:
+    return {"w": torch.full((size,), float(value)), "half": torch.ones(3, dtype=torch.bfloat16)}
+
+
+def is_whole(found: tuple[int, dict[str, Any]] | None, version: int) -> bool:
+    expected = weights(version)
+    return (
+        found is not None
+        and found[0] == version
+        and all(torch.equal(found[1][name], expected[name]) for name in expected)
+    )
+
+
+def opened(folder: Path, max_bytes: int = 1 << 20, min_free_bytes: int = 0) -> SharedPolicyStore:
+    return SharedPolicyStore(
+        Segments(PrivateDir(folder), min_free_bytes),
+        keep_versions=3,
+        max_policy_bytes=max_bytes,
+        algorithm="xxh3-128",
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "p"
+
+
+@pytest.fixture
+def publisher(folder: Path) -> Iterator[SharedPolicyStore]:
+    made = opened(folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(folder: Path) -> Iterator[SharedPolicyStore]:
+    made = opened(folder)
+    yield made
+    made.close()
+
+
+def damage(store: SharedPolicyStore, version: int) -> None:
+    """Flip one bit of a stored version."""
+    (name,) = [name for name in store.segments.ids() if name.endswith(f"{version:012d}")]
+    segment, _, _, _, place = store.segments._index[name]
+    path = store.segments._folder.path / f"{segment.writer}-{-place}.slot"
+    with path.open("r+b") as file:
+        file.seek(LARGE)
+        byte = file.read(1)
+        file.seek(LARGE)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_memory_of_old_versions_is_reused(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore, folder: Path
+) -> None:
+    for version in range(12):
+        publisher.publish("p", weights(version), version)
+        assert is_whole(reader.newest("p"), version)
+
+    assert [version.number for version in reader._versions("p")] == [11, 10, 9]
+    assert len(list(folder.glob("*.slot"))) == 4  # three kept versions, and one to write
+
+
+def test_damaged_newest_version_falls_back_and_is_counted_and_reported_once(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in (1, 2, 3):
+        publisher.publish("p", weights(version), version)
+    damage(publisher, 3)
+
+    assert is_whole(reader.newest("p"), 2)
+    for _ in range(3):
+        assert reader.newest("p", newer_than=2) is None
+    assert reader.corrupt_count == 1
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "policy p: version 3 is damaged" in record.getMessage()
+    publisher.publish("p", weights(4), 4)
+    assert is_whole(reader.newest("p", newer_than=2), 4)
+
+
+def test_reader_gets_no_older_version_if_its_current_one_is_damaged(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    for version in (1, 2, 3):
+        publisher.publish("p", weights(version), version)
+    assert is_whole(reader.newest("p"), 3)
+    damage(publisher, 3)
+    with pytest.raises(DataCorruptError):
+        reader.newest("p")
+    publisher.publish("p", weights(4), 4)
+    assert is_whole(reader.newest("p"), 4)
+
+
+def test_invalid_id_is_refused(publisher: SharedPolicyStore) -> None:
+    for call in (
+        lambda: publisher.publish("../p", weights(1), 1),
+        lambda: publisher.newest("../p"),
+        lambda: publisher.latest("../p"),
+        lambda: publisher.discard("../p"),
+    ):
+        with pytest.raises(ProtocolError):
+            call()
+
+
+def test_latest_version_comes_with_the_life_of_its_policy(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    assert reader.latest("p") is None
+    lives = []
+    for _ in range(2):
+        for version in (1, 2):
+            publisher.publish("p", weights(version), version)
+            found = reader.latest("p")
+            assert found is not None
+            lives.append(found[0])
+            assert found[1] == version
+        publisher.discard("p")
+    assert lives[0] == lives[1] != lives[2] == lives[3]
+    assert len(lives[0]) == 16
+
+
+def test_read_without_an_undamaged_version_is_an_error(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    for version in (1, 2):
+        publisher.publish("p", weights(version), version)
+        damage(publisher, version)
+    with pytest.raises(DataCorruptError, match="no version is whole"):
+        reader.newest("p")
+    assert reader.newest("p", newer_than=0) is None
+    assert reader.corrupt_count == 2
+
+
+def test_version_of_another_policy_is_damage(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    publisher.publish("p", weights(1), 1)
+    publisher.publish("q", weights(2), 1)
+    ours, theirs = (publisher._versions(policy_id)[0].name for policy_id in "pq")
+    frame = bytes(publisher.segments.read(theirs) or b"")
+    publisher.segments.delete(ours)
+    publisher.segments.add(ours, [frame], len(frame))
+
+    with pytest.raises(DataCorruptError):
+        reader.newest("p")
+    assert reader.newest("q") is not None
+
+
+def test_overtaken_thread_does_not_return_the_older_version(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.publish("p", weights(1), 1)
+    real = reader._load
+
+    def overtaken(*args: Any) -> Any:
+        state = real(*args)
+        monkeypatch.undo()
+        publisher.publish("p", weights(2), 2)
+        assert is_whole(reader.newest("p"), 2)  # simulates another thread
+        return state
+
+    monkeypatch.setattr(reader, "_load", overtaken)
+    assert is_whole(reader.newest("p"), 2)
+
+
+def test_version_that_is_removed_while_it_is_read_is_not_missed(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.publish("p", weights(1), 1)
+    real = reader._load
+
+    def late(*args: Any) -> Any:
+        monkeypatch.undo()
+        for version in range(2, 6):
+            publisher.publish("p", weights(version), version)
+        return real(*args)
+
+    monkeypatch.setattr(reader, "_load", late)
+    assert is_whole(reader.newest("p"), 5)
+
+
+def test_memory_of_a_dead_publisher_is_freed_once_its_versions_are_old(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore, folder: Path
+) -> None:
+    for version in (1, 2, 3):
+        publisher.publish("p", weights(version), version)
+    dead = publisher.segments._writer
+    publisher.close()
+    for version in (4, 5):
+        reader.publish("p", weights(version), version)
+    assert list(folder.glob(f"{dead}*"))
+    reader.publish("p", weights(6), 6)
+
+    assert not list(folder.glob(f"{dead}*"))
+    assert is_whole(reader.newest("p"), 6)
+
+
+def test_version_without_room_keeps_the_previous_one(
+    publisher: SharedPolicyStore, folder: Path
+) -> None:
+    publisher.publish("p", weights(1), 1)
+    tight, full = opened(folder, max_bytes=100), opened(folder, min_free_bytes=1 << 60)
+    with pytest.raises(ConfigError, match="at most 100"):
+        tight.publish("p", weights(2), 2)
+    with pytest.raises(StorageFullError):
+        full.publish("p", weights(2), 2)
+
+    assert is_whole(publisher.newest("p"), 1)
+    tight.close()
+    full.close()

@@ -1,0 +1,681 @@
+"""Segments of payloads: generations, dead writers, and what other processes can read."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from dingsdk_shared_memory.segments import (
+    ENTRY_BYTES,
+    MOST_ENTRIES,
+    SEGMENT_BYTES,
+    Segments,
+    _entry_at,
+)
+
+from dingsdk.errors import ClosedError, DataCorruptError, StorageFullError
+from dingsdk.runtime import PrivateDir
+from tools.os_calls import failing_calls
+
+LARGE = 1 << 16
+
+
+class Crowded(PrivateDir):
+    """A folder that reports ``room`` bytes of free space."""
+
+    room = 0
+
+    def free_bytes(self) -> int:
+        return self.room
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(path: Path, clock: Clock | None = None) -> Segments:
+    return Segments(PrivateDir(path), clock=clock or Clock())
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Segments]:
+    made = opened(tmp_path / "s")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Segments]:
+    made = opened(tmp_path / "s")
+    yield made
+    made.close()
+
+
+def add(segments: Segments, name: str, frame: bytes) -> None:
+    segments.add(name, [frame[:10], frame[10:]], len(frame))
+
+
+def files(path: Path, kind: str = "seg") -> int:
+    return len(list((path / "s").glob(f"*.{kind}")))
+
+
+def test_frames_of_every_size_are_read_by_another_store(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    frames = {f"p{size}": bytes([size % 251]) * size for size in (1, 63, 64, 65, 4096, 16384)}
+    for name, frame in frames.items():
+        assert reader.read(name) is None
+        add(writer, name, frame)
+        assert reader.read(name) == frame
+    for name, frame in frames.items():
+        assert reader.read(name) == writer.read(name) == frame
+    assert sorted(reader.ids()) == sorted(frames)
+    places = [writer._index[name][4] for name in frames]
+    steps = [after - before for before, after in itertools.pairwise(places)]
+    assert steps == [64, 64, 64, 128, 4096]
+    assert places[0] % 64 == 0
+    assert files(tmp_path, "slot") == 0
+    add(writer, "larger", bytes(16385))
+    assert files(tmp_path, "slot") == 1
+
+
+def test_segment_is_filled_to_its_last_byte(tmp_path: Path, writer: Segments) -> None:
+    add(writer, "first", b"x")
+    left = SEGMENT_BYTES - writer._index["first"][4] - 64
+    while left > 0:
+        size = min(left, 16 << 10)
+        add(writer, f"p{left}", bytes(size))
+        left -= size
+    assert files(tmp_path) == 1
+    add(writer, "next", b"x")
+    assert files(tmp_path) == 2
+
+
+@pytest.mark.parametrize("size", [64, 16 << 10], ids=["entries run out", "bytes run out"])
+def test_segment_is_reused_once_all_its_payloads_are_deleted(
+    tmp_path: Path, writer: Segments, reader: Segments, size: int
+) -> None:
+    for index in range(3 * MOST_ENTRIES):
+        frame = index.to_bytes(8, "little") * (size // 8)
+        add(writer, f"p{index}", frame)
+        assert reader.read(f"p{index}") == frame
+        reader.delete(f"p{index}")
+        assert reader.read(f"p{index}") is None
+    assert files(tmp_path) == 1
+    assert len(writer._index) <= MOST_ENTRIES  # entries of deleted payloads are removed
+    assert reader._index == {}
+    assert writer.ids() == reader.ids() == []
+
+
+def test_segment_with_a_remaining_payload_is_not_reused(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    for index in range(2 * MOST_ENTRIES):
+        add(writer, f"p{index}", index.to_bytes(8, "little"))
+        if index != 5:
+            reader.delete(f"p{index}")
+    add(writer, "last", b"x")
+    assert reader.read("p5") == (5).to_bytes(8, "little")
+    assert reader.ids() == ["p5", "last"]
+    assert files(tmp_path) == 2
+
+
+def test_late_deletion_does_not_affect_the_next_generation(
+    writer: Segments, reader: Segments
+) -> None:
+    add(writer, "old", b"old")
+    assert reader.read("old") == b"old"
+    segment, number, *_ = reader._index["old"]
+    writer.delete("old")
+    own = writer._own
+    assert own is not None
+    own.begin_generation()
+    writer._index.clear()
+    add(writer, "new", b"new")
+
+    segment.delete(number)  # the number is from the generation that the reader knows
+
+    assert writer.read("new") == b"new"
+    assert reader.read("new") == b"new"
+    assert reader.read("old") is None
+
+
+def test_entry_of_the_next_generation_is_not_damage_to_an_old_reader(
+    writer: Segments, reader: Segments
+) -> None:
+    add(writer, "old", b"old")
+    assert reader.has("old")
+    (segment,) = reader._segments.values()
+    own = writer._own
+    assert own is not None
+    own.begin_generation()
+    add(writer, "new", b"new")
+
+    segment.seen = 0  # simulates a look-up during which the generation changes
+    assert list(segment.learn(1)) == []
+
+
+def test_id_reused_in_another_segment_outlasts_its_first_segment(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    add(writer, "a", b"first")
+    assert reader.read("a") == b"first"
+    reader.delete("a")
+    with closing(opened(tmp_path / "s")) as other:
+        add(other, "a", b"second")
+        assert reader.read("a") == b"second"
+        own = writer._own
+        assert own is not None
+        own.begin_generation()
+        assert reader.ids() == ["a"]
+        assert reader.read("a") == b"second"
+
+
+def test_read_of_a_new_id_does_not_search_for_later_payloads(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    add(writer, "a", b"a")
+    assert reader.read("a", is_new=True) == b"a"  # the first look-up
+    add(writer, "b", b"b")
+    assert reader.read("b", is_new=True) is None
+    assert reader.read("b") == b"b"
+
+
+def test_segment_created_within_the_clock_tick_of_a_look_up_is_found(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    path = tmp_path / "s"
+    add(writer, "a", b"a")
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+    assert reader.ids() == ["a"]
+    with closing(opened(path)) as other:
+        add(other, "b", b"b")
+        os.utime(path, ns=(now, now))
+        assert reader.has("b")
+
+
+def test_deleting_twice_or_nothing_changes_nothing(writer: Segments, reader: Segments) -> None:
+    add(writer, "a", b"a")
+    add(writer, "b", b"b")
+    for segments, name in ((reader, "a"), (reader, "a"), (writer, "a"), (writer, "none")):
+        segments.delete(name)
+    assert writer.has("b")
+    assert not writer.has("a")
+    assert reader._index.keys() == {"b"}
+
+
+def test_uncounted_entry_of_a_dead_writer_is_not_seen(writer: Segments, reader: Segments) -> None:
+    add(writer, "a", b"a")
+    own = writer._own
+    assert own is not None
+    state = own.map[:64]
+    add(writer, "b", b"b")
+    own.map[:64] = state
+    assert reader.ids() == ["a"]
+    assert reader.read("b") is None
+
+
+@pytest.mark.parametrize("size", [8, LARGE], ids=["in a segment", "in a slot"])
+def test_damaged_entry_is_counted_and_reported_once_and_its_payload_never_read(
+    tmp_path: Path,
+    writer: Segments,
+    reader: Segments,
+    caplog: pytest.LogCaptureFixture,
+    size: int,
+) -> None:
+    late = opened(tmp_path / "s")
+    checked = ENTRY_BYTES - 8  # all bytes except the deletion mark
+    for byte in range(checked):
+        names = [f"a{byte}", f"p{byte}", f"z{byte}"]
+        for name in names:
+            add(writer, name, name.encode() * (size // 8))
+        own = writer._own
+        assert own is not None
+        own.map[_entry_at(own.seen - 2) + byte] ^= 1
+
+        assert reader.read(f"p{byte}") is None
+        assert not writer.has(f"p{byte}")
+        assert reader.damaged_count == byte + 1
+        assert len(reader.ids()) == len(late.ids()) == 2
+        for name in (f"a{byte}", f"z{byte}"):
+            assert bytes(late.read(name) or b"") == name.encode() * (size // 8)
+            late.delete(name)
+    assert late.damaged_count == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * checked
+    assert {f"p{byte}" for byte in range(64, checked)} <= reader.damaged
+    late.close()
+
+
+@pytest.mark.parametrize("byte", range(64))
+def test_damage_in_a_header_is_counted_once_and_costs_no_payload(
+    tmp_path: Path, writer: Segments, reader: Segments, byte: int
+) -> None:
+    add(writer, "a", b"a")
+    assert reader.read("a") == b"a"
+    add(writer, "b", b"b")
+    own = writer._own
+    assert own is not None
+    own.map[byte] ^= 0x81
+    late = opened(tmp_path / "s")
+    is_read = 8 <= byte < 24
+    for each in (reader, late):
+        assert sorted(each.ids()) == ["a", "b"]
+        assert (each.read("a"), each.read("b")) == (b"a", b"b")
+        assert each.damaged_count == is_read
+    for number in range(2):
+        add(writer, f"c{number}", b"c")
+        assert reader.read(f"c{number}") == late.read(f"c{number}") == b"c"
+    late.delete("a")
+    assert not reader.has("a")
+    assert not writer.has("a")
+    assert reader.damaged_count == late.damaged_count == is_read
+
+    for name in writer.ids():
+        reader.delete(name)
+    own.begin_generation()
+    add(writer, "next", b"next")
+    assert reader.read("next") == late.read("next") == b"next"
+    late.close()
+    assert files(tmp_path) == 1
+
+
+def test_header_that_is_being_written_is_not_damaged(tmp_path: Path, reader: Segments) -> None:
+    writing = (
+        "import itertools, sys; from pathlib import Path\n"
+        "from dingsdk.runtime import PrivateDir\n"
+        "from dingsdk_shared_memory.segments import Segments\n"
+        "segments = Segments(PrivateDir(Path(sys.argv[1])))\n"
+        "for number in itertools.count():\n"
+        "    segments.add(str(number), [b'x'], 1); segments.delete(str(number))\n"
+    )
+    command = [sys.executable, "-c", writing, str(tmp_path / "s")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + 60.0
+            while len(seen := set(reader._segments)) < 1:
+                assert time.monotonic() < deadline
+                reader.ids()
+            segment = reader._segments[seen.pop()]
+            first, states = segment.state()[0] & 0xFFFF_FFFF, 0
+            while (segment.state()[0] & 0xFFFF_FFFF) < first + 100:
+                states += 1
+                assert time.monotonic() < deadline
+        finally:
+            process.kill()
+    assert states > 1_000
+    assert reader.damaged_count == 0
+
+
+@pytest.mark.parametrize("at", [8, 16], ids=["generation", "number of entries"])
+def test_payloads_that_a_reader_knows_outlast_a_header_that_is_damaged_twice(
+    writer: Segments, reader: Segments, at: int
+) -> None:
+    add(writer, "a", b"a")
+    assert reader.read("a") == b"a"
+    own = writer._own
+    assert own is not None
+    for copy in (at, at + 16):
+        own.map[copy] ^= 1
+    assert reader.read("b") is None
+    assert reader.read("a") == b"a"
+    assert reader.damaged_count == 1
+    reader.delete("a")
+    own.begin_generation()
+    add(writer, "b", b"b")
+    assert reader.read("b") == b"b"
+
+
+def test_damaged_deletion_mark_keeps_the_payload(writer: Segments, reader: Segments) -> None:
+    add(writer, "a", b"a")
+    own = writer._own
+    assert own is not None
+    for bit in range(64):
+        own.map[_entry_at(1) - 8 + bit // 8] ^= 1 << bit % 8
+        assert reader.read("a") == b"a"
+        own.map[_entry_at(1) - 8 + bit // 8] ^= 1 << bit % 8
+    assert reader.damaged_count == 0
+
+
+def test_orphans_are_swept_after_their_grace_and_dead_segments_with_the_last(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    dead, living, keeper = (
+        opened(tmp_path / "s"),
+        opened(tmp_path / "s"),
+        opened(tmp_path / "s", clock),
+    )
+    add(dead, "a", b"a")
+    add(dead, "b", b"b")
+    add(living, "c", b"c")
+    dead.close()
+
+    assert keeper.sweep({"a", "c"}.__contains__, 10.0) == 0
+    clock.now += 9.9
+    assert keeper.sweep({"a", "c"}.__contains__, 10.0) == 0
+    clock.now += 0.1
+    assert keeper.sweep({"a", "c"}.__contains__, 10.0) == 1
+    assert sorted(keeper.ids()) == ["a", "c"]
+    assert files(tmp_path) == 2
+    keeper.delete("a")
+    keeper.delete("c")
+    keeper.sweep(lambda name: True, 10.0)
+    assert files(tmp_path) == 1  # the file of the living writer
+    add(living, "d", b"d")
+    assert keeper.read("d") == b"d"
+    assert len(keeper._segments) == 1
+    living.close()
+    keeper.close()
+
+
+def test_slot_is_reused_once_its_payload_is_deleted_and_not_viewed(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    views = []
+    for index in range(6):
+        size = LARGE - 1000 * index
+        frame = bytes([index]) * size
+        add(writer, f"p{index}", frame)
+        view = reader.read(f"p{index}")
+        assert isinstance(view, memoryview)
+        assert view.readonly
+        assert bytes(view) == bytes(writer.read(f"p{index}") or b"") == frame
+        assert memoryview(writer.read(f"p{index}") or b"").readonly
+        views += [view] if index == 1 else []
+        reader.delete(f"p{index}")
+        assert reader.read(f"p{index}") is None
+        del view
+
+    assert bytes(views[0]) == b"\1" * (LARGE - 1000)
+    assert files(tmp_path, "slot") == 2
+    views.clear()
+    for index in range(6, 10):
+        add(writer, f"p{index}", bytes(LARGE))
+    assert files(tmp_path, "slot") == 4
+
+
+@pytest.mark.parametrize(
+    ("size", "slots"), [(LARGE, 1), (LARGE // 2, 1), (LARGE // 2 - 1, 2), (LARGE + 1, 2)]
+)
+def test_slot_of_up_to_twice_the_size_is_reused(
+    tmp_path: Path, writer: Segments, size: int, slots: int
+) -> None:
+    add(writer, "a", bytes(LARGE))
+    writer.delete("a")
+    add(writer, "b", b"b" * size)
+    assert files(tmp_path, "slot") == slots
+    assert bytes(writer.read("b") or b"") == b"b" * size
+
+
+def test_slots_that_become_free_together_are_each_used_once(
+    tmp_path: Path, writer: Segments
+) -> None:
+    for name in "ab":
+        add(writer, name, bytes(LARGE))
+    for name in "ab":
+        writer.delete(name)
+    sizes = {"c": LARGE, "d": 3 * LARGE, "e": LARGE, "f": LARGE, "g": 5 * LARGE}
+    for name, size in sizes.items():
+        add(writer, name, name.encode() * size)
+    for name, size in sizes.items():
+        assert bytes(writer.read(name) or b"") == name.encode() * size
+    assert files(tmp_path, "slot") == len(sizes)
+
+
+def test_slots_of_other_sizes_are_not_reused_but_freed_if_there_is_no_room(tmp_path: Path) -> None:
+    folder, other = Crowded(tmp_path / "s"), Crowded(tmp_path / "t")
+    folder.room = 1 << 30
+    made = Segments(folder)
+    for size in (LARGE, 3 * LARGE, LARGE, 3 * LARGE, LARGE // 3):
+        add(made, "a", bytes(size))
+        made.delete("a")
+    assert files(tmp_path, "slot") == 3
+
+    other.room = LARGE
+    crowded = Segments(other)
+    with pytest.raises(StorageFullError):  # room for the slot, but not for its segment
+        add(crowded, "a", bytes(LARGE))
+    other.room = 1 << 30
+    add(crowded, "a", bytes(LARGE))
+    assert len(list((tmp_path / "t").glob("*.slot"))) == 1
+    crowded.close()
+    folder.room = 0
+    with pytest.raises(StorageFullError):
+        add(made, "b", bytes(7 * LARGE))
+    assert files(tmp_path, "slot") == 0
+    assert not made.has("b")
+    made.close()
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_payloads_of_a_folder_that_was_removed_are_gone(
+    tmp_path: Path, writer: Segments, reader: Segments, is_settled: bool
+) -> None:
+    add(writer, "a", b"a")
+    changed_s = 0.0 if is_settled else time.time()
+    os.utime(tmp_path / "s", (changed_s, changed_s))
+    assert reader.ids() == ["a"]
+    shutil.rmtree(tmp_path / "s")
+    assert reader.ids() == []
+    assert not reader.has("a")
+
+
+def test_missing_folder_is_reported_with_the_reason_of_the_system(tmp_path: Path) -> None:
+    with closing(opened(tmp_path / "s")) as made:
+        (tmp_path / "s").rmdir()
+        assert made.ids() == []
+        with pytest.raises(StorageFullError, match="cannot make") as caught:
+            add(made, "a", b"a")
+    assert caught.value.facts["reason"] == "ENOENT"
+    assert caught.value.facts["path"] == str(tmp_path / "s")
+
+
+@pytest.mark.parametrize("kind", ["seg", "slot"])
+def test_file_without_room_is_removed(
+    tmp_path: Path, writer: Segments, reader: Segments, kind: str
+) -> None:
+    size = 1 if kind == "seg" else LARGE
+    failing = failing_calls(("posix_fallocate",), 1, errno.ENOSPC, persistent=True)
+    with failing, pytest.raises(StorageFullError) as caught:
+        add(writer, "a", bytes(size))
+    assert caught.value.facts["reason"] == "ENOSPC"
+    assert files(tmp_path, kind) == 0
+    add(writer, "a", bytes(size))
+    assert files(tmp_path, kind) == 1
+    assert bytes(reader.read("a") or b"") == bytes(size)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_writer_takes_another_lock_if_its_first_one_was_swept(
+    tmp_path: Path,
+    writer: Segments,
+    reader: Segments,
+    monkeypatch: pytest.MonkeyPatch,
+    is_over: bool,
+) -> None:
+    swept: list[Path] = []
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if swept:
+            real(descriptor, how)
+            return
+        swept.extend((tmp_path / "s").glob("*.lock"))
+        if is_over:
+            reader.clear_dead()
+            real(descriptor, how)
+        else:
+            with swept[0].open() as theirs:
+                real(theirs, fcntl.LOCK_EX)
+                real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    add(writer, "a", b"a")
+    (lock,) = set((tmp_path / "s").glob("*.lock")) - set(swept)
+    assert [each.exists() for each in swept] == [not is_over]
+    reader.clear_dead()
+    assert lock.exists()
+    assert not swept[0].exists()
+    add(writer, "b", b"b")
+    assert (reader.read("a"), reader.read("b")) == (b"a", b"b")
+
+
+def test_closed_store_finds_nothing_stores_nothing_and_holds_no_memory(
+    tmp_path: Path,
+) -> None:
+    made = opened(tmp_path / "s")
+    add(made, "a", b"a")
+    for name in "bcd":
+        add(made, name, bytes(LARGE))
+    made.delete("b")
+    made.delete("c")
+    add(made, "e", bytes(LARGE))  # reuses one of the two free slots
+    made.delete("d")
+    os.utime(tmp_path / "s", (0, 0))
+    assert made.ids() == ["a", "e"]
+    maps = [weakref.ref(each) for each in made._maps.values()]
+    for _ in range(2):
+        made.close()
+    assert [each() for each in maps] == [None] * 3
+    assert made.ids() == []
+    assert not made.has("a")
+    for size in (1, LARGE):
+        with pytest.raises(ClosedError):
+            add(made, "x", bytes(size))
+    assert made._maps == {}
+
+
+def test_free_slots_that_are_kept_are_limited(
+    tmp_path: Path, writer: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_shared_memory.segments.FREE_BYTES", 2 * LARGE)
+    for index in range(6):
+        add(writer, f"p{index}", bytes(LARGE))
+    for index in range(6):
+        writer.delete(f"p{index}")
+    add(writer, "last", bytes(LARGE))
+    assert files(tmp_path, "slot") == 2
+    names = {path.name for path in (tmp_path / "s").glob("*.slot")}
+    assert writer._maps.keys() == {slot.name for slot in writer._slots} == names
+
+
+def test_maps_of_slots_are_limited_and_removed_with_the_slots(
+    tmp_path: Path, writer: Segments, reader: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_shared_memory.segments.MOST_MAPS", 2)
+    monkeypatch.setattr("dingsdk_shared_memory.segments.FREE_BYTES", 0)
+    names = [f"p{index}" for index in range(3)]
+    for name in names:
+        add(writer, name, name.encode() * LARGE)
+    for name in names:
+        assert bytes(reader.read(name) or b"") == name.encode() * LARGE
+    latest = {f"{writer._writer}-{number}.slot" for number in (3, 4)}  # number 1 is the segment
+    assert writer._maps.keys() == reader._maps.keys() == latest
+    assert all(memoryview(each).readonly for each in reader._maps.values())
+    for name in names:
+        writer.delete(name)
+    add(writer, "last", bytes(3 * LARGE))
+    assert reader.ids() == ["last"]
+    assert reader._maps.keys() == set()
+
+
+def test_late_reader_does_not_see_the_next_payload_in_a_slot(
+    writer: Segments, reader: Segments
+) -> None:
+    add(writer, "old", b"o" * LARGE)
+    assert reader.has("old")
+    known = reader._index["old"]
+    writer.delete("old")
+    add(writer, "new", b"n" * LARGE)
+    assert [slot.number for slot in writer._slots] == [1]
+
+    assert reader._view(known) is None
+    assert bytes(reader.read("new") or b"") == b"n" * LARGE
+
+
+def test_unlisted_slot_of_a_dead_writer_is_not_seen(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    add(writer, "a", b"a")
+    writer._take_slot(LARGE)
+    writer.close()
+    assert reader.ids() == ["a"]
+    assert files(tmp_path, "slot") == 1
+    reader.sweep(lambda name: True, 10.0)
+    assert files(tmp_path, "slot") == 0
+    assert reader.ids() == ["a"]
+
+
+def test_truncated_slot_is_refused(tmp_path: Path, writer: Segments, reader: Segments) -> None:
+    add(writer, "a", bytes(LARGE))
+    with next((tmp_path / "s").glob("*.slot")).open("r+b") as file:
+        file.truncate(LARGE - 4096)
+    with pytest.raises(DataCorruptError, match=f"of {LARGE} bytes"):
+        reader.read("a")
+
+
+def test_slots_of_a_dead_writer_stay_as_long_as_their_payloads(tmp_path: Path) -> None:
+    dead, keeper = opened(tmp_path / "s"), opened(tmp_path / "s")
+    for name in ("a", "b"):
+        add(dead, name, name.encode() * LARGE)
+    dead.delete("b")
+    keeper.sweep(lambda name: True, 0.0)
+    assert files(tmp_path, "slot") == 2
+    dead.close()
+
+    keeper.sweep(lambda name: True, 0.0)
+    assert files(tmp_path, "slot") == 1
+    assert bytes(keeper.read("a") or b"") == b"a" * LARGE
+    keeper.delete("a")
+    keeper.sweep(lambda name: True, 0.0)
+    assert list((tmp_path / "s").iterdir()) == []
+    keeper.close()
+
+
+def test_payload_that_a_writer_made_right_before_it_died_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    keeper, dead = opened(path), opened(path)
+    add(dead, "a", b"a")
+    os.utime(path, (0, 0))
+    assert keeper.ids() == ["a"]
+    last = opened(path)
+    add(last, "b", b"b")
+    last.close()
+    os.utime(path, (0, 0))  # simulates changes within one tick of the file system's clock
+    keeper.clear_dead()
+    with closing(opened(path)) as late:
+        assert sorted(late.ids()) == ["a", "b"]
+    for each in (keeper, dead):
+        each.close()
+
+
+def test_incomplete_segment_is_found_once_it_is_complete(
+    tmp_path: Path, writer: Segments, reader: Segments
+) -> None:
+    add(writer, "a", b"a")
+    whole = next((tmp_path / "s").glob("*.seg"))
+    content = whole.read_bytes()
+    half = whole.with_name("0123456789abcdef-1.seg")
+    half.touch(0o600)
+    writer.delete("a")
+    for part in (b"", content[:4096]):
+        half.write_bytes(part)
+        os.utime(tmp_path / "s", (0, 0))  # the folder's time does not show that the file has grown
+        assert not reader.has("a")
+    half.write_bytes(content)
+    assert reader.has("a")
