@@ -111,7 +111,6 @@ class Cluster:
             self.transport.master_end(),
             self.transport.scheduler,
             on_join=lambda info: self._joined.release(),
-            on_renew=lambda worker_id: None,
             on_lost=self._on_lost,
         )
         address = self.master.start()

@@ -25,7 +25,7 @@ from dingsdk.policy.threads import torch_threads
 from dingsdk.runtime.files import guarded
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.coordinator.roles import create_role, create_roles
+from dingsdk.worker.coordinator.role import create_role, create_roles
 from dingsdk.worker.learner.aggregator import serve_remote
 from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 

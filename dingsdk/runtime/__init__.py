@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dingsdk.runtime.files import check_id as check_id
     from dingsdk.runtime.files import guarded as guarded
     from dingsdk.runtime.files import is_locked as is_locked
+    from dingsdk.runtime.files import locked_folder as locked_folder
     from dingsdk.runtime.files import open_private as open_private
     from dingsdk.runtime.http_guard import HttpGuard as HttpGuard
     from dingsdk.runtime.http_guard import Refusal as Refusal

@@ -24,6 +24,8 @@ STRANGERS = 64
 """Most connections whose peer has not proved yet that it knows the secret."""
 GREETING_S = 2.0
 """How long such a peer may take for its proof."""
+PLACE_S = 0.5
+"""How long a peer that knows the secret waits for a place; a thread that ends may need as long."""
 LOG_EVERY_S = 60.0
 """Shortest time between two log lines about connections that were refused."""
 
@@ -137,8 +139,9 @@ class Connections(Generic[_Peer, _Name]):
 
     A peer is a stranger until ``greet`` returns. Strangers have a room of their own, from which the
     oldest one has to go if another one comes, so that they never keep out those who know the
-    secret. A connection for which there is no thread, memory or descriptor is refused; the next one
-    is served again.
+    secret. A peer that knows it waits up to ``PLACE_S`` for a place among those that are served, as
+    the connection that had the place may have been closed just now. A connection for which there is
+    no thread, memory or descriptor is refused; the next one is served again.
 
     Args:
         listener: A listening socket, which this object closes.
@@ -166,9 +169,11 @@ class Connections(Generic[_Peer, _Name]):
         self._serve = serve
         self._most = most
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())
         self._threads: dict[_Peer, threading.Thread] = {}
         self._strangers: dict[_Peer, None] = {}  # the oldest one first
+        self._proved: set[_Peer] = set()
+        """Those that know the secret, also while their threads wait for the lock."""
         self._served: set[_Peer] = set()
         self._refused = RareLog(_log)
         self._stop = threading.Event()
@@ -224,7 +229,7 @@ class Connections(Generic[_Peer, _Name]):
                     raise ConnectionAbortedError("the server ends")
                 thread.start()  # it needs the lock to end
                 self._threads[peer] = thread
-                is_crowded = len(self._strangers) == STRANGERS
+                is_crowded = len(self._strangers) >= STRANGERS
                 if is_crowded:
                     self._evict()
                 self._strangers[peer] = None
@@ -240,8 +245,8 @@ class Connections(Generic[_Peer, _Name]):
 
     def _evict(self) -> None:
         """Close the connection of the oldest stranger; the lock is held."""
-        if self._strangers:
-            oldest = next(iter(self._strangers))
+        oldest = next((each for each in self._strangers if each not in self._proved), None)
+        if oldest is not None:
             del self._strangers[oldest]
             oldest.shut_down()
 
@@ -249,6 +254,7 @@ class Connections(Generic[_Peer, _Name]):
         kind = "refused"
         try:
             name = self._greet(peer)
+            self._proved.add(peer)
             if self._is_welcome(peer):
                 kind = "closed"
                 self._serve(peer, name)
@@ -264,15 +270,22 @@ class Connections(Generic[_Peer, _Name]):
                 self._threads.pop(peer, None)
                 self._strangers.pop(peer, None)
                 self._served.discard(peer)
+                self._proved.discard(peer)
+                self._lock.notify_all()
             peer.close()
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self._served) < self._most
 
     def _is_welcome(self, peer: _Peer) -> bool:
         with self._lock:
             if peer not in self._strangers or self._stop.is_set():
                 return False
             del self._strangers[peer]
-            if len(self._served) < self._most:
+            self._lock.wait_for(lambda: self._stop.is_set() or self._has_place, PLACE_S)
+            if self._has_place:
                 self._served.add(peer)
-                return True
+                return not self._stop.is_set()
         self._refused.warning("a connection was refused: %d are open", self._most)
         return False

@@ -37,6 +37,7 @@ from dingsdk.errors import (
     DataMissingError,
     DingError,
     ProtocolError,
+    RunDirLockedError,
     RunFolderError,
     StorageFullError,
 )
@@ -248,14 +249,14 @@ def locked_folder(path: Path, taken: str) -> Iterator[None]:
     """Lock a folder for this process during the block; the lock also ends with the process.
 
     Raises:
-        RunFolderError: another process has locked it; the error text is ``taken``.
+        RunDirLockedError: another process has locked it; the error text is ``taken``.
     """
     descriptor = _open_folder(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RunFolderError(taken, path=str(path)) from error
+            raise RunDirLockedError(taken, path=str(path)) from error
         except OSError:
             # Some file servers have no locks; then the user has to avoid a second process.
             pass

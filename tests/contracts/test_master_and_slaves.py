@@ -364,9 +364,6 @@ def test_worker_gets_the_lease_time_when_it_joins(
     master = Master(
         transport.master_end(),
         transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
         lease_s=float("inf") if lease_s is None else lease_s,
     )
     end = transport.slave_end(master.start())

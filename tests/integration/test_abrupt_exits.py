@@ -21,8 +21,7 @@ kind, run_dir = sys.argv[1], Path(sys.argv[2])
 transport = default_manager().create("transports", {"type": kind}, run_dir)
 joined = threading.Event()
 master = Master(
-    transport.master_end(), transport.scheduler, on_join=lambda info: joined.set(),
-    on_renew=lambda worker_id: None, on_lost=lambda info, reason: None,
+    transport.master_end(), transport.scheduler, on_join=lambda info: joined.set()
 )
 slave = Slave(
     transport, WorkerInfo("w0", "collector"),

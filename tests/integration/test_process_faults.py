@@ -54,15 +54,22 @@ class KillingCoordinator(Coordinator):
     acknowledged: Callable[[str], None] | None = None
     done = ""
 
-    def deal_with_collector_progress(self, state: Any, report: Mapping[str, Any]) -> bool:
-        is_done = super().deal_with_collector_progress(state, report)
-        return is_done or state.worker.worker_id == self.done
+    def deal_with_collector_judge_finish(self, task_id: str, data: Mapping[str, Any]) -> bool:
+        is_done = super().deal_with_collector_judge_finish(task_id, data)
+        return is_done or self.worker_of(task_id) == self.done
 
-    def deal_with_collector_send_data(self, state: Any, meta: Mapping[str, Any]) -> bool:
-        worker_id, data_id = state.worker.worker_id, str(meta["data_id"])
+    def worker_of(self, task_id: str) -> str:
+        (found,) = [each for each in self.running_tasks() if each.task_id == task_id]
+        assert found.worker is not None
+        return found.worker.worker_id
+
+    def deal_with_collector_send_data(
+        self, task_id: str, buffer_id: str, data_id: str, data: Mapping[str, Any]
+    ) -> bool:
+        worker_id = self.worker_of(task_id)
         if self.kill is not None:
             self.kill("announced", worker_id)
-        is_acked = super().deal_with_collector_send_data(state, meta)
+        is_acked = super().deal_with_collector_send_data(task_id, buffer_id, data_id, data)
         if is_acked and self.kill is not None:
             self.kill("acknowledged", worker_id)
             self.data_store.get(data_id, 0.0)  # raises if the payload was lost with its worker

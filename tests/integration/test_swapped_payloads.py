@@ -21,10 +21,12 @@ class WatchedCoordinator(Coordinator):
 
     announced: Callable[[str], None] | None = None
 
-    def deal_with_collector_send_data(self, state: Any, report: Mapping[str, Any]) -> bool:
+    def deal_with_collector_send_data(
+        self, task_id: str, buffer_id: str, data_id: str, data: Mapping[str, Any]
+    ) -> bool:
         if self.announced is not None:
-            self.announced(str(report["data_id"]))
-        return super().deal_with_collector_send_data(state, report)
+            self.announced(data_id)
+        return super().deal_with_collector_send_data(task_id, buffer_id, data_id, data)
 
 
 @pytest.fixture

@@ -34,13 +34,7 @@ class Bench:
     def __init__(self, run_dir: Path, role: Any, transport: str, *sets: str) -> None:
         self.cfg = _config(run_dir, transport)
         self.transport = make_transport(self.cfg, run_dir)
-        self.master = Master(
-            self.transport.master_end(),
-            self.transport.scheduler,
-            on_join=lambda info: None,
-            on_renew=lambda worker_id: None,
-            on_lost=lambda info, reason: None,
-        )
+        self.master = Master(self.transport.master_end(), self.transport.scheduler)
         self.master.start()
         local = _config(run_dir, transport, *sets)
         self.worker = create_role(role, local).create_worker(self.transport, "w0")

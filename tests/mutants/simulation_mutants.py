@@ -169,9 +169,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the reports of a home are not in the journal",
-            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "if payloads.settle(info):",
-            "if payloads.settle(info) and False:",
+            f"{_COORDINATOR}.coordinator:Coordinator._record_reports",
+            "self._note(fact)",
+            "pass",
         ),
         Mutant(
             "a home that rejoins is not told what it has missed",
@@ -315,8 +315,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the last report of a learner is dropped",
-            f"{_COORDINATOR}.roles:LearnerRole._finish",
-            'coordinator.deal_with_learner_send_info(state, finished["info"])',
+            f"{_COORDINATOR}.roles:LearnerRole._train",
+            'coordinator.deal_with_learner_send_info(*ids, finished["info"])',
             "pass",
         ),
     ],
@@ -442,7 +442,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The whole run dies, and its memory is lost": [
         Mutant(
             "collectors wait for a policy from before the checkpoint",
-            f"{_COORDINATOR}.on_policy:Admission.begin",
+            f"{_COORDINATOR}.admission:Admission.begin",
             "self._began_at.pop()",
             "break",
         ),
@@ -450,13 +450,13 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "Collectors of an on-policy learner are slow, or differ in speed": [
         Mutant(
             "payloads that arrive while the learner publishes are not noticed",
-            f"{_COMM}.learner:BaseCommLearner._next_batch",
+            f"{_COMM}.learner:BaseCommLearner.get_batch",
             "home.announced > before",
             "False",
         ),
         Mutant(
             "a training does not wait for rows of old policies",
-            f"{_COORDINATOR}.on_policy:Admission.may_train",
+            f"{_COORDINATOR}.admission:Admission.may_train",
             "self.version_of(grant.policy_iter) < oldest",
             "False",
         ),
@@ -470,7 +470,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A worker of on-policy training is lost": [
         Mutant(
             "a training waits for a lost collector",
-            f"{_COORDINATOR}.on_policy:Admission.forget",
+            f"{_COORDINATOR}.admission:Admission.forget",
             "self._grants.pop(task_id, None)",
             "str(task_id)",
         ),
@@ -498,9 +498,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The disk is full when an on-policy training ends": [
         Mutant(
             "payloads are deleted before the journal records their training",
-            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "not self._is_behind",
-            "True",
+            f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
+            "payloads.is_unrecorded or self._is_behind",
+            "False",
         ),
     ],
 }

@@ -24,15 +24,15 @@ def count_acknowledged(folder: Path) -> None:
     """
     acknowledge = Coordinator.deal_with_collector_send_data
 
-    def counted(self: Coordinator, state: Any, meta: Any) -> bool:
-        is_taken = acknowledge(self, state, meta)
-        if is_taken and self.payloads_of(state) is not None:
-            columns = self.data_store.get(str(meta["data_id"])).columns
+    def counted(self: Coordinator, task_id: str, buffer_id: str, data_id: str, data: Any) -> bool:
+        is_taken = acknowledge(self, task_id, buffer_id, data_id, data)
+        if is_taken and buffer_id in self._state.buffers:
+            columns = self.data_store.get(data_id).columns
             ends = np.asarray(columns["done"], bool)
             lengths = np.asarray(columns["obs"])[ends, 0].astype(int) + 1
             text = ",".join(map(str, lengths.tolist()))
             with (folder / _ACKNOWLEDGED).open("a") as file:
-                file.write(f"{meta['data_id']} {meta['rows']} {text};\n")
+                file.write(f"{data_id} {data['rows']} {text};\n")
         return is_taken
 
     Coordinator.deal_with_collector_send_data = counted  # type: ignore[method-assign]

@@ -88,6 +88,8 @@ class BaseCommCollector(CommWorker):
         self._step_limit: float | None = None
         """Env steps that the task may take in total; None for no limit."""
         self._is_to_end = False
+        self._starved_at: int | None = None
+        """Env steps that it has taken while it waits for a higher limit; None: it does not wait."""
         self._policy_versions: dict[str, int] = {}
         self._policy_model: Mapping[str, Any] | None = None
 
@@ -153,13 +155,14 @@ class BaseCommCollector(CommWorker):
         return self.deal_with_collector_data()
 
     def deal_with_collector_data(self) -> Mapping[str, Any]:
-        """Return all waiting reports; wait a while for the first one.
+        """Return all waiting reports; wait a while for the first one, unless it waits for steps.
 
         Raises:
             Exception: the collector's error, once all its reports are delivered.
         """
         with self.condition:
-            self.task_wait(lambda: len(self._reports) > 0, ANSWER_WITHIN_S)
+            self.task_wait(lambda: bool(self._reports) or self._is_starved, ANSWER_WITHIN_S)
+            is_starved = self._is_starved
             reports = self._sent_reports = list(self._reports)
             self._reports.clear()
             self.condition.notify_all()
@@ -178,7 +181,7 @@ class BaseCommCollector(CommWorker):
                 # so wait before the next one.
                 self.task_wait(lambda: False, ANSWER_WITHIN_S, outlasts_job=True)
         found = {"reports": reports, "has_ended": has_ended, "held_up_by": held_up_by}
-        return {**found, **self.task_ids()}
+        return {**found, "is_starved": is_starved, **self.task_ids()}
 
     def deal_with_collector_close(self) -> Mapping[str, Any]:
         """Stop the collector; return its finish info.
@@ -253,13 +256,23 @@ class BaseCommCollector(CommWorker):
         Returns:
             How many it may take in total; at most ``taken`` if the task is over.
         """
-
-        def limit() -> float:
-            return math.inf if self._step_limit is None else self._step_limit
-
         with self.condition:
-            self.job_wait(lambda: self._is_to_end or limit() > taken)
-            return limit()
+            self._starved_at = taken
+            self.condition.notify_all()
+            self.job_wait(lambda: not self._is_starved)
+            self._starved_at = None
+            return self._limit
+
+    @property
+    def _limit(self) -> float:
+        return math.inf if self._step_limit is None else self._step_limit
+
+    @property
+    def _is_starved(self) -> bool:
+        """Whether the collector waits for steps, and nothing that it was told ends the wait."""
+        return (
+            self._starved_at is not None and not self._is_to_end and self._limit <= self._starved_at
+        )
 
     def _payload_id(self, path: str) -> str:
         prefix = self._task_info.get("payload_prefix")

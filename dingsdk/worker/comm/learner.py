@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
 """How long to wait for the announced payloads of one message; missing ones are then given up."""
+LAG_EVERY = 16
+"""Train iterations from one count of lags to the next, as counting takes longer than drawing."""
 PART_CLOSE_S = 4.0
 """How long hooks, and the buffer, may take to close: less than a job may take to stop
 (``CLOSE_TIMEOUT_S``)."""
@@ -135,38 +137,18 @@ class BaseCommLearner(CommWorker):
         self._sent_iter = self._read_iter = -1
         """Version of the policy that was published last, and that was last checked to be
         readable."""
-        self._has_begun = False
-        """Whether its checkpoint is loaded and it has asked for data."""
-        self._is_idle = False
-        """Whether it has nothing to train on."""
-        self._is_done = False
-        """Whether the training is over, and the hooks after it have saved its result."""
-        self._confirmed = 0
-        """Number of the newest report of the home that the coordinator has processed."""
+        self._state: Literal["loads", "trains", "waits", "done"] = "loads"
+        """It loads its checkpoint, trains, waits for samples, or its training is over and the hooks
+        after it have saved the result."""
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
         self._lags = Counter[int]()
-        """Rows by their lag, of one batch for each exchange, as counting takes longer than
-        drawing."""
-        self._is_lag_due = False
+        """Rows by their lag, of one in ``LAG_EVERY`` batches."""
         self._saved_iter = 0
         """Iteration of the last checkpoint of ``save_every_s``."""
         self._is_saving = False
         """Whether a checkpoint at an interval is being saved."""
         self._save_at = self._clock() + (self._cfg.save_every_s or math.inf)
-
-    @property
-    def hooks4call(self) -> list[LearnerHook]:
-        """The hooks that make a learner publish its policy and report."""
-        freq = {"send_policy_freq": self._cfg.send_policy_freq}
-        after_iter = SendPolicyHook("send_policy", position="after_iter", ext_args=freq)
-        return [
-            SendPolicyHook("send_policy", position="before_run"),
-            *([] if self._is_on_policy else [after_iter]),
-            SendPolicyHook("send_policy", position="after_run"),
-            SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
-            SendLearnInfoHook("send_learn_info", 100, position="after_run"),
-        ]
 
     def _tasks(self) -> TaskFunctions:
         return {
@@ -190,44 +172,25 @@ class BaseCommLearner(CommWorker):
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
 
-    def _create_home(self, task_info: Mapping[str, Any]) -> Home:
-        if self.replay is not None:
-            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
-            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S)
-        if self._is_on_policy:
-            trainings = task_info["policy"]["learn"].get("update_per_collect", 1)
-            return TrainingHome(self._load_payload, int(trainings))
-        learner, home = self._learner, task_info["home"]
-        buffer = create_buffer(
-            task_info["replay_buffer_cfg"], tb_logger=learner.tb_logger, exp_name=learner.exp_name
-        )
-        buffer.clear()  # rows on disk, of a learner that was lost, are announced again
-        pace = None if home["pace"] is None else EpisodePace(**home["pace"])
-        return TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
+    def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Take new announcements; answer when it has no data, or after ``exchange_s``.
 
-    def _train(self) -> None:
-        """Run the learner.
-
-        Raises:
-            WorkerLostError: a process that trains with it died or hangs; a checkpoint was saved,
-                from which the task starts again.
+        Returns:
+            The learner's ``info``, and ``held_up_by``: why it waits for storage, or "".
         """
-        try:
-            self._learner.start()
-        except WorkerCrashedError as error:
-            if not error.facts.get("traceback"):
-                self._learner.save_checkpoint()
-            raise self._rank_lost(
-                error, f"from the checkpoint of iteration {self._learner.train_iter}"
-            ) from error
-
-    def _rank_lost(self, error: WorkerCrashedError, start: str) -> Exception:
-        """Return the error for a rank that was lost: the task starts again, as ``start`` says."""
-        if error.facts.get("traceback"):
-            return error  # its code raised an error, and would raise it again
-        worker_id = self.info.worker_id
-        text = f"{error}; {worker_id} and its ranks begin again {start}"
-        return WorkerLostError(text, worker_id=worker_id)
+        home = self._the_home()
+        self._learner.collector_envstep = int(data["env_steps"])
+        with self.condition:
+            if data["announcements"]:
+                home.announce(data["announcements"])
+                self._load_until = self._clock() + LOAD_TIMEOUT_S
+                self._state = "trains" if self._state == "waits" else self._state
+                self.condition.notify_all()
+            self._wait_for_checkpoint()
+            self.task_wait(lambda: self._is_idle, self.exchange_s)
+        self.raise_job_error()
+        info = self._info(int(data["confirmed"]))
+        return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}
 
     def deal_with_learner_go_on(self, task_id: str, confirmed: int) -> Mapping[str, Any]:
         """Continue for a new coordinator, which has processed the reports up to ``confirmed``.
@@ -239,60 +202,43 @@ class BaseCommLearner(CommWorker):
             TaskFail: the learner belongs to another task.
         """
         self.go_on_with_job(task_id)
-        home = self._the_home()
         with self.condition:
-            self._wait_for_begin()
-        info = self._info(home, confirmed)
-        return {"info": info, "known": home.known_ids(), **self.task_ids()}
+            self._wait_for_checkpoint()
+        info = self._info(confirmed)
+        return {"info": info, "known": self._the_home().known_ids(), **self.task_ids()}
 
-    def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take new announcements; answer when it has no data, or after ``exchange_s``.
+    def deal_with_learner_close(self) -> Mapping[str, Any]:
+        """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
 
         Returns:
-            The learner's ``info``, and ``held_up_by``: why it waits for storage, or "".
+            The task's ids, and the learner's last ``info``.
         """
-        home = self._the_home()
-        self._learner.collector_envstep = int(data["env_steps"])
-        self._confirmed = int(data["confirmed"])
-        self._is_lag_due = not self._is_on_policy  # its lag is known to the coordinator
-        with self.condition:
-            if data["announcements"]:
-                home.announce(data["announcements"])
-                self._load_until = self._clock() + LOAD_TIMEOUT_S
-                self._is_idle = False
-                self.condition.notify_all()
-            self._wait_for_begin()
-            self.task_wait(lambda: self._is_idle, self.exchange_s)
+        if not self.stop_job():
+            raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
+        answer = {"info": self._info(), **self.task_ids()}
+        self._learner = None
+        self._close_home()
         self.raise_job_error()
-        info = self._info(home, self._confirmed)
-        return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}
+        return answer
 
-    def _wait_for_begin(self) -> None:
+    @property
+    def _is_idle(self) -> bool:
+        return self._state in ("waits", "done")
+
+    def _wait_for_checkpoint(self) -> None:
         """Wait, with the condition held, until the learner's iteration is that of its checkpoint.
 
-        The coordinator takes the first iteration that it is told for that of the checkpoint. A
-        learner that waits for room for its first policy has loaded it.
+        The coordinator takes the first iteration that it is told for that of the checkpoint.
         """
-        self.task_wait(lambda: self._has_begun or bool(self._policies.held_up_by), math.inf)
+        self.task_wait(lambda: self._state != "loads", math.inf)
 
-    def note_begin(self) -> None:
-        """Record that the learner has loaded its checkpoint, if it continues from one."""
-        with self.condition:
-            self._has_begun = True
-            self.condition.notify_all()
-
-    def _the_home(self) -> Home:
-        if self._home is None:
-            raise TaskFail({"message": "no learner"}, "this learner has no task")
-        return self._home
-
-    def _info(self, home: Home, confirmed: int) -> dict[str, Any]:
+    def _info(self, confirmed: int = 0) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
-        is_idle = self._is_idle
+        home, is_idle = self._the_home(), self._is_idle
         counts = home.report()
         return {
             **self._learner.learn_info,
-            "learner_done": self._is_done,
+            "learner_done": self._state == "done",
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
@@ -303,79 +249,12 @@ class BaseCommLearner(CommWorker):
             "lag": list(PolicyLag.of(self._lags) or ()),
         }
 
-    def _next_batch(self, home: Home, batch_size: int) -> SampleBatch | list[Any] | None:
-        """Wait for the next batch of the home; None: the task is over."""
-        if self._clock() >= self._save_at:
-            self._save()
-        while not self.is_stopping:
-            announced = home.announced
+    def _the_home(self) -> Home:
+        if self._home is None:
+            raise TaskFail({"message": "no learner"}, "this learner has no task")
+        return self._home
 
-            def has_news(before: int = announced) -> bool:
-                return home.announced > before
-
-            batch = home.sample(batch_size, self._learner.train_iter)
-            if batch is not None:
-                self._trained_rows += home.rows_of(batch)
-                if self._is_lag_due and isinstance(batch, SampleBatch):
-                    self._count_lags(batch)
-                return batch
-            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
-                self._send_newest()  # before the report of the training, as collectors need it
-            if home.retry_s is not None:
-                self._catch_up()
-                self.pause(home.retry_s, has_news)
-                continue
-            with self.condition:
-                if has_news():
-                    continue  # some arrived since it looked
-                self._is_idle = True
-                self.condition.notify_all()
-                if not self.job_wait(lambda: not self._is_idle, self._catch_up):
-                    return None
-        return None
-
-    def _count_lags(self, batch: SampleBatch) -> None:
-        """Count how many versions the samples of a batch are behind the newest one."""
-        self._is_lag_due = False
-        versions = versions_of(batch)
-        if versions is not None:
-            freq = self._cfg.send_policy_freq
-            newest = self._learner.train_iter // freq * freq
-            self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
-
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        has_ended = super().close(timeout_s)
-        if self.replay is not None:
-            self.replay.close()
-        return has_ended
-
-    def deal_with_learner_close(self) -> Mapping[str, Any]:
-        """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
-
-        Returns:
-            The task's ids, and the learner's last ``info``.
-        """
-        if not self.stop_job():
-            raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
-        answer = {"info": self._info(self._the_home(), self._confirmed), **self.task_ids()}
-        self._learner = None
-        self._close_home()
-        self.raise_job_error()
-        return answer
-
-    def _close_home(self) -> None:
-        home, self._home = self._home, None
-        if home is not None and not returns_within(PART_CLOSE_S, home.close):
-            warn_of_left("policy.other.replay_buffer")
-
-    def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Stop the learner, then the processes that train with it."""
-        is_over = super().stop_job(timeout_s)
-        if is_over and self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
-        return is_over
-
+    # Built for each task.
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's learner with its policy and connect it with this worker."""
         # The run folder in the task is a path on the master's host.
@@ -408,15 +287,13 @@ class BaseCommLearner(CommWorker):
         learner.hook_close_s = PART_CLOSE_S
         if left < 1:
             learner.train_iterations = 0  # not allowed in a config
-        source = self.data_source
 
-        def draw(batch_size: int) -> Any:
-            if not self._has_begun:
-                self.note_begin()
-            return source(batch_size)
+        def publish(state: Mapping[str, Any]) -> None:
+            self.note_begin()  # the hooks that load a checkpoint run before this one
+            self.send_policy(state)
 
-        learner.get_data = draw
-        learner.send_policy = self.send_policy
+        learner.get_data = self.data_source
+        learner.send_policy = publish
         learner.send_learn_info = self.send_learn_info
         policy_cfg, seed = task_info["policy"], task_info.get("seed")
         learner.policy = create_policy(policy_cfg, enable_field=["learn"], seed=seed).learn_mode
@@ -434,6 +311,66 @@ class BaseCommLearner(CommWorker):
         learner.setup_dataloader()
 
     @property
+    def hooks4call(self) -> list[LearnerHook]:
+        """The hooks that make a learner publish its policy and report."""
+        freq = {"send_policy_freq": self._cfg.send_policy_freq}
+        after_iter = SendPolicyHook("send_policy", position="after_iter", ext_args=freq)
+        return [
+            SendPolicyHook("send_policy", position="before_run"),
+            *([] if self._is_on_policy else [after_iter]),
+            SendPolicyHook("send_policy", position="after_run"),
+            SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
+            SendLearnInfoHook("send_learn_info", 100, position="after_run"),
+        ]
+
+    def _create_home(self, task_info: Mapping[str, Any]) -> Home:
+        if self.replay is not None:
+            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
+            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S)
+        if self._is_on_policy:
+            trainings = task_info["policy"]["learn"].get("update_per_collect", 1)
+            return TrainingHome(self._load_payload, int(trainings))
+        learner, home = self._learner, task_info["home"]
+        buffer = create_buffer(
+            task_info["replay_buffer_cfg"], tb_logger=learner.tb_logger, exp_name=learner.exp_name
+        )
+        buffer.clear()  # rows on disk, of a learner that was lost, are announced again
+        pace = None if home["pace"] is None else EpisodePace(**home["pace"])
+        return TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
+
+    # Run in the job of a task: the learner, and what it calls.
+    def _train(self) -> None:
+        """Run the learner.
+
+        Raises:
+            WorkerLostError: a process that trains with it died or hangs; a checkpoint was saved,
+                from which the task starts again.
+        """
+        try:
+            self._learner.start()
+        except WorkerCrashedError as error:
+            if not error.facts.get("traceback"):
+                self._learner.save_checkpoint()
+            raise self._rank_lost(
+                error, f"from the checkpoint of iteration {self._learner.train_iter}"
+            ) from error
+
+    def _rank_lost(self, error: WorkerCrashedError, start: str) -> Exception:
+        """Return the error for a rank that was lost: the task starts again, as ``start`` says."""
+        if error.facts.get("traceback"):
+            return error  # its code raised an error, and would raise it again
+        worker_id = self.info.worker_id
+        text = f"{error}; {worker_id} and its ranks begin again {start}"
+        return WorkerLostError(text, worker_id=worker_id)
+
+    def note_begin(self) -> None:
+        """Record that the learner has loaded its checkpoint, if it continues from one."""
+        if self._state == "loads":
+            with self.condition:
+                self._state = "trains"
+                self.condition.notify_all()
+
+    @property
     def data_source(self) -> Callable[[int], Any]:
         """The function that the learner gets its data from.
 
@@ -443,24 +380,6 @@ class BaseCommLearner(CommWorker):
         own, base = type(self), BaseCommLearner
         is_own = own.get_data is not base.get_data or own.load_data_fn is not base.load_data_fn
         return self.get_data if is_own else self.get_batch
-
-    @staticmethod
-    def load_data_fn(
-        path: Callable[[], SampleBatch],
-        meta: Mapping[str, Any],
-        decompressor: Callable[[Any], Any] | None = None,
-    ) -> dict[str, Any]:
-        """Return one row of a batch, with its sampling data (replay ids, IS weights).
-
-        Args:
-            path: Returns the batch, which all its rows share.
-            meta: ``index``, the row's place in the batch.
-            decompressor: Called with the row; None returns the row unchanged.
-
-        Differs from the reference: there each row is a file, which is read and unpacked here.
-        """
-        row = dict(path()[int(meta["index"])])
-        return row if decompressor is None else dict(decompressor(row))
 
     def get_data(self, batch_size: int) -> list[Callable[[], dict[str, Any]]] | None:
         """Return callables for the rows of the next batch; None: the task is over.
@@ -481,6 +400,24 @@ class BaseCommLearner(CommWorker):
         load = self.load_data_fn
         return [partial(load, lambda: found, {"index": index}) for index in range(len(found))]
 
+    @staticmethod
+    def load_data_fn(
+        path: Callable[[], SampleBatch],
+        meta: Mapping[str, Any],
+        decompressor: Callable[[Any], Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return one row of a batch, with its sampling data (replay ids, IS weights).
+
+        Args:
+            path: Returns the batch, which all its rows share.
+            meta: ``index``, the row's place in the batch.
+            decompressor: Called with the row; None returns the row unchanged.
+
+        Differs from the reference: there each row is a file, which is read and unpacked here.
+        """
+        row = dict(path()[int(meta["index"])])
+        return row if decompressor is None else dict(decompressor(row))
+
     def get_batch(self, batch_size: int) -> SampleBatch | list[Any] | None:
         """Wait for the next batch of the home and return it in columns; None: the task is over.
 
@@ -488,27 +425,67 @@ class BaseCommLearner(CommWorker):
         samples are or contain lists.
         """
         self.yield_turn()
-        return self._next_batch(self._the_home(), batch_size)
+        home = self._the_home()
+        if self._clock() >= self._save_at:
+            self._save()
+        while not self.is_stopping:
+            announced = home.announced
 
-    def _save(self) -> None:
-        """Save a checkpoint if there is something new, and set the time of the next one."""
-        began, train_iter = self._clock(), self._learner.train_iter
-        if train_iter != self._saved_iter:
-            self._saved_iter, self._is_saving = train_iter, True
-            try:
-                self._learner.save_checkpoint()
-            except StorageFullError as error:
-                text = "no checkpoint of iteration %d, training continues: %s"
-                _log.warning(text, train_iter, error)
-            finally:
-                self._is_saving = False
-        now = self._clock()
-        self._save_at = now + save_pause(self._cfg.save_every_s, now - began)
+            def has_news(before: int = announced) -> bool:
+                return home.announced > before
 
-    def _stops_after(self, seconds: float) -> bool:
-        """Wait; return whether the job has to stop."""
-        self.pause(seconds)
-        return self.is_stopping
+            batch = home.sample(batch_size, self._learner.train_iter)
+            if batch is not None:
+                self._trained_rows += home.rows_of(batch)
+                if self._learner.train_iter % LAG_EVERY == 0:
+                    self._count_lags(batch)
+                return batch
+            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
+                self._send_newest()  # before the report of the training, as collectors need it
+            if home.retry_s is not None:
+                self._catch_up()
+                self.pause(home.retry_s, has_news)
+                continue
+            with self.condition:
+                if has_news():
+                    continue  # some arrived since it looked
+                self._state = "waits"
+                self.condition.notify_all()
+                if not self.job_wait(lambda: self._state == "trains", self._catch_up):
+                    return None
+        return None
+
+    def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
+        store = self.data_store
+        timeout_s = max(0.0, self._load_until - self._clock())
+        if digest is None:
+            return store.get(data_id, timeout_s)
+        return store.get_verified(data_id, digest, timeout_s)
+
+    def _count_lags(self, batch: SampleBatch | list[Any]) -> None:
+        """Count how many versions the samples of a batch are behind the newest one.
+
+        For an on-policy learner, the coordinator counts them.
+        """
+        versions = versions_of(batch) if isinstance(batch, SampleBatch) else None
+        if versions is not None and not self._is_on_policy:
+            freq = self._cfg.send_policy_freq
+            newest = self._learner.train_iter // freq * freq
+            self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
+
+    def send_learn_info(self, info: Mapping[str, Any]) -> None:
+        """Report ``BaseLearner.learn_info`` of the last iteration."""
+        self.advance()
+        priorities = info.get("priority_info")
+        home = self._the_home()
+        # Rows of a buffer without priorities have no ids.
+        if priorities and None not in priorities["replay_unique_id"]:
+            home.update(priorities)
+        if info["learner_done"]:
+            home.end_batch(is_last=True)
+            with self.condition:
+                self._state = "done"
+                self.condition.notify_all()
 
     def send_policy(self, state: Mapping[str, Any]) -> None:
         """Publish ``{'model': tensors, 'iter': version}``.
@@ -537,23 +514,41 @@ class BaseCommLearner(CommWorker):
             if self.policy_store.newest(policy_id, self._sent_iter - 1) is None:
                 self._send_newest()
 
-    def send_learn_info(self, info: Mapping[str, Any]) -> None:
-        """Report ``BaseLearner.learn_info`` of the last iteration."""
-        self.advance()
-        priorities = info.get("priority_info")
-        home = self._the_home()
-        # Rows of a buffer without priorities have no ids.
-        if priorities and None not in priorities["replay_unique_id"]:
-            home.update(priorities)
-        if info["learner_done"]:
-            home.end_batch(is_last=True)
-            with self.condition:
-                self._is_idle = self._is_done = True
-                self.condition.notify_all()
+    def _save(self) -> None:
+        """Save a checkpoint if there is something new, and set the time of the next one."""
+        began, train_iter = self._clock(), self._learner.train_iter
+        if train_iter != self._saved_iter:
+            self._saved_iter, self._is_saving = train_iter, True
+            try:
+                self._learner.save_checkpoint()
+            except StorageFullError as error:
+                text = "no checkpoint of iteration %d, training continues: %s"
+                _log.warning(text, train_iter, error)
+            finally:
+                self._is_saving = False
+        now = self._clock()
+        self._save_at = now + save_pause(self._cfg.save_every_s, now - began)
 
-    def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
-        store = self.data_store
-        timeout_s = max(0.0, self._load_until - self._clock())
-        if digest is None:
-            return store.get(data_id, timeout_s)
-        return store.get_verified(data_id, digest, timeout_s)
+    def _stops_after(self, seconds: float) -> bool:
+        """Wait; return whether the job has to stop."""
+        self.pause(seconds)
+        return self.is_stopping
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        has_ended = super().close(timeout_s)
+        if self.replay is not None:
+            self.replay.close()
+        return has_ended
+
+    def stop_job(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Stop the learner, then the processes that train with it."""
+        is_over = super().stop_job(timeout_s)
+        if is_over and self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        return is_over
+
+    def _close_home(self) -> None:
+        home, self._home = self._home, None
+        if home is not None and not returns_within(PART_CLOSE_S, home.close):
+            warn_of_left("policy.other.replay_buffer")

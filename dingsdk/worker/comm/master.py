@@ -193,9 +193,9 @@ class Master(MasterListener):
         end: MasterEnd,
         scheduler: Scheduler,
         *,
-        on_join: Callable[[WorkerInfo], None],
-        on_renew: Callable[[str], None],
-        on_lost: Callable[[WorkerInfo, str], None],
+        on_join: Callable[[WorkerInfo], None] = lambda worker: None,
+        on_renew: Callable[[str], None] = lambda worker_id: None,
+        on_lost: Callable[[WorkerInfo, str], None] = lambda worker, reason: None,
         lease_s: float | None = None,
         max_open_tasks: int = 4096,
     ) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
-from dingsdk.errors import DingError, TaskTimeoutError
+from dingsdk.errors import ClosedError, DingError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.plugins.blame import error_text
 from dingsdk.worker.comm.master import Master
@@ -40,7 +40,7 @@ from dingsdk.worker.coordinator.live_payloads import (
 )
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.roles import Role, create_roles
+from dingsdk.worker.coordinator.role import Role, create_roles
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -56,6 +56,8 @@ _OF_HOME = ("reports", "is_idle", "trained_rows", "counts", "count", "figures", 
 """Keys of a learner's info that tell about the home of its buffer."""
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""
+SETTLE_S = 0.25
+"""Shortest time between two records in the journal of what the home of a buffer reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ class Coordinator(Configurable):
             self._state.note = self._note_task
         self._rejoin_s = rejoin_s
         self._orphans_until = -math.inf
+        self._unrecorded: dict[str, Settled] = {}
+        """Of learner tasks: what their homes have reported, and is not in the journal."""
         self._jobs: list[Job] = []
         self._loss: float | None = None
         self._looked_at = self._swept_at = self._owned_at = clock()
@@ -530,38 +534,42 @@ class Coordinator(Configurable):
             with self.condition:
                 self._state.outage.note(state.task_id, held_up_by)
 
-    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+    def deal_with_collector_send_data(
+        self, task_id: str, buffer_id: str, data_id: str, data: Mapping[str, Any]
+    ) -> bool:
         """Acknowledge a payload; False if the buffer's limiter has no room for it now.
 
-        If the buffer is gone, the payload is deleted at once. A missing payload is skipped.
+        A payload of an unknown task or a closed buffer is dropped, and so is one that is missing.
+
+        Args:
+            data: The announcement of the payload.
         """
-        data_id = str(meta["data_id"])
-        if not self._is_served and not self.data_store.has(data_id):
-            with self.condition:
-                rows, payloads = state.waiting.pop(data_id, 0), self.payloads_of(state)
-                if payloads is not None and payloads.knows(data_id):
-                    return True  # reported again, after all its rows have left
-                self._state.unacknowledged_rows += rows
-            _log.warning("payload %s vanished before it was acknowledged", data_id)
-            return True
+        meta = {**data, "data_id": data_id}
+        is_stored = self._is_served or self.data_store.has(data_id)
+        why, garbage, level = "", list[str](), logging.ERROR
         with self.condition:
-            payloads = self.payloads_of(state)
-            if payloads is None:
-                self._state.unacknowledged_rows += state.waiting.pop(data_id, 0)
-                garbage = [data_id]
+            state, payloads = self._state.running.get(task_id), self._state.buffers.get(buffer_id)
+            if state is None or payloads is None:
+                why = f"is dropped: task {task_id} or buffer {buffer_id} has ended"
+                garbage = [data_id] if state is not None else []
+            elif not is_stored:
+                # Unless it is reported again, after all its rows have left.
+                why = "" if payloads.knows(data_id) else "vanished before it was acknowledged"
+                level = logging.WARNING
             elif not payloads.can_push(int(meta["rows"])) or not self._may_push(
                 payloads, state, meta
             ):
                 return False
             else:
                 payloads.push(meta, self._state.env_steps)
-                state.waiting.pop(data_id, None)
                 self._state.outage.note_progress()
-                garbage = payloads.take_garbage()
-                if not self._is_served and data_id not in payloads.live_ids():
-                    # A late repeat: its payload was stored again, and nobody would read it.
-                    garbage.append(data_id)
+                garbage = self._take_garbage(payloads)
+            if state is not None:
+                rows = state.waiting.pop(data_id, 0)
+                self._state.unacknowledged_rows += rows if why else 0
             self.condition.notify_all()
+        if why:
+            _log.log(level, "payload %s %s", data_id, why)
         if garbage:
             self.data_store.delete(garbage)
         return True
@@ -571,7 +579,7 @@ class Coordinator(Configurable):
 
         Call with the condition held.
         """
-        # Looked at here too, as a collector without steps answers only after seconds.
+        # Looked at here too, as the dispatcher looks only now and then.
         if not state.is_evaluation and self._look_at_env_steps():
             return True
         return self._state.commander.wants_end_of(state.task_id)
@@ -598,19 +606,22 @@ class Coordinator(Configurable):
         state.collect_setting = setting
         return {"collect_setting": setting}
 
-    def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+    def deal_with_collector_judge_finish(self, task_id: str, data: Mapping[str, Any]) -> bool:
         """Process a progress report; return whether the collector is done."""
         with self.condition:
+            state = self._state.running.get(task_id)
+            if state is None:
+                return False
             payloads = self.payloads_of(state)
             admission = None if payloads is None else payloads.admission
-            if admission is not None and "delivered_steps" in report:
-                steps, policy_iter = int(report["delivered_steps"]), int(report["policy_iter"])
-                admission.report(state.task_id, steps, policy_iter)
-                self.condition.notify_all()
+            if admission is not None and "delivered_steps" in data:
+                steps, policy_iter = int(data["delivered_steps"]), int(data["policy_iter"])
+                admission.report(task_id, steps, policy_iter)
             before = state.env_steps
-            is_done = self._state.progress(state, report)
+            is_done = self._state.progress(state, data)
             if state.env_steps > before and self._keeper is not None:
-                self._keeper.note(Progressed(state.task_id, state.env_steps, self.elapsed_s))
+                self._keeper.note(Progressed(task_id, state.env_steps, self.elapsed_s))
+            self.condition.notify_all()
             return is_done
 
     def _may_push(self, payloads: LivePayloads, state: TaskState, meta: Mapping[str, Any]) -> bool:
@@ -632,13 +643,14 @@ class Coordinator(Configurable):
             )
         )
 
-    def deal_with_collector_finish_task(
-        self, state: TaskState, finished: Mapping[str, Any]
-    ) -> None:
-        """Process the result of a collector task.
+    def deal_with_collector_finish_task(self, task_id: str, finished: Mapping[str, Any]) -> None:
+        """Process the result of a collector task; that of an unknown task is dropped.
 
         An evaluation that was cut off has no result: only its short episodes had ended.
         """
+        state = self._state.running.get(task_id)
+        if state is None:
+            return
         if state.player is not None:
             finished = {**finished, "player": state.player}
         policy_id = finished.get("policy_id")
@@ -661,47 +673,87 @@ class Coordinator(Configurable):
         if not state.is_evaluation:
             self._on_collected(finished)
 
-    def deal_with_learner_get_data(self, state: TaskState) -> dict[str, Any] | None:
-        """Return what the home of a buffer has not been told; None: the buffer is closed.
+    def deal_with_learner_get_data(
+        self, task_id: str, buffer_id: str, batch_size: int, cur_learner_iter: int
+    ) -> list[dict[str, Any]] | None:
+        """Return announcements that the home of a buffer has not had, in order of arrival.
+
+        Differs from the reference, which returns the metadata of a batch that it draws.
+
+        Args:
+            batch_size: Most announcements to return. A training of an on-policy learner is
+                announced as a whole.
+            cur_learner_iter: The learner's iteration.
 
         Returns:
-            ``announcements`` of new payloads in order of arrival, the number of the newest
-            ``confirmed`` report, and the ``env_steps`` of the run.
+            None if the buffer is closed, or there is nothing new.
+
+        Raises:
+            ClosedError: there is no such learner task.
         """
         with self.condition:
-            payloads = self.payloads_of(state)
-            if payloads is None:
+            self._state.note_progress(self._learner(task_id), cur_learner_iter)
+            payloads = self._state.buffers.get(buffer_id)
+            if payloads is None or self._is_behind:
                 return None
-            is_behind = self._is_behind
-            return {
-                "announcements": [] if is_behind else payloads.take_news(),
-                # The home keeps the reports that a restarted coordinator would miss.
-                "confirmed": 0 if is_behind else payloads.confirmed,
-                "env_steps": self._state.env_steps,
-            }
+            return payloads.take_news(batch_size) or None
 
-    def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
-        """Take the learner's progress, and what its home has inserted and no longer needs."""
-        garbage: list[str] = []
+    def deal_with_learner_send_info(
+        self, task_id: str, buffer_id: str, info: Mapping[str, Any]
+    ) -> None:
+        """Take the learner's progress, and what its home has inserted and no longer needs.
+
+        It is dropped if the buffer is closed.
+
+        Raises:
+            ClosedError: there is no such learner task.
+        """
         with self.condition:
+            state, payloads = self._learner(task_id), self._state.buffers.get(buffer_id)
+            if payloads is None:
+                return
             train_iter = int(info["learner_step"])
-            self._record.note_iteration(state.task_id, train_iter)
+            self._record.note_iteration(task_id, train_iter)
             self._state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
-            payloads = self.payloads_of(state)
-            if payloads is not None:
-                if payloads.settle(info):
-                    home = {name: info.get(name) for name in _OF_HOME}
-                    self._note(Settled(state.task_id, train_iter, home))
-                # A restarted coordinator needs all payloads whose end is not in the journal yet.
-                if not self._is_behind:
-                    garbage = payloads.take_garbage()
-                self._record.note_policy_lag()
-                self.condition.notify_all()
+            payloads.settle(info)
+            if payloads.is_unrecorded:
+                home = {name: info.get(name) for name in _OF_HOME}
+                self._unrecorded[task_id] = Settled(task_id, train_iter, home)
+                has_time = self.clock() - payloads.recorded_at < SETTLE_S and not self.is_ending
+                if self._keeper is None or payloads.admission is not None or not has_time:
+                    self._record_reports(state)
+            garbage = self._take_garbage(payloads)
+            self._record.note_policy_lag()
+            self.condition.notify_all()
             progress = {name: info[name] for name in info if name not in _OF_HOME}
-            self._state.commander.update_learner_info(state.task_id, progress)
+            self._state.commander.update_learner_info(task_id, progress)
         if garbage:
             self.data_store.delete(garbage)
+
+    def _take_garbage(self, payloads: LivePayloads) -> list[str]:
+        """Return the ids of payloads to delete now."""
+        # A restarted coordinator needs all payloads whose end is not in the journal yet.
+        if payloads.is_unrecorded or self._is_behind:
+            return []
+        payloads.recorded = payloads.confirmed
+        return payloads.take_garbage()
+
+    def _record_reports(self, state: TaskState) -> None:
+        """Record what the home of a task's buffer has reported since the last record of it.
+
+        Each answer of a learner repeats all of it, so the newest one is enough.
+        """
+        fact, payloads = self._unrecorded.pop(state.task_id, None), self.payloads_of(state)
+        if fact is not None and payloads is not None:
+            self._note(fact)
+            payloads.is_unrecorded, payloads.recorded_at = False, self.clock()
+
+    def _learner(self, task_id: str) -> TaskState:
+        state = self._state.running.get(task_id)
+        if state is None:
+            raise ClosedError(f"there is no learner task {task_id!r}, or it is over", what="task")
+        return state
 
     def deal_with_learner_known(self, state: TaskState, known: Collection[str]) -> None:
         """Take the ids of the payloads that a learner has from an earlier coordinator."""
@@ -710,10 +762,21 @@ class Coordinator(Configurable):
             if payloads is not None:
                 payloads.rejoin(known)
 
-    def confirmed_of(self, state: TaskState) -> int:
-        """Return the number of the newest report of a task's home that was processed."""
+    def confirmed_of(self, state: TaskState) -> int | None:
+        """Return the number of the newest report of a task's home that is recorded.
+
+        The home keeps later reports, which a restarted coordinator would miss. None: the buffer is
+        closed.
+        """
         with self.condition:
-            return self._state.buffers[state.buffer_id].confirmed
+            payloads = self.payloads_of(state)
+            return None if payloads is None else payloads.recorded
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the run that were collected for training."""
+        with self.condition:
+            return self._state.env_steps
 
     def has_news(self, state: TaskState) -> bool:
         """Return whether a task's home can be told something; call with the condition held."""
@@ -727,6 +790,7 @@ class Coordinator(Configurable):
             What the home must know: ``counts`` of an earlier home, and the ``pace`` of episodes.
         """
         with self.condition:
+            self._record_reports(state)
             payloads = self._state.buffers[state.buffer_id]
             payloads.restart()
             self._note(Restarted(state.task_id))
@@ -736,16 +800,23 @@ class Coordinator(Configurable):
                 "pace": None if pace is None else dataclasses.asdict(pace),
             }
 
-    def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
-        """Return whether the learner task is to end."""
+    def deal_with_learner_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        """Return whether the learner task is to end; errors as ``deal_with_learner_send_info``."""
         with self.condition:
-            return bool(self._state.commander.judge_learner_finish(state.task_id, info))
+            self._learner(task_id)
+            return bool(self._state.commander.judge_learner_finish(task_id, info))
 
     def deal_with_learner_finish_task(
-        self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
+        self, task_id: str, finished: Mapping[str, Any], *, has_trained_out: bool = True
     ) -> None:
-        """Process the result of a learner task, and close its buffer."""
+        """Process the result of a learner task, and close its buffer.
+
+        Raises:
+            ClosedError: there is no such learner task.
+        """
         with self.condition:
+            state = self._learner(task_id)
+            self._record_reports(state)
             self._state.finish_learner(state, finished)
             self._record.end_learner(state.task_id)
             self._record.learner_tasks += has_trained_out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +17,15 @@ from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
 if TYPE_CHECKING:
-    from dingsdk.worker.coordinator.on_policy import Admission
+    from dingsdk.worker.coordinator.admission import Admission
 
 PAYLOAD_ROWS = 32
 """Least rows of a payload: announcing rows one by one would take longer than training on them."""
 LEAST_AHEAD_ROWS = 2 * PAYLOAD_ROWS
 """Rows by which collectors may always be ahead of the home: what a fast learner trains on between
 two exchanges."""
+MOST_ANNOUNCED = 4096
+"""Most payloads that one message announces to a home, so that it is never too large."""
 RETIRED_KEPT = 65_536
 """Payloads that are recognised after their deletion: longer than any message takes to arrive."""
 RETIRED_SAVED = 4096
@@ -81,6 +85,9 @@ class LivePayloads:
     Attributes:
         trained_rows: Number of rows trained on in total; repeated rows count again.
         confirmed: Number of the newest report of the home that was processed.
+        recorded: Number of the newest report that a restarted coordinator would know.
+        is_unrecorded: Whether payloads or their rows have changed since then.
+        recorded_at: When such a change was recorded last, monotonic seconds.
         is_idle: Whether the home had nothing to train on when it answered last.
         home_counts: The newest ``counts()`` of the home.
         admission: Limits how much collectors collect, if the age of rows is bounded (on-policy).
@@ -111,8 +118,9 @@ class LivePayloads:
         self._earlier_trained_rows = 0
         self._count = 0
         self.trained_rows = 0
-        self.is_idle = False
-        self.confirmed = 0
+        self.is_idle = self.is_unrecorded = False
+        self.confirmed = self.recorded = 0
+        self.recorded_at = -math.inf
         self.home_counts: Mapping[str, Any] | None = None
 
     @property
@@ -148,6 +156,8 @@ class LivePayloads:
                 data_id=data_id,
             )
         if self.knows(data_id):
+            if known is None:  # it was stored again, and nobody would read it
+                self._garbage.append(data_id)
             return False
         self._live[data_id] = Payload(rows, digest, envstep, episodes_of(meta), versions_in(meta))
         self._news[data_id] = None
@@ -164,9 +174,11 @@ class LivePayloads:
         """Whether the home may have a batch to train on, now or after its next announcements."""
         return not self.is_idle or bool(self._news)
 
-    def take_news(self) -> list[dict[str, Any]]:
-        """Return announcements that the home has not had, in order of arrival."""
-        names, self._news = self._news, {}
+    def take_news(self, limit: int = MOST_ANNOUNCED) -> list[dict[str, Any]]:
+        """Return up to ``limit`` announcements that the home has not had, in order of arrival."""
+        names = list(itertools.islice(self._news, limit))
+        for name in names:
+            del self._news[name]
         if names:
             self.is_idle = False  # until its answer, the home may have a batch of these rows
         return [msgspec.to_builtins(self._announcement(name)) for name in names]
@@ -179,7 +191,8 @@ class LivePayloads:
     def restart(self) -> None:
         """Announce all live payloads again, to a new home."""
         self._news = dict.fromkeys(self._live)
-        self.confirmed, self.is_idle = 0, False
+        self.confirmed = self.recorded = 0
+        self.is_idle = self.is_unrecorded = False
         self._earlier_trained_rows = self.trained_rows
         for payload in self._live.values():
             self._evicted.subtract(payload.left)
@@ -223,12 +236,8 @@ class LivePayloads:
             if len(self._retired) > RETIRED_KEPT:
                 del self._retired[next(iter(self._retired))]
 
-    def settle(self, info: Mapping[str, Any]) -> bool:
-        """Process what the home reports with an answer.
-
-        Returns:
-            Whether a restarted coordinator needs the answer: payloads or their rows have changed.
-        """
+    def settle(self, info: Mapping[str, Any]) -> None:
+        """Process what the home reports with an answer."""
         before = self.confirmed
         self.note_reports(info["reports"])
         self.is_idle = bool(info["is_idle"])
@@ -237,7 +246,7 @@ class LivePayloads:
         self._count = int(info["count"])
         if info.get("lag"):
             self.lag = PolicyLag(*info["lag"])
-        return self.confirmed > before
+        self.is_unrecorded |= self.confirmed > before
 
     def take_garbage(self) -> list[str]:
         """Return the ids of payloads to delete."""
@@ -313,7 +322,8 @@ class LivePayloads:
         self._retired = dict.fromkeys(map(str, state["retired"]))
         self._evicted = Counter(state["evicted"])
         self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
-        self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
+        self.confirmed = self.recorded = int(state["confirmed"])
+        self.home_counts = state["home_counts"]
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}
         self._waiting_rows = sum(each.rows for each in self._live.values() if not each.is_inserted)
         self._earlier_trained_rows = state["earlier_trained_rows"]
@@ -346,9 +356,9 @@ class ServedPayloads(LivePayloads):
     def can_train(self) -> bool:
         return True
 
-    def settle(self, info: Mapping[str, Any]) -> bool:
+    def settle(self, info: Mapping[str, Any]) -> None:
         self._figures = info["figures"] or self._figures  # none until the learner has asked
-        return super().settle(info)
+        super().settle(info)
 
     def count(self) -> int:
         return self._figures.get("count", 0)

@@ -1,21 +1,20 @@
-"""Roles: the kinds of workers that a parallel run has, and how their tasks are driven."""
+"""The roles of learners and collectors: how their workers are created, and their tasks driven."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from dingsdk.config import Configurable, PartSection, Whole
 from dingsdk.data import derive_seed
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.allowed_imports import named_modules
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
-from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS, LivePayloads
+from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, PAYLOAD_ROWS, LivePayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
+from dingsdk.worker.coordinator.role import Role, extra_roles
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
@@ -31,95 +30,6 @@ LAST_ANSWERS = 3
 """Answers taken from a collector that is done but has not ended, before it is closed."""
 REFUSED_PAUSE_S = 0.05
 """Pause before a buffer that refused to serve a batch is asked again."""
-
-
-class Role(Configurable, ABC):
-    """One kind of worker: creates its workers, drives its tasks, and provides its command.
-
-    Registered under kind ``roles`` by its name. A run has a learner and collectors, a replay server
-    if ``system.replay`` says so, and one more role for each key of ``system.roles``. Every process
-    of the run creates its own role object: a worker process creates the worker with it, the
-    coordinator drives the tasks with it.
-
-    ``dingsdk <name>`` starts one worker of the role by hand; the first line of the class's
-    docstring is the command's help.
-
-    Args:
-        cfg: The role's own section, ``system.roles.<name>``.
-        run_cfg: The compiled config of the run.
-
-    Attributes:
-        name: Type key of the role; workers send it when they join.
-        ends_run: Whether the run ends when a task of the role is given up.
-        resumes: Whether another worker continues the progress of a lost one; else it starts the
-            task from the beginning.
-        rejoins: Whether ``go_on`` can drive a task that was begun for an earlier coordinator.
-    """
-
-    class Config(PartSection, frozen=True, kw_only=True):
-        """Section ``system.roles.<name>``.
-
-        Attributes:
-            num: Number of workers that a run starts by itself.
-        """
-
-        num: Whole = 1
-
-    name: ClassVar[str]
-    ends_run: ClassVar[bool] = False
-    resumes: ClassVar[bool] = False
-    rejoins: ClassVar[bool] = False
-
-    def __init__(self, cfg: Mapping[str, Any], run_cfg: Mapping[str, Any]) -> None:
-        self.cfg = self.read(cfg)
-        self.run_cfg = run_cfg
-
-    @property
-    def worker_num(self) -> int:
-        """Number of workers that a run starts by itself, >= 0."""
-        return int(self.cfg.num)
-
-    @abstractmethod
-    def create_worker(self, transport: Transport, worker_id: str) -> Slave:
-        """Return an unstarted worker."""
-
-    @abstractmethod
-    def next_task(self, commander: BaseParallelCommander) -> Task | None:
-        """Return the next task, with a new ``task_id``, or None while there is none.
-
-        Called often while a worker of the role is idle, with the coordinator's condition held.
-        """
-
-    @abstractmethod
-    def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
-        """Run one task on its worker, from the first message to the last.
-
-        Called on its own job. An error ends the task: after ``WorkerLostError`` and
-        ``TaskTimeoutError`` it is tried again on another worker, any other error ends the run.
-        ``task`` is the task to send to the worker: ``state.task`` with ``<role>_id`` and
-        ``resource_info`` added.
-        """
-
-    def go_on(self, coordinator: Coordinator, state: TaskState) -> None:
-        """Drive a task whose worker has rejoined a restarted coordinator.
-
-        Called like ``drive``, for roles with ``rejoins``; the worker has kept its work.
-        """
-        raise NotImplementedError
-
-    def can_run(self, state: TaskState, buffers: Mapping[str, LivePayloads]) -> bool:
-        """Return whether a task can be assigned now, or again; the condition is held.
-
-        ``buffers`` are the open buffers by buffer id.
-        """
-        return True
-
-    def retried(self, state: TaskState) -> Mapping[str, Any]:
-        """Return the task for the next worker, after the worker of ``state`` was lost."""
-        return state.task
-
-    def task_failed(self, commander: BaseParallelCommander, task: Mapping[str, Any]) -> None:
-        """Called when a task ended without a result; the condition is held."""
 
 
 class LearnerRole(Role):
@@ -176,34 +86,33 @@ class LearnerRole(Role):
         kept = {"name": "learner_go_on_task", "task_id": state.task_id, "confirmed": confirmed}
         answer = coordinator.ask(state, kept, "learn_timeout_s")
         coordinator.deal_with_task_started(state)
-        coordinator.deal_with_learner_send_info(state, answer["info"])
+        coordinator.deal_with_learner_send_info(state.task_id, state.buffer_id, answer["info"])
         coordinator.deal_with_learner_known(state, answer["known"])
         self._train(coordinator, state)
 
     def _train(self, coordinator: Coordinator, state: TaskState) -> None:
         """Pass announcements on to the learner, and its reports to the coordinator."""
-        is_done = False
+        ids, is_done = (state.task_id, state.buffer_id), False
         while not is_done and not coordinator.is_ending:
-            data = coordinator.deal_with_learner_get_data(state)
-            if data is None:
+            confirmed = coordinator.confirmed_of(state)
+            if confirmed is None:  # the buffer is closed
                 break
+            news = coordinator.deal_with_learner_get_data(*ids, MOST_ANNOUNCED, state.progress)
+            data = {"announcements": news or [], "confirmed": confirmed}
+            data["env_steps"] = coordinator.env_steps
             learn = {"name": "learner_learn_task", "data": data}
             answer = coordinator.ask(state, learn, "learn_timeout_s")
-            coordinator.deal_with_learner_send_info(state, answer["info"])
+            coordinator.deal_with_learner_send_info(*ids, answer["info"])
             coordinator.deal_with_storage(state, answer["held_up_by"])
-            is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
+            is_done = coordinator.deal_with_learner_judge_finish(state.task_id, answer["info"])
             if answer["info"]["is_idle"] and not is_done:
                 with _waiting(state, "samples to train on"), coordinator.condition:
                     coordinator.condition.wait_for(
                         lambda: coordinator.is_ending or coordinator.has_news(state), WAIT_S
                     )
-        self._finish(coordinator, state, is_done)
-
-    def _finish(self, coordinator: Coordinator, state: TaskState, is_done: bool) -> None:
-        """Close the learner, and process its last report and its result."""
         finished = coordinator.ask(state, {"name": "learner_close_task"})
-        coordinator.deal_with_learner_send_info(state, finished["info"])
-        coordinator.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
+        coordinator.deal_with_learner_send_info(*ids, finished["info"])
+        coordinator.deal_with_learner_finish_task(state.task_id, finished, has_trained_out=is_done)
 
 
 class CollectorRole(Role):
@@ -220,7 +129,7 @@ class CollectorRole(Role):
         cfg = _comm_section(self)
         worker: Any = create_comm_collector(cfg, transport=transport, worker_id=worker_id)
         worker.replay = _replay_of(self, transport)
-        if "inference" in _extra(self.run_cfg):
+        if "inference" in extra_roles(self.run_cfg):
             worker.inference = InferenceClient(transport.run_dir, worker_id)
         return cast(Slave, worker)
 
@@ -270,52 +179,30 @@ class CollectorRole(Role):
 
     def _collect(self, coordinator: Coordinator, state: TaskState) -> None:
         coordinator.deal_with_collecting()
-        is_done, answers_left = False, LAST_ANSWERS
+        is_done = is_starved = False
+        answers_left = LAST_ANSWERS
         while answers_left and not coordinator.must_end(state):
             demand: dict[str, Any] = {"name": "collector_data_task"}
             demand["is_held_up"] = bool(coordinator.held_up_by)
             with coordinator.condition:
+                demand |= _limits(coordinator, state, is_starved)
                 if coordinator.wants_end_of(state):
                     demand["ends_now"] = True
-                demand["step_limit"] = coordinator.step_limit(state)
-                demand |= _admit(coordinator, state) | coordinator.new_collect_setting(state)
+                demand |= coordinator.new_collect_setting(state)
             answer = coordinator.ask(state, demand)
             coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))
-            reports = answer["reports"]
+            reports, is_starved = answer["reports"], bool(answer.get("is_starved"))
             state.waiting = {str(r["data_id"]): int(r["rows"]) for r in reports if "data_id" in r}
             for report in reports:
                 if "data_id" in report:
                     _acknowledge(coordinator, state, report)
-                is_done |= coordinator.deal_with_collector_progress(state, report)
+                is_done |= coordinator.deal_with_collector_judge_finish(state.task_id, report)
             if answer["has_ended"]:
                 break
             # A collector that is done may still have samples to send.
             answers_left -= is_done
         finished = coordinator.ask(state, {"name": "collector_close_task"})
-        coordinator.deal_with_collector_finish_task(state, finished)
-
-
-def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
-    """Return the roles of a run by name; roles that others wait for come first.
-
-    Raises:
-        UnknownPluginError: nothing provides a role that ``system.roles`` names.
-    """
-    replay = cfg["system"].get("replay") or {}
-    served = ["replay-server"] if replay.get("type") == "server" and not replay["address"] else []
-    names = [*served, "learner", "collector", *_extra(cfg)]
-    return {name: create_role(name, cfg) for name in names}
-
-
-def create_role(name: str, cfg: Mapping[str, Any]) -> Role:
-    """Return one role of a run; errors as ``create_roles``."""
-    section = {**_extra(cfg).get(name, {}), "type": name}
-    path = f"system.roles.{name}"
-    return cast(Role, default_manager().create("roles", section, cfg, config_path=path))
-
-
-def _extra(cfg: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    return cfg["system"].get("roles") or {}
+        coordinator.deal_with_collector_finish_task(state.task_id, finished)
 
 
 def _replay_of(role: Role, transport: Transport) -> ReplayClient | None:
@@ -338,21 +225,22 @@ def _comm_section(role: Role) -> dict[str, Any]:
     return section
 
 
-def _admit(coordinator: Coordinator, state: TaskState) -> dict[str, int]:
-    """Return the limits of an on-policy run's collector; wait until it may take steps.
+def _limits(coordinator: Coordinator, state: TaskState, is_starved: bool) -> dict[str, Any]:
+    """Return how many env steps a collector may take; wait while it could take none.
 
-    Returns an empty dict for all other collectors. The condition is held.
+    ``is_starved`` says that it has taken all steps of its last limit. The condition is held.
     """
-    found: dict[str, int] = {}
-    if state.is_evaluation or not isinstance(coordinator.payloads_of(state), OnPolicyPayloads):
-        return found
+    found: dict[str, Any] = {}
 
     def can_go_on() -> bool:
         payloads = coordinator.payloads_of(state)
-        if coordinator.must_end(state) or not isinstance(payloads, OnPolicyPayloads):
-            return True
-        found.update(payloads.admit(state.task_id))
-        return payloads.admission.has_outstanding(state.task_id)
+        if state.is_evaluation or not isinstance(payloads, OnPolicyPayloads):
+            limit = found["step_limit"] = coordinator.step_limit(state)
+            if not is_starved or limit is None or limit > state.env_steps:
+                return True
+            return coordinator.must_end(state) or coordinator.wants_end_of(state)
+        found.update(payloads.admit(state.task_id), step_limit=None)
+        return payloads.admission.has_outstanding(state.task_id) or coordinator.must_end(state)
 
     coordinator.condition.wait_for(can_go_on, WAIT_S)
     return found
@@ -371,7 +259,8 @@ def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str
         return coordinator.is_ending or payloads is None or payloads.can_push(rows)
 
     def is_done() -> bool:
-        return coordinator.is_ending or coordinator.deal_with_collector_send_data(state, report)
+        ids = (state.task_id, state.buffer_id, str(report["data_id"]))
+        return coordinator.is_ending or coordinator.deal_with_collector_send_data(*ids, report)
 
     if is_done():
         return

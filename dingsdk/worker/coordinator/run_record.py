@@ -219,6 +219,7 @@ class RunRecord:
             payloads.begin_training(fact.train_iter)
         else:
             payloads.settle({**fact.info, "learner_step": fact.train_iter})
+            payloads.recorded, payloads.is_unrecorded = payloads.confirmed, False
 
     def note_policy_lag(self) -> None:
         """Store the lag of trained rows; with several learners, the largest mean lag."""

@@ -27,7 +27,7 @@ from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.journal import Assigned, Fact, Queued, TaskEnded, TaskRecord
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.pace import PaceBoard
-from dingsdk.worker.coordinator.roles import Role
+from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts

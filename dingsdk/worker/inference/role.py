@@ -14,7 +14,7 @@ from dingsdk.worker.comm.slave import TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
-from dingsdk.worker.coordinator.roles import Role
+from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.inference.server import InferenceServer
 from dingsdk.worker.run_logger import build_logger

@@ -10,7 +10,7 @@ from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, JOIN_TIMEOUT_S, Slave
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.commander.tasks import buffer_section
-from dingsdk.worker.coordinator.roles import Role
+from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_server.client import FOLDER
 from dingsdk.worker.replay_server.server import ReplayServer

@@ -16,14 +16,12 @@ from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
 from waitress.task import ThreadedTaskDispatcher, WSGITask  # type: ignore[import-untyped]
 
 from dingsdk.errors import ConfigError, PortInUseError
-from dingsdk.runtime import format_address, why_not_bound
+from dingsdk.runtime import BACKLOG, format_address, listen, why_not_bound
 
 _log = logging.getLogger(__name__)
 
 HEADER_BYTES = 16 << 10
 """Largest headers of a request."""
-BACKLOG = 512
-"""Most connections that wait to be accepted."""
 FLUSH_S = 0.5
 """How long sending the last answers may take, once the requests are served."""
 SWEEP_S = 0.25
@@ -241,23 +239,13 @@ class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
 def _bind(host: str, port: int) -> socket.socket:
     where = format_address(host, port)
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, OverflowError) as error:
+        listener = listen(host, port)
+    except socket.gaierror as error:
         raise ConfigError(
             f"system.transport: {where} is no address of this host: {error}",
             path="system.transport.host",
         ) from error
-    listener = socket.socket(family, kind, proto)
-    try:
-        # Otherwise a port stays in use for a minute after its last connection.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # Two sockets may be bound to one address until one of them listens.
-        listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
+    except OSError as error:
         raise PortInUseError(
             f"cannot listen on {where}: {why_not_bound(error)}", host=host, port=port
         ) from error

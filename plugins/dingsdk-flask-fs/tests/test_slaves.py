@@ -57,13 +57,7 @@ LEARNER = {
 def test_named_slave_serves_its_tasks(
     transport: FlaskFSTransport, slave_class: Any, callbacks: Any, tasks: Any
 ) -> None:
-    master = Master(
-        transport.master_end(),
-        transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
-    )
+    master = Master(transport.master_end(), transport.scheduler)
     master.start()
     info = WorkerInfo("w0", "collector")
     with pytest.raises(ValueError, match="deal_with_resource"):

@@ -52,13 +52,7 @@ def test_foreign_address_is_refused(transport: InMemoryTransport) -> None:
 
 def test_messages_cross_by_reference_unless_they_are_checked(tmp_path: Path) -> None:
     transport = InMemoryTransport({"concurrency": "threads"}, tmp_path)
-    master = Master(
-        transport.master_end(),
-        transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
-    )
+    master = Master(transport.master_end(), transport.scheduler)
     slave = Slave(
         transport,
         WorkerInfo("w0", "collector"),

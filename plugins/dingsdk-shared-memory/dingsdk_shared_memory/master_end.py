@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from dingsdk.errors import RunDirLockedError
-from dingsdk.runtime import open_private
+from dingsdk.runtime import locked_folder
 from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
     Answer,
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 SCHEME = "unix:"
-_MASTER_LOCK = "master"
 
 
 class SocketMasterEnd(RequestMasterEnd):
@@ -53,7 +49,8 @@ class SocketMasterEnd(RequestMasterEnd):
             RunDirLockedError: another master of the run is running.
         """
         cfg, folder = self._cfg, self._memory.folder
-        until_close.callback(os.close, self._be_the_only_one())
+        taken = f"another coordinator of the run is using {self._memory.path}"
+        until_close.enter_context(locked_folder(self._memory.path, taken))
         remove_stale()
         secret = create_secret(folder)
         run, epoch = begin_epoch(folder)
@@ -83,16 +80,3 @@ class SocketMasterEnd(RequestMasterEnd):
             timeout_s=cfg.request_timeout_s,
         )
         return handler, server, SCHEME + self._memory.socket
-
-    def _be_the_only_one(self) -> int:
-        path = self._memory.path / _MASTER_LOCK
-        descriptor = open_private(str(path), os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise RunDirLockedError(
-                f"another coordinator of the run is using {self._memory.path}",
-                path=str(self._memory.path),
-            ) from error
-        return descriptor

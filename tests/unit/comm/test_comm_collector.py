@@ -149,3 +149,32 @@ def test_collector_continues_as_soon_as_its_reports_are_fetched(
     assert not collecting.is_alive()
     assert taken == ["p0", "p1", "p2"]
     transport.close()
+
+
+def test_collector_without_steps_answers_at_once_until_it_may_take_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("worker", "collector"):  # no wait ends by its timeout during the test
+        monkeypatch.setattr(f"dingsdk.worker.comm.{module}.ANSWER_WITHIN_S", 600.0)
+    transport = make_transport(to_easydict({"system": {"transport": THREADS}}), tmp_path)
+    worker: Any = BaseCommCollector({}, transport, "collector-0")
+    worker._task_info = {"task_id": "t", "buffer_id": "b"}
+    worker._end = SimpleNamespace(lease_s=None, check=lambda: None, renew=lambda progress: None)
+    limits: list[float] = []
+
+    def collect() -> None:
+        limits.extend(worker.await_steps(taken) for taken in (8, 12))
+        worker.send_metadata({"data_id": "p", "policy_iter": 0})
+
+    worker._step_limit = 8
+    collecting = threading.Thread(target=collect, daemon=True)
+    collecting.start()
+    answer = worker._process_data_task({"step_limit": 8})
+    assert (answer["reports"], answer["is_starved"]) == ([], True)
+    for told in ({"step_limit": 12}, {"step_limit": 12, "ends_now": True}):
+        answer = worker._process_data_task(told)
+    assert [each["data_id"] for each in answer["reports"]] == ["p"]
+    assert not answer["is_starved"]
+    collecting.join(PATIENCE_S)
+    assert limits == [12, 12]
+    transport.close()

@@ -31,13 +31,7 @@ BUFFER = {"type": "naive", "seed": 0}
 def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     """A joined learner without a job, whose home is an empty buffer."""
     transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
-    master = Master(
-        transport.master_end(),
-        transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
-    )
+    master = Master(transport.master_end(), transport.scheduler)
     made = BaseCommLearner({}, transport, "l0")
     made.start(master.start())
     made._home = TableHome(create_buffer(BUFFER), made._load_payload)
@@ -259,7 +253,7 @@ def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLea
     now, asked = [100.0], list[tuple[Any, ...]]()
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
-    learner._is_idle = True
+    learner._state = "waits"
     learner.data_store = SimpleNamespace(  # type: ignore[assignment]
         get=lambda *given: asked.append(given), get_verified=lambda *given: asked.append(given)
     )

@@ -36,13 +36,7 @@ def test_first_report_of_a_resumed_learner_has_the_iteration_of_its_checkpoint(
         load(hook, engine)
 
     with closing(default_manager().create("transports", section, tmp_path)) as transport:
-        master = Master(
-            transport.master_end(),
-            transport.scheduler,
-            on_join=lambda info: None,
-            on_renew=lambda worker_id: None,
-            on_lost=lambda info, reason: None,
-        )
+        master = Master(transport.master_end(), transport.scheduler)
         learner = BaseCommLearner({}, transport, "l0")
         task = learner_task(cfg, "t", "b", "p", number=0)
         task["home"] = {"pace": None, "counts": None}

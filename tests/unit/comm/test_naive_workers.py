@@ -203,8 +203,8 @@ def test_payload_that_is_announced_again_adds_no_rows_at_once_or_later(cluster: 
 
     def announce(data_id: str) -> None:
         store.put(data_id, SampleBatch({"x": np.zeros(CAPACITY)}))
-        meta = {"data_id": data_id, "rows": CAPACITY, "policy_iter": 0}
-        assert cluster.coordinator.deal_with_collector_send_data(state, meta)
+        ids, meta = (state.task_id, state.buffer_id), {"rows": CAPACITY, "policy_iter": 0}
+        assert cluster.coordinator.deal_with_collector_send_data(*ids, data_id, meta)
 
     threads = [threading.Thread(target=announce, args=("first",)) for _ in range(5)]
     for thread in threads:
@@ -235,8 +235,8 @@ def test_payload_that_vanished_before_it_was_acknowledged_is_left_out(
     state = cluster.collector_task()
     assert state is not None
 
-    meta = {"data_id": "vanished", "rows": CAPACITY, "policy_iter": 0}
-    assert cluster.coordinator.deal_with_collector_send_data(state, meta)
+    ids, meta = (state.task_id, state.buffer_id), {"rows": CAPACITY, "policy_iter": 0}
+    assert cluster.coordinator.deal_with_collector_send_data(*ids, "vanished", meta)
     assert "vanished" in caplog.text
     assert cluster.coordinator.status().samples.acknowledged == 0
     cluster.coordinator.validate_state()

@@ -53,13 +53,7 @@ class Bench:
         self.cfg = compile_run("cartpole-dqn", "parallel", "in_memory", SETS, 0)
         transport = {"type": "in_memory", "concurrency": "threads"}
         self.transport = default_manager().create("transports", transport, tmp_path)
-        self.master = Master(
-            self.transport.master_end(),
-            self.transport.scheduler,
-            on_join=lambda info: None,
-            on_renew=lambda worker_id: None,
-            on_lost=lambda info, reason: None,
-        )
+        self.master = Master(self.transport.master_end(), self.transport.scheduler)
         address = self.master.start()
         self.learner = learner_class({"send_policy_freq": 2}, self.transport, "l0")
         self.collector = BaseCommCollector({}, self.transport, "c0")

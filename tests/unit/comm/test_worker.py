@@ -75,7 +75,6 @@ class Bench:
             self.transport.scheduler,
             on_join=self.joined.append,
             on_renew=self.renewed.append,
-            on_lost=lambda info, reason: None,
             lease_s=self.lease_s,
             max_open_tasks=64,
         )
@@ -285,13 +284,7 @@ def test_number_of_unanswered_tasks_is_limited(bench: Bench) -> None:
 
 
 def test_default_limit_of_unanswered_tasks_is_4096(bench: Bench) -> None:
-    master = Master(
-        bench.transport.master_end(),
-        bench.transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
-    )
+    master = Master(bench.transport.master_end(), bench.transport.scheduler)
     bench.transport.slave_end(master.start()).join(WorkerInfo("w0", "collector"), PATIENCE_S)
     tasks = [master.new_task("w0", {"name": "wait"}).start() for _ in range(4096)]
     assert tasks[0].task_id == "t1"
@@ -307,8 +300,6 @@ def test_master_loses_only_known_workers_and_none_by_its_close() -> None:
     master = Master(
         end,
         ThreadScheduler(),
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
         on_lost=lambda info, reason: lost.append((info.worker_id, reason)),
     )
     for number, name in enumerate(("w0", "w1"), start=1):

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,42 +127,51 @@ class Site:
         state.worker = WorkerInfo("w0", role)
         return state
 
+    @contextmanager
+    def out(self, state: TaskState) -> Iterator[tuple[str, str]]:
+        """Let a worker have a task within the context; yields its id and that of its buffer."""
+        running = self.coordinator._state.running
+        before = dict(running)
+        running[state.task_id] = state
+        yield state.task_id, state.buffer_id
+        running.clear()
+        running.update(before)
+
     def finish(self, *, is_evaluation: bool, **finished: Any) -> dict[str, Any]:
         info = {"step_count": 7, **finished}
-        state = self.task(is_evaluation=is_evaluation)
-        self.coordinator.deal_with_collector_finish_task(state, info)
+        with self.out(self.task(is_evaluation=is_evaluation)) as (task_id, _):
+            self.coordinator.deal_with_collector_finish_task(task_id, info)
         return info
 
     def send(self, *names: str, rows: int = 4) -> list[bool]:
         """Store payloads and announce them, as a collector does."""
-        state = self.task()
         for name in names:
             self.coordinator.data_store.put(name, SampleBatch({"x": np.zeros(rows)}))
-        return [
-            self.coordinator.deal_with_collector_send_data(
-                state, {"data_id": name, "rows": rows, "policy_iter": 0}
-            )
-            for name in names
-        ]
+        meta = {"rows": rows, "policy_iter": 0}
+        with self.out(self.task()) as ids:
+            return [
+                self.coordinator.deal_with_collector_send_data(*ids, name, meta) for name in names
+            ]
 
     def hear(self, learner: TaskState, step: int = 0, **info: Any) -> None:
         """Report what a learner's home has done; ``left`` has (payload, rows) that left it."""
         left, reason = info.pop("left", []), info.pop("reason", "used_up")
         report = {
-            "number": self.coordinator.confirmed_of(learner) + 1,
+            "number": (self.coordinator.confirmed_of(learner) or 0) + 1,
             "inserted": [name for name, _ in left],
             "lost": info.pop("lost", []),
             "left": [(name, reason, rows) for name, rows in left],
         }
         known = {"trained_rows": 0, "count": 0, "counts": {}, "figures": None, "is_idle": False}
         found = {"learner_step": step, "reports": [report], **known, **info}
-        self.coordinator.deal_with_learner_send_info(learner, found)
+        with self.out(learner) as ids:
+            self.coordinator.deal_with_learner_send_info(*ids, found)
 
-    def announced(self, learner: TaskState) -> list[str]:
+    def announced(self, learner: TaskState, most: int = 9) -> list[str]:
         """Return the ids of the payloads that the learner is told now."""
-        data = self.coordinator.deal_with_learner_get_data(learner)
-        assert data is not None
-        return [each["data_id"] for each in data["announcements"]]
+        with self.out(learner) as ids:
+            news = self.coordinator.deal_with_learner_get_data(*ids, most, learner.progress)
+        return [each["data_id"] for each in news or ()]
 
     def stored(self, *names: str) -> list[bool]:
         return [self.coordinator.data_store.has(name, 0.0) for name in names]
@@ -223,7 +232,8 @@ def test_finished_collecting_task_calls_on_collected_and_not_on_evaluated(site: 
 def test_result_of_another_player_contains_its_name(site: Site) -> None:
     state = site.task()
     state.task = {**state.task, "player": "player_1"}
-    site.coordinator.deal_with_collector_finish_task(state, {"step_count": 3})
+    with site.out(state) as (task_id, _):
+        site.coordinator.deal_with_collector_finish_task(task_id, {"step_count": 3})
     assert site.collected == [{"step_count": 3, "player": "player_1"}]
 
 
@@ -254,7 +264,8 @@ def test_env_steps_of_an_evaluation_are_those_at_its_start(
     site.coordinator.deal_with_task_started(evaluation)
     site.finish(is_evaluation=False, step_count=100)
 
-    site.coordinator.deal_with_collector_finish_task(evaluation, {"collector_done": True})
+    with site.out(evaluation) as (task_id, _):
+        site.coordinator.deal_with_collector_finish_task(task_id, {"collector_done": True})
 
     assert site.evaluated[0][0]["env_steps"] == env_steps
 
@@ -281,9 +292,10 @@ def test_run_ends_when_its_goal_is_reached(site: Site) -> None:
 def test_run_ends_after_the_maximum_number_of_learner_tasks(site: Site) -> None:
     ends = []
     for has_trained_out in (True, False, True):
-        site.coordinator.deal_with_learner_finish_task(
-            site.task("learner"), {}, has_trained_out=has_trained_out
-        )
+        with site.out(site.task("learner")) as (task_id, _):
+            site.coordinator.deal_with_learner_finish_task(
+                task_id, {}, has_trained_out=has_trained_out
+            )
         ends.append(site.coordinator.is_ending)
     assert ends == [False, False, True]
     assert not site.coordinator.has_reached_goal
@@ -318,7 +330,7 @@ def test_close_keeps_the_sample_counts_of_buffers(site: Site) -> None:
     site.send("a")
     for _ in range(2):
         assert site.coordinator.close() == []
-    assert site.coordinator.deal_with_learner_get_data(learner) is None, "the buffer is closed"
+    assert site.announced(learner) == [], "the buffer is closed"
     samples = site.coordinator.status().samples
     assert (samples.acknowledged, samples.live) == (4, 4)
 
@@ -351,12 +363,10 @@ def test_changes_wake_waiting_threads(site: Site) -> None:
     assert site.hears(lambda: coordinator._fail(DingError("x")))
 
 
-def test_on_policy_progress_wakes_waiting_threads(tmp_path: Path) -> None:
-    with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
-        coordinator = site.coordinator
-        coordinator.open_buffer(site.task("learner"))
-        report = {"cur_step": 8, "delivered_steps": 8, "policy_iter": 0}
-        assert site.hears(lambda: coordinator.deal_with_collector_progress(site.task(), report))
+def test_progress_wakes_waiting_threads(site: Site) -> None:
+    with site.out(site.task()) as (task_id, _):
+        judge = site.coordinator.deal_with_collector_judge_finish
+        assert site.hears(lambda: judge(task_id, {"cur_step": 8}))
 
 
 @pytest.mark.parametrize(
@@ -431,8 +441,9 @@ def test_rows_on_a_replay_server_are_counted_by_the_server(tmp_path: Path) -> No
         learner = site.task("learner")
         site.coordinator.open_buffer(learner)
         assert isinstance(site.coordinator.payloads_of(learner), ServedPayloads)
-        meta = {"data_id": "a", "rows": 4, "policy_iter": 0}
-        assert site.coordinator.deal_with_collector_send_data(learner, meta), "it is not in a store"
+        meta, send = {"rows": 4, "policy_iter": 0}, site.coordinator.deal_with_collector_send_data
+        with site.out(learner) as ids:
+            assert send(*ids, "a", meta), "it is not in a store"
         site.hear(learner, count=6, figures={"pushed": 10, "overwritten": 4, "count": 6})
         samples = site.coordinator.status().samples
         assert (samples.acknowledged, samples.live, samples.evicted) == (10, 6, {"overwritten": 4})
@@ -502,29 +513,24 @@ def test_worker_of_an_unknown_role_is_logged(site: Site, caplog: pytest.LogCaptu
 
 def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> None:
     learner, coordinator = site.task("learner"), site.coordinator
-    assert coordinator.deal_with_learner_get_data(learner) is None, "it has no buffer"
+    assert site.announced(learner) == [], "it has no buffer"
+    assert coordinator.confirmed_of(learner) is None
     assert coordinator.has_news(learner)
     coordinator.open_buffer(learner)
     payloads = coordinator.payloads_of(learner)
     coordinator.open_buffer(learner)
     assert coordinator.payloads_of(learner) is payloads
     site.finish(is_evaluation=False)
-    assert coordinator.deal_with_learner_get_data(learner) == {
-        "announcements": [],
-        "confirmed": 0,
-        "env_steps": 7,
-    }
+    assert (coordinator.confirmed_of(learner), coordinator.env_steps) == (0, 7)
     assert site.send("b", "a", "b") == [True] * 3
     assert coordinator.has_news(learner)
-    assert site.announced(learner) == ["b", "a"]
+    assert site.announced(learner, most=1) == ["b"]
+    assert coordinator.has_news(learner)
+    assert site.announced(learner) == ["a"]
     assert not coordinator.has_news(learner)
     site.hear(learner, left=[("b", 1)], count=7)
     assert coordinator.confirmed_of(learner) == 1
-    assert coordinator.deal_with_learner_get_data(learner) == {
-        "announcements": [],
-        "confirmed": 1,
-        "env_steps": 7,
-    }
+    assert site.announced(learner) == []
     status = coordinator.status()
     assert (status.buffer_count, status.samples.live) == (7, 7)
     coordinator.validate_state()
@@ -575,7 +581,8 @@ def test_pace_is_measured_from_the_start_of_the_task(site: Site) -> None:
     site.coordinator.deal_with_task_started(task)
     assert task.began_at == site.now
     site.now += window_s
-    site.coordinator.deal_with_collector_progress(task, {"cur_step": 50})
+    with site.out(task) as (task_id, _):
+        site.coordinator.deal_with_collector_judge_finish(task_id, {"cur_step": 50})
     site.coordinator._dispatch_once()
     assert site.coordinator.status().paces["w0"].per_s == 50 / window_s
 
@@ -587,12 +594,12 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
     task.waiting = {"a": 4, "b": 5, "c": 6}
     coordinator._state.running["t"] = task
     coordinator.data_store.put("a", SampleBatch({"x": np.zeros(4)}))
-    meta = {"rows": 4, "policy_iter": 0}
-    assert coordinator.deal_with_collector_send_data(task, {"data_id": "a", **meta})
-    assert caplog.messages == []
+    meta, send = {"rows": 4, "policy_iter": 0}, coordinator.deal_with_collector_send_data
+    assert send("t", "b", "a", meta)
+    assert caplog.messages == ["payload a is dropped: task t or buffer b has ended"]
     coordinator.open_buffer(site.task("learner"))
-    assert coordinator.deal_with_collector_send_data(task, {"data_id": "b", **meta})
-    assert caplog.messages == ["payload b vanished before it was acknowledged"]
+    assert send("t", "b", "b", meta)
+    assert caplog.messages[1:] == ["payload b vanished before it was acknowledged"]
     assert task.waiting == {"c": 6}
     samples = coordinator.status().samples
     assert (samples.collected, samples.acknowledged) == (15, 0)
@@ -738,11 +745,35 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     site.hear(learner, 9, **info)
     assert (site.coordinator.status().train_iter, learner.progress) == (9, 9)
     assert site.commander.calls == [("learned", 9)]
-    assert site.coordinator.deal_with_learner_judge_finish(learner, info)
-    site.coordinator.deal_with_learner_finish_task(learner, info, has_trained_out=True)
+    assert site.coordinator.deal_with_learner_judge_finish("t", info)
+    site.coordinator.deal_with_learner_finish_task("t", info)
     assert site.coordinator.payloads_of(learner) is None
     assert site.coordinator._record._iterations == {}
     assert site.coordinator.status().train_iter == 9
+
+
+def test_calls_for_unknown_tasks_change_nothing(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator, before = site.coordinator, site.coordinator.status()
+    coordinator.data_store.put("a", SampleBatch({"x": np.zeros(4)}))
+    assert coordinator.deal_with_collector_send_data("x", "b", "a", {"rows": 4, "policy_iter": 0})
+    assert [each.levelname for each in caplog.records] == ["ERROR"]
+    assert site.stored("a") == [True]  # it may belong to another task
+    assert not coordinator.deal_with_collector_judge_finish("x", {"collector_done": True})
+    coordinator.deal_with_collector_finish_task("x", {"step_count": 7})
+    for call in (
+        lambda: coordinator.deal_with_learner_get_data("x", "b", 1, 0),
+        lambda: coordinator.deal_with_learner_send_info("x", "b", {"learner_step": 1}),
+        lambda: coordinator.deal_with_learner_judge_finish("x", {"learner_done": True}),
+        lambda: coordinator.deal_with_learner_finish_task("x", {}),
+    ):
+        with pytest.raises(RuntimeError, match="no learner task 'x'"):
+            call()
+    assert (site.commander.calls, coordinator.status()) == ([], before)
+    learner = site.task("learner")
+    site.hear(learner, 5)  # its buffer is closed
+    assert (site.commander.calls, learner.progress) == ([], 0)
 
 
 def test_silent_worker_is_lost_when_its_lease_expires(site: Site) -> None:

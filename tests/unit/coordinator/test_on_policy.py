@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataMissingError
-from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyPayloads
+from dingsdk.worker.coordinator.admission import Admission
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.home import TrainingHome
 

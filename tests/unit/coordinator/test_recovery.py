@@ -21,6 +21,7 @@ from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator, create_buffer
 from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.coordinator import TaskState
+from dingsdk.worker.coordinator.coordinator import SETTLE_S
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
@@ -80,18 +81,22 @@ class Learner:
 
     def exchange(self, life: Life) -> list[str]:
         """Get announcements, train on a batch, and report; return the announced payloads."""
-        data = life.coordinator.deal_with_learner_get_data(self.state)
-        assert data is not None
-        self.home.announce(data["announcements"])
+        life.now += SETTLE_S
+        confirmed, news = life.coordinator.confirmed_of(self.state), life.news(self.state)
+        assert confirmed is not None
+        self.home.announce(news)
         self.train()
-        life.coordinator.deal_with_learner_send_info(self.state, self.info(data["confirmed"]))
-        return [each["data_id"] for each in data["announcements"]]
+        self.send_info(life, confirmed)
+        return [each["data_id"] for each in news]
+
+    def send_info(self, life: Life, confirmed: int) -> None:
+        ids = (self.state.task_id, self.state.buffer_id)
+        life.coordinator.deal_with_learner_send_info(*ids, self.info(confirmed))
 
     def rejoin(self, life: Life) -> None:
         """Continue with a restarted coordinator."""
         self.state = life.scheduler.running[self.state.task_id]
-        confirmed = life.coordinator.confirmed_of(self.state)
-        life.coordinator.deal_with_learner_send_info(self.state, self.info(confirmed))
+        self.send_info(life, life.coordinator.confirmed_of(self.state) or 0)
         life.coordinator.deal_with_learner_known(self.state, self.home.known)
 
 
@@ -139,7 +144,7 @@ class Life:
         """End the first task, which is an evaluation, and return a collecting task."""
         evaluation = self.give("collector")
         finished = {"train_iter": 0, "reward_mean": 9.0, "step_count": 40, "collector_done": True}
-        self.coordinator.deal_with_collector_finish_task(evaluation, finished)
+        self.coordinator.deal_with_collector_finish_task(evaluation.task_id, finished)
         self.scheduler.end(evaluation, None)
         return self.give("collector")
 
@@ -154,8 +159,14 @@ class Life:
 
     def push(self, state: TaskState, name: str, iteration: int = 0) -> bool:
         self.coordinator.data_store.put(name, SampleBatch({"x": np.zeros(ROWS)}))
-        meta: dict[str, Any] = {"data_id": name, "rows": ROWS, "policy_iter": iteration}
-        return self.coordinator.deal_with_collector_send_data(state, meta)
+        meta: dict[str, Any] = {"rows": ROWS, "policy_iter": iteration}
+        ids = (state.task_id, state.buffer_id)
+        return self.coordinator.deal_with_collector_send_data(*ids, name, meta)
+
+    def news(self, state: TaskState) -> list[dict[str, Any]]:
+        """Return what the learner is told now."""
+        ids = (state.task_id, state.buffer_id)
+        return self.coordinator.deal_with_learner_get_data(*ids, 1000, state.progress) or []
 
     def payloads(self, state: TaskState) -> LivePayloads:
         found = self.coordinator.payloads_of(state)
@@ -213,7 +224,8 @@ def test_state_after_a_restart_is_the_one_before_it(
             learner.exchange(life)
         elif action == 6:
             steps += 5
-            life.coordinator.deal_with_collector_progress(collector, {"cur_step": steps})
+            judge = life.coordinator.deal_with_collector_judge_finish
+            judge(collector.task_id, {"cur_step": steps})
         else:
             life.coordinator._keep_journal()
         if step % 30 == 29:
@@ -271,9 +283,7 @@ def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator
     task, collector = life.begin(4)
     learner = Learner(life, task)
     learner.exchange(life)
-    data = life.coordinator.deal_with_learner_get_data(task)
-    assert data is not None
-    assert len(data["announcements"]) == 4
+    assert len(life.news(task)) == 4
     learner = Learner(life, task, train_iter=1)  # the training is in its checkpoint
     learner.exchange(life)
     assert life.coordinator.status().samples.evicted == {"trained": 4 * ROWS}
@@ -287,6 +297,34 @@ def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator
         assert after.push(collector, f"p{number}", 1)
     admission.forget(collector.task_id)  # it is not waited for
     assert learner.exchange(after) == ["p4", "p5", "p6", "p7"]
+
+
+def test_reports_of_a_moment_are_one_record_and_delete_their_payloads_together(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
+    task, collector = life.begin(4)
+    learner, store = Learner(life, task), transport.data_store()
+    learner.exchange(life)
+    assert isinstance(learner.home, TableHome)
+    for number in range(4, 8):
+        learner.home.buffer.clear()
+        learner.send_info(life, 1)
+        life.push(collector, f"p{number}")
+        learner.home.announce(life.news(task))
+        learner.train()
+    evicted = life.coordinator.status().samples.evicted
+    assert evicted == {"cleared": 7 * ROWS}
+    assert life.coordinator.confirmed_of(task) == 1
+    assert all(store.has(f"p{number}", 0.0) for number in range(8))
+    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
+    assert after.coordinator.status().samples.evicted == {}
+    life = after
+    learner.rejoin(life)
+    learner.exchange(life)
+    assert life.coordinator.status().samples.evicted == evicted
+    assert [number for number in range(8) if store.has(f"p{number}", 0.0)] == [7]
+    life.coordinator.validate_state()
 
 
 def test_reports_are_kept_until_they_are_in_the_journal(tmp_path: Path, transport: Any) -> None:
@@ -316,7 +354,7 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     life.join("c0", "collector")
     learner, collector = life.give("learner"), life.collect()
     life.push(collector, "p0")
-    life.coordinator.deal_with_collector_progress(collector, {"cur_step": 7})
+    life.coordinator.deal_with_collector_judge_finish(collector.task_id, {"cur_step": 7})
     after = Life(tmp_path, transport, "naive")
     assert {each.task_id for each in after.scheduler.orphans} == {
         learner.task_id,
@@ -405,7 +443,7 @@ def test_env_steps_of_a_finished_task_are_restored_before_its_end(
     life.now += 3.0
     life.coordinator.deal_with_collecting()
     life.now += 4.0
-    life.coordinator.deal_with_collector_finish_task(collector, {"step_count": 24})
+    life.coordinator.deal_with_collector_finish_task(collector.task_id, {"step_count": 24})
     after = Life(tmp_path, transport, "naive")
     assert after.coordinator.status().env_steps == 24
     assert after.coordinator.elapsed_s == 4.0
@@ -436,7 +474,7 @@ def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
     life.join("l0", "learner")
     first = life.give("learner")
     finished = {"task_id": first.task_id, "buffer_id": first.buffer_id}
-    life.coordinator.deal_with_learner_finish_task(first, finished, has_trained_out=True)
+    life.coordinator.deal_with_learner_finish_task(first.task_id, finished)
 
     after = Life(tmp_path, transport, "naive", more=two)
     assert not after.scheduler.orphans
@@ -447,7 +485,7 @@ def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
     assert second.task_id != first.task_id
     assert not after.coordinator.system_shutdown_flag
     finished = {"task_id": second.task_id, "buffer_id": second.buffer_id}
-    after.coordinator.deal_with_learner_finish_task(second, finished, has_trained_out=True)
+    after.coordinator.deal_with_learner_finish_task(second.task_id, finished)
     assert after.coordinator.system_shutdown_flag
 
 
@@ -474,12 +512,11 @@ def test_tasks_at_the_end_of_a_run_are_kept_for_a_resume(tmp_path: Path, transpo
     life.coordinator.system_shutdown_flag = True
     finished = {"step_count": 12, "task_id": collector.task_id, "buffer_id": collector.buffer_id}
     life.coordinator.deal_with_collector_finish_task(
-        collector, {**finished, "train_iter": 0, "reward_mean": 0.0}
+        collector.task_id, {**finished, "train_iter": 0, "reward_mean": 0.0}
     )
     life.scheduler.end(collector, None)
-    life.coordinator.deal_with_learner_finish_task(
-        learner, {"buffer_id": learner.buffer_id}, has_trained_out=True
-    )
+    finished = {"task_id": learner.task_id, "buffer_id": learner.buffer_id}
+    life.coordinator.deal_with_learner_finish_task(learner.task_id, finished)
     life.scheduler.end(learner, None)
     after = Life(tmp_path, transport, "naive")
     assert {each.task_id for each in after.scheduler.orphans} == {
@@ -587,8 +624,8 @@ def test_payload_that_is_reported_again_after_its_removal_counts_once(
     after = Life(tmp_path, transport, "on-policy")
     again = after.scheduler.running[collector.task_id]
     again.waiting = {"p0": ROWS}
-    report = {"data_id": "p0", "rows": ROWS, "policy_iter": 0}
-    assert after.coordinator.deal_with_collector_send_data(again, report)
+    ids, report = (again.task_id, again.buffer_id), {"rows": ROWS, "policy_iter": 0}
+    assert after.coordinator.deal_with_collector_send_data(*ids, "p0", report)
     samples = after.coordinator.status().samples
     assert (samples.collected, samples.acknowledged) == (8 * ROWS, 8 * ROWS)
     assert "vanished" not in caplog.text

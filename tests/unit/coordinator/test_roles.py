@@ -13,8 +13,8 @@ from dingsdk.config import to_easydict
 from dingsdk.errors import UnknownPluginError, WorkerLostError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
-from dingsdk.worker.coordinator import TaskState, create_role, create_roles
-from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS, LivePayloads
+from dingsdk.worker.coordinator import Role, TaskState, create_role, create_roles
+from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, PAYLOAD_ROWS, LivePayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.roles import (
     LAST_ANSWERS,
@@ -22,7 +22,6 @@ from dingsdk.worker.coordinator.roles import (
     WAIT_S,
     CollectorRole,
     LearnerRole,
-    Role,
 )
 from dingsdk.worker.inference.role import InferenceRole
 
@@ -47,6 +46,7 @@ class Control:
         self.condition = threading.Condition(threading.Lock())
         self.payloads: LivePayloads | None = Payloads(1)
         self.is_ending = False
+        self.env_steps = 11
         self.held_up_by = ""
         self.answers = list(answers)
         self.messages: list[dict[str, Any]] = []
@@ -56,8 +56,8 @@ class Control:
         """Steps of reports and learn infos at which the task is done."""
         self.refusals = 0
         self.states: list[TaskState] = []
-        self.data: list[dict[str, Any] | None] = []
-        """What the home of a buffer is told, one value per exchange."""
+        self.data: list[list[str] | None] = []
+        """What the home of a buffer is told, one value per exchange; None: it is closed."""
         self.has_told_all = True
         self.on_call: Callable[[str], None] = lambda name: None
         self.settings: list[dict[str, Any]] = []
@@ -76,6 +76,7 @@ class Control:
     ) -> Mapping[str, Any]:
         self.messages.append(dict(data))
         self.timeouts.append(timeout_key)
+        self.states.append(state)
         if data["name"].endswith(("start_task", "close_task")):
             return {"is": data["name"], **self.closing}
         answer = self.answers.pop(0)
@@ -113,8 +114,8 @@ class Control:
         self._note("home")
         return HOME
 
-    def confirmed_of(self, state: TaskState) -> int:
-        return 7
+    def confirmed_of(self, state: TaskState) -> int | None:
+        return 7 if self.data and self.data[0] is not None else None
 
     def has_news(self, state: TaskState) -> bool:
         return not self.has_told_all
@@ -128,36 +129,44 @@ class Control:
     def deal_with_collecting(self) -> None:
         self._note("collecting")
 
-    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
-        self.states.append(state)
-        self._note("data", meta["data_id"], dict(state.waiting))
+    def deal_with_collector_send_data(
+        self, task_id: str, buffer_id: str, data_id: str, data: Mapping[str, Any]
+    ) -> bool:
+        assert (task_id, buffer_id, data_id) == ("t", "b", data["data_id"])
+        self._note("data", data_id, dict(self.states[-1].waiting))
         if self.refusals:
             self.refusals -= 1
             return False
         return True
 
-    def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
-        self._note("progress", report["cur_step"])
-        return report["cur_step"] in self.done_at
+    def deal_with_collector_judge_finish(self, task_id: str, data: Mapping[str, Any]) -> bool:
+        self._note("progress", data["cur_step"])
+        return data["cur_step"] in self.done_at
 
-    def deal_with_collector_finish_task(self, state: TaskState, finished: Any) -> None:
+    def deal_with_collector_finish_task(self, task_id: str, finished: Any) -> None:
         self._note("finish", finished["is"])
 
-    def deal_with_learner_get_data(self, state: TaskState) -> Any:
+    def deal_with_learner_get_data(
+        self, task_id: str, buffer_id: str, batch_size: int, cur_learner_iter: int
+    ) -> Any:
+        assert (task_id, buffer_id, batch_size) == ("t", "b", MOST_ANNOUNCED)
         self._note("get_data")
         return self.data.pop(0)
 
-    def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
+    def deal_with_learner_send_info(
+        self, task_id: str, buffer_id: str, info: Mapping[str, Any]
+    ) -> None:
+        assert (task_id, buffer_id) == ("t", "b")
         self._note("info", info["learner_step"])
 
     def deal_with_learner_known(self, state: TaskState, known: Any) -> None:
         self._note("known", known)
 
-    def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
+    def deal_with_learner_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         return info["learner_step"] in self.done_at
 
     def deal_with_learner_finish_task(
-        self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
+        self, task_id: str, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
         self._note("finish", finished["is"], has_trained_out)
 
@@ -334,6 +343,33 @@ def test_collector_is_told_its_step_limit(limit: int | None) -> None:
     assert control.messages[1] == demand
 
 
+@pytest.mark.parametrize("what", ["limit", "ending", "commander"])
+def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_end(
+    what: str,
+) -> None:
+    control = Control(
+        reports({"cur_step": 40}, is_starved=True), reports(has_ended=True, is_starved=True)
+    )
+    control.limit = 40
+    waits: list[bool] = []
+
+    class Noted(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            waits.append(bool(predicate()))
+            if not waits[-1]:
+                control.limit = 41 if what == "limit" else 40
+                control.is_ending = what == "ending"
+                control.ends = [True, True] if what == "commander" else []
+                waits.append(bool(predicate()))
+
+    control.condition = Noted(threading.Lock())
+    state = TaskState("t", "collector", TASK)
+    control.on_call = lambda name: setattr(state, "env_steps", 40 if name == "progress" else 0)
+    CollectorRole({}, RUN_CFG).drive(control, state, TASK)
+    assert waits == [True, False, True]
+    assert control.messages[2].get("ends_now") == (True if what == "commander" else None)
+
+
 def settle(payloads: OnPolicyPayloads, step: int, *trained: str) -> None:
     left = [(name, "trained", 4) for name in trained]
     report = {"number": 1, "inserted": list(trained), "lost": [], "left": left}
@@ -411,14 +447,17 @@ def learned(step: int, *, is_idle: bool = False, held_up_by: str = "") -> dict[s
 
 def test_learner_gets_announcements_until_it_is_done() -> None:
     control = Control(learned(1, held_up_by="disk full"), learned(2))
-    control.data, control.done_at = [{"announcements": ["a"]}, {"announcements": []}], {2}
+    control.data, control.done_at = [["a"], []], {2}
     control.closing = learned(5)
     drive_learner(control)
 
     learns = ["learner_learn_task"] * 2
     assert control.names() == ["learner_start_task", *learns, "learner_close_task"]
     assert control.messages[0]["task_info"] == {**TASK, "home": HOME}
-    assert [m["data"]["announcements"] for m in control.messages[1:-1]] == [["a"], []]
+    told = {"confirmed": 7, "env_steps": 11}
+    assert [m["data"] for m in control.messages[1:-1]] == [
+        {"announcements": news, **told} for news in (["a"], [])
+    ]
     assert control.timeouts == ["start_timeout_s", *["learn_timeout_s"] * 2, "answer_timeout_s"]
     assert [call[0] for call in control.calls] == [
         *("open", "home", "started"),
@@ -433,21 +472,21 @@ def test_learner_gets_announcements_until_it_is_done() -> None:
 @pytest.mark.parametrize("what", ["ending", "buffer"])
 def test_learner_that_is_closed_early_has_not_trained_out(what: str) -> None:
     control = Control(learned(1))
-    control.data, control.closing = [{}, None], learned(1)
+    control.data, control.closing = [[], None], learned(1)
 
     def end(name: str) -> None:
         control.is_ending = what == "ending" and name == "storage"
 
     control.on_call = end
     drive_learner(control)
-    assert len(control.of("get_data")) == (1 if what == "ending" else 2)
+    assert control.names()[1:] == ["learner_learn_task", "learner_close_task"]
     assert control.of("finish") == [("learner_close_task", False)]
 
 
 @pytest.mark.parametrize("what", ["ending", "news"])
 def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str) -> None:
     control = Control(learned(1, is_idle=True), learned(2, is_idle=True))
-    control.data, control.done_at, control.closing = [{}, {}], {2}, learned(2)
+    control.data, control.done_at, control.closing = [[], []], {2}, learned(2)
     state, waits = TaskState("t", "learner", TASK), list[Any]()
 
     class Noted(threading.Condition):
@@ -466,7 +505,7 @@ def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str
 
 def test_learner_of_an_earlier_coordinator_reports_its_training_and_continues() -> None:
     control = Control({"known": ["c", "d"], **learned(5)}, learned(6))
-    control.data, control.done_at, control.closing = [{}], {6}, learned(6)
+    control.data, control.done_at, control.closing = [[]], {6}, learned(6)
     LearnerRole({}, RUN_CFG).go_on(control, TaskState("t", "learner", TASK))
     assert control.messages[0] == {"name": "learner_go_on_task", "task_id": "t", "confirmed": 7}
     assert control.names()[1:] == ["learner_learn_task", "learner_close_task"]
@@ -523,7 +562,7 @@ def test_retried_task_has_another_seed_or_resumes_from_a_checkpoint() -> None:
 
 def test_lost_learner_has_no_result() -> None:
     control = Control(WorkerLostError("gone"))
-    control.data = [{}]
+    control.data = [[]]
     with pytest.raises(WorkerLostError):
         drive_learner(control)
     assert control.of("finish") == []

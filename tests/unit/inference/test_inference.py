@@ -444,13 +444,7 @@ def test_worker_serves_actions_from_the_start_to_the_end_of_its_task(
     monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
     cfg = {"type": "in_memory", "concurrency": "threads"}
     transport = default_manager().create("transports", cfg, tmp_path)
-    master = Master(
-        transport.master_end(),
-        transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
-    )
+    master = Master(transport.master_end(), transport.scheduler)
     worker = role.InferenceWorker({}, transport, "inference-0")
     advanced = threading.Event()
     monkeypatch.setattr(worker, "advance", advanced.set)

@@ -68,13 +68,7 @@ def test_worker_serves_after_start_and_keeps_a_checkpoint_if_enabled(
     tmp_path: Path, enabled: bool
 ) -> None:
     transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
-    master = Master(
-        transport.master_end(),
-        transport.scheduler,
-        on_join=lambda info: None,
-        on_renew=lambda worker_id: None,
-        on_lost=lambda info, reason: None,
-    )
+    master = Master(transport.master_end(), transport.scheduler)
     buffer_cfg = {"type": "naive", "replay_buffer_size": 100}
     worker = ReplayWorker(transport, "replay-server-0", buffer_cfg, is_kept=enabled)
     worker.start(master.start())

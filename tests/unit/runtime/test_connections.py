@@ -214,6 +214,39 @@ def test_strangers_never_keep_out_who_knows_the_secret(
     assert caplog.messages == [text]
 
 
+def test_place_of_a_connection_that_is_ending_is_given_to_the_next_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def serve_and_linger(peer: Echo, name: str) -> None:
+        peer.serve(name)
+        ended.wait(PATIENCE_S)  # as a thread that gets no turn
+
+    monkeypatch.setattr(site.connections, "_serve", serve_and_linger)
+    first, second = site.dial(), site.dial()
+    assert ask(first) == ask(second) == b"a"
+    first.close()
+    with site.dial() as third:
+        threading.Timer(0.05, ended.set).start()
+        assert ask(third) == b"a"
+    second.close()
+
+
+def test_peer_that_has_proved_itself_keeps_its_connection_while_it_waits_for_the_lock(
+    site: Site,
+) -> None:
+    with site.stranger() as stranger, site.stranger() as member:
+        wait_until(iter(lambda: len(site.connections._strangers) == 2, None))
+        with site.connections._lock:
+            assert ask(member, SECRET) == b"welcome"
+            wait_until(iter(lambda: len(site.connections._proved) == 1, None))
+            for _ in range(2):
+                site.connections._evict()
+        assert ask(member) == b"a"
+        assert stranger.recv(64) == b""
+
+
 def test_wrong_secrets_are_one_log_line_a_minute(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
