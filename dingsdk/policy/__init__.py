@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from dingsdk.policy.distributions import ActionDistribution as ActionDistribution
     from dingsdk.policy.distributions import Categorical as Categorical
     from dingsdk.policy.distributions import Gaussian as Gaussian
+    from dingsdk.policy.dqn import DQNCollectSection as DQNCollectSection
+    from dingsdk.policy.dqn import DQNLearnSection as DQNLearnSection
+    from dingsdk.policy.dqn import DQNModelSection as DQNModelSection
+    from dingsdk.policy.dqn import DQNOtherSection as DQNOtherSection
     from dingsdk.policy.dqn import DQNPolicy as DQNPolicy
+    from dingsdk.policy.dqn import DQNSection as DQNSection
+    from dingsdk.policy.dqn import TDLoss as TDLoss
     from dingsdk.policy.encoders import MLP as MLP
     from dingsdk.policy.encoders import make_encoder as make_encoder
     from dingsdk.policy.memory import Memory as Memory
