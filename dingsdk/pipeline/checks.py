@@ -84,12 +84,11 @@ class _Run:
         return issubclass(self.classes["policy"], BasePolicy)
 
 
-def _check_serial_workers(run: _Run) -> str:
-    """The serial collector and evaluator that the config names can be used in a run."""
-    for section, name in (("collect", "collector"), ("eval", "evaluator")):
-        path = f"policy.{section}.{name}"
+def _check_use_in_runs(run: _Run) -> str:
+    """The policy, serial collector and evaluator that the config names can be used in a run."""
+    for path in ("policy", "policy.collect.collector", "policy.eval.evaluator"):
         if reason := run.fact(path, "not_for_runs", ""):
-            kind = run.policy[section][name]["type"]
+            kind = find(run.cfg, f"{path}.type")
             return f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python"
     return ""
 
@@ -523,7 +522,7 @@ def _check_home(run: _Run) -> str:
 
 _ALWAYS = (
     _check_trainings,
-    _check_serial_workers,
+    _check_use_in_runs,
     _check_collects,
     _check_capacity,
     _check_priority,

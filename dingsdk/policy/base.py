@@ -179,6 +179,8 @@ class BasePolicy(Configurable, ABC):
     trains_on: ClassVar[frozenset[str]] = frozenset({"rows", "sequences"})
     """What the samples of its replay buffer may consist of: ``rows``, ``sequences``, ``episodes``;
     see ``IBuffer.draws``."""
+    not_for_runs: ClassVar[str] = ""
+    """Why a run, which trains on what its collectors collect, cannot use it; empty if it can."""
     state_size: int = 0
     """Length of the recurrent state of an env, set by ``build``; 0 if the policy has none."""
 
