@@ -40,6 +40,10 @@ _OTHER_PIPELINES = "only pipelines for imitation and for writing data sets read 
 _RECORDED = "policy.eval.evaluator.render.render_freq records evaluations"
 _SPEC_OF_ENVPOOL = "all envs step together"
 
+NOT_OURS = frozenset({"bc", "discrete_sac", "impala", "iql", "qrdqn", "rainbow", "td3"})
+"""Policies that DI-engine runs, although the plugin ``dingsdk-rl-zoo`` has policies of these names:
+their keys are others."""
+
 LEFT_OUT: Mapping[str, str] = {
     "env.act_scale": _FROM_SPACE,
     "env.use_act_scale": _FROM_SPACE,

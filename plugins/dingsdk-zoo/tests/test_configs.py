@@ -54,6 +54,7 @@ def test_config_solves_its_env(name: str, tmp_path: Path) -> None:
         ("cartpole-discrete-sac", "env.env_id=Pendulum-v1", "env.env_id"),
         ("cartpole-impala", "policy.on_policy=true", "policy.on_policy"),
         ("cartpole-impala", "policy.random_collect_size=9", "policy.random_collect_size"),
+        ("cartpole-impala", "system.max_env_steps=100", "policy.collect.unroll_len"),
         (
             "cartpole-impala",
             "policy.other.replay_buffer.type=episode",
