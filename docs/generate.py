@@ -100,6 +100,12 @@ FIRST_PARTY = {
         "mlflow": "dingsdk_trackers.hooks:MlflowHook",
         "wandb": "dingsdk_trackers.hooks:WandbHook",
     },
+    "policies": {
+        "appo": "dingsdk_zoo.appo:APPOPolicy",
+        "discrete_sac": "dingsdk_zoo.discrete_sac:DiscreteSACPolicy",
+        "impala": "dingsdk_zoo.impala:IMPALAPolicy",
+        "td3": "dingsdk_zoo.td3:TD3Policy",
+    },
     "transports": {
         "flask_fs": "dingsdk_flask_fs.transport:FlaskFSTransport",
         "in_memory": "dingsdk_in_memory.transport:InMemoryTransport",
@@ -203,10 +209,7 @@ ACTIONS = {
 
 def algorithms_page() -> str:
     """Return the page on which policy accepts which spaces, as the policies report it."""
-    policies = {
-        key: default_manager().get("policies", key)
-        for key in default_manager().builtin_types("policies")
-    }
+    policies = dict(_parts_of_repository("policies"))
     columns: dict[str, Callable[[Any], bool]] = {
         "on-policy": lambda cls: cls.Config().on_policy,
         "prioritized replay": lambda cls: fields_of(cls.Config)["priority"].type is bool,
@@ -218,11 +221,13 @@ def algorithms_page() -> str:
     }
     parts = [
         "The policies that dingsdk has, and the spaces of gymnasium that each takes. The tables "
-        "are made by asking each policy. Another algorithm is a plugin: [write a "
-        "policy](../how-to/write-a-policy.md).",
-        "| type | algorithm |\n|---|---|\n"
+        "are made by asking each policy. Those of the zoo are in the distribution "
+        "`dingsdk-rl-zoo` ([find a plugin](../how-to/find-a-plugin.md)). Another algorithm is a "
+        "plugin: [write a policy](../how-to/write-a-policy.md).",
+        "| type | algorithm | where |\n|---|---|---|\n"
         + "\n".join(
-            f"| `{key}` | {_first(cls).partition(', type key')[0]} |"
+            f"| `{key}` | {_first(cls).partition(', type')[0]} "
+            f"| {'zoo' if key in FIRST_PARTY['policies'] else 'core'} |"
             for key, cls in policies.items()
         ),
         "## Action spaces",
@@ -230,8 +235,8 @@ def algorithms_page() -> str:
             name: partial(_takes_spaces, OBSERVATIONS["vector"], action)
             for name, action in ACTIONS.items()
         }),
-        "Other action spaces (`MultiBinary`, `Tuple`, `Dict`, a `Box` of more than one dimension) "
-        "are refused by name before a run starts; a wrapper of the env can often change the space.",
+        "Other action spaces (`MultiBinary`, `Tuple`, `Dict`, a `Box` of integers) are refused by "
+        "name before a run starts; a wrapper of the env can often change the space.",
         "## Observation spaces",
         _marks(policies, {
             name: partial(_observes, space) for name, space in OBSERVATIONS.items()

@@ -488,6 +488,7 @@ def _check_unrolls(run: _Run) -> str:
     if run.fact("policy", "piece", "steps") != "unroll":
         return ""
     key = why = ""
+    envs = run.cfg["env"]["collector_env_num"]
     if run.policy["on_policy"]:
         key, why = "on_policy", "continue while newer policies are loaded; set it to false"
     elif run.policy["traj_len_inf"]:
@@ -497,6 +498,12 @@ def _check_unrolls(run: _Run) -> str:
     elif "episode_return" in run.collect["added_columns"]:
         key = "collect.added_columns"
         why = "are cut before the returns of their episodes are known; leave episode_return out"
+    elif (steps := run.system["max_env_steps"]) and steps < run.collect["unroll_len"] * envs:
+        key, why = (
+            "collect.unroll_len",
+            f"are {run.collect['unroll_len']} steps long, and system.max_env_steps {steps} is less "
+            f"than one for each of the {envs} envs; lower it",
+        )
     elif drawn_by(run.cfg, run.classes) != "rows":
         key, why = "other.replay_buffer.type", "are one row each; choose naive or advanced"
     elif run.collector != "sample":

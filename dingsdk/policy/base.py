@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
+from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.collected import COLLECTED, with_collected
 from dingsdk.data.columns import mismatch, rows_to_columns
@@ -36,6 +37,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.policy.adam import Adam
+from dingsdk.policy.distributions import ActionBox, BoxModelSection
 from dingsdk.policy.encoders import Encoder, Scaled
 from dingsdk.policy.memory import Memory
 from dingsdk.policy.sections import PolicySection
@@ -340,6 +342,24 @@ class BasePolicy(Configurable, ABC):
         """
         return {}
 
+    def random_actions(self, obs: Any, env_ids: Sequence[int] | None = None) -> NDArray[Any]:
+        """Return actions [n, ...] drawn uniformly from the action space; legal ones, with a mask.
+
+        They replace those of ``act`` in the first ``policy.random_collect_size`` env steps. The
+        action space is that of ``section.model``: the finite bounds of a ``BoxModelSection``, or
+        the numbers of another ``ModelSection``.
+
+        Args:
+            obs: As in ``act``, like ``env_ids``.
+        """
+        model, count = self.section.model, len(flatten(obs)[0][1])
+        if isinstance(model, BoxModelSection):
+            return ActionBox(model, is_finite=True).draw(count, self.rng)
+        start, legal = model.first_actions[0], legal_actions(obs, env_ids)
+        if legal is not None:
+            return draw_legal(legal, self.rng.random(count)) + start
+        return self.rng.integers(start, start + model.action_count, count)
+
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """Clear the data stored for these envs (None: all), whose episodes ended."""
 
@@ -499,9 +519,15 @@ class BasePolicy(Configurable, ABC):
         self._check_serves("command")
         return CommandMode(
             get_setting_learn=lambda info: {},
-            get_setting_collect=self.setting,
+            get_setting_collect=self._setting,
             get_setting_eval=lambda info: {},
         )
+
+    def _setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        found = self.setting(info)
+        if size := self.section.random_collect_size:
+            found = {**found, "is_random": info.get("envstep", 0) < size}
+        return found
 
     def _compile(self) -> None:
         compilers = (os.environ.get("CXX", "g++"), "clang++")
@@ -611,8 +637,13 @@ class BasePolicy(Configurable, ABC):
 
         @isolated
         def forward_batch(
-            obs: Any, env_ids: Sequence[int] | None = None, **setting: Any
+            obs: Any,
+            env_ids: Sequence[int] | None = None,
+            is_random: bool = False,
+            **setting: Any,
         ) -> dict[str, NDArray[Any]]:
+            if is_random and explore:
+                return {"action": self.random_actions(obs, env_ids)}
             try:
                 if memory is None:
                     return self._checked(act(obs, env_ids, explore=explore, **setting))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -20,7 +19,7 @@ from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import Savable
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
-from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
+from dingsdk.policy.networks import QNetwork, frozen, target_of
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import (
     CollectSection,
@@ -209,8 +208,7 @@ class DQNPolicy(BasePolicy):
         if self.learns:
             learn = self.section.learn
             self._optimizer = Adam(self._network, learn.learning_rate, learn.grad_clip_norm)
-            self._target = copy.deepcopy(self._network).requires_grad_(False)
-            self._target_flat = flatten_parameters(self._target)
+            self._target, self._target_flat = target_of(self._network)
         self._acting_network = frozen(self._network)
 
     def make_network(self) -> nn.Module:

@@ -93,6 +93,7 @@ class R2D2Section(DQNSection, frozen=True, kw_only=True):
         return bool(self.other.replay_buffer.get("type") == "sequence")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.stores_steps:
             return
         buffer = self.other.replay_buffer

@@ -130,7 +130,7 @@ def test_model_of_each_action_space() -> None:
     [
         spaces.MultiDiscrete([[2, 2]]),
         spaces.MultiBinary(3),
-        spaces.Box(-1, 1, (2, 2)),
+        spaces.Box(-1, 1, ()),
         spaces.Box(0, 9, (2,), np.int64),
         spaces.Box(1, 1, (2,)),
     ],
