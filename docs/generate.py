@@ -29,6 +29,7 @@ from gymnasium import spaces
 from dingsdk import errors
 from dingsdk.cli.root import root
 from dingsdk.config import (
+    EXAMPLES_DIR,
     LARGEST_INT,
     Field,
     PartSection,
@@ -36,7 +37,9 @@ from dingsdk.config import (
     config_type,
     documentation_of,
     fields_of,
+    load_config,
 )
+from dingsdk.config.plain import find
 from dingsdk.pipeline.sections import EnvSection, RunSection, SystemSection
 from dingsdk.plugins import (
     KINDS,
@@ -102,8 +105,12 @@ FIRST_PARTY = {
     },
     "policies": {
         "appo": "dingsdk_zoo.appo:APPOPolicy",
+        "bc": "dingsdk_zoo.bc:BCPolicy",
         "discrete_sac": "dingsdk_zoo.discrete_sac:DiscreteSACPolicy",
         "impala": "dingsdk_zoo.impala:IMPALAPolicy",
+        "iql": "dingsdk_zoo.iql:IQLPolicy",
+        "qrdqn": "dingsdk_zoo.qrdqn:QRDQNPolicy",
+        "rainbow": "dingsdk_zoo.rainbow:RainbowPolicy",
         "td3": "dingsdk_zoo.td3:TD3Policy",
     },
     "transports": {
@@ -224,12 +231,12 @@ def algorithms_page() -> str:
         "are made by asking each policy. Those of the zoo are in the distribution "
         "`dingsdk-rl-zoo` ([find a plugin](../how-to/find-a-plugin.md)). Another algorithm is a "
         "plugin: [write a policy](../how-to/write-a-policy.md).",
-        "| type | algorithm | where |\n|---|---|---|\n"
-        + "\n".join(
-            f"| `{key}` | {_first(cls).partition(', type')[0]} "
-            f"| {'zoo' if key in FIRST_PARTY['policies'] else 'core'} |"
-            for key, cls in policies.items()
-        ),
+        "| type | algorithm | paper | trains on | from the buffer | configs | where |\n"
+        "|---|---|---|---|---|---|---|\n"
+        + "\n".join(_algorithm(key, cls) for key, cls in policies.items()),
+        "`bc` and `iql` learn from a buffer that was filled before, not from what a run collects: "
+        "`plugins/dingsdk-zoo/examples/offline_cartpole.py`. The other configs of the zoo are in "
+        "`plugins/dingsdk-zoo/dingsdk_zoo/configs`.",
         "## Action spaces",
         _marks(policies, {
             name: partial(_takes_spaces, OBSERVATIONS["vector"], action)
@@ -247,6 +254,22 @@ def algorithms_page() -> str:
         _marks(policies, columns),
     ]  # fmt: skip
     return _page("Algorithms", "\n\n".join(parts))
+
+
+def _algorithm(key: str, cls: Any) -> str:
+    """Return the row of an algorithm in the first table."""
+    section, text = cls.Config(), inspect.getdoc(cls) or ""
+    paper = re.search(r"Source: ([^,(;]+ \d{4}\w?)", text)
+    zoo = Path(__file__).parents[1] / "plugins" / "dingsdk-zoo" / "dingsdk_zoo" / "configs"
+    paths = sorted([*EXAMPLES_DIR.glob("*.yaml"), *zoo.glob("*.yaml")])
+    configs = [each.stem for each in paths if find(load_config(each), "policy.type") == key]
+    buffer = "" if section.on_policy else f"`{section.other.replay_buffer['type']}`"
+    where = "zoo" if key in FIRST_PARTY["policies"] else "core"
+    cells = (
+        *(f"`{key}`", _first(cls).partition(", type")[0], paper[1] if paper else "", cls.piece),
+        *(buffer, ", ".join(f"`{each}`" for each in configs), where),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _observes(observation: Any, cls: Any) -> bool:

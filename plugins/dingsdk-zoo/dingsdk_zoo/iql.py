@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -22,10 +21,10 @@ from dingsdk.policy import (
     Categorical,
     Stateful,
     action_model,
-    flatten_parameters,
     frozen,
     make_encoder,
     nstep_samples,
+    target_of,
 )
 from dingsdk_zoo.bc import BCLearnSection, BCPolicy, BCSection
 
@@ -138,8 +137,7 @@ class IQLPolicy(BCPolicy):
         self._counts = distribution.counts if isinstance(distribution, Categorical) else None
         self._critic = Critic(model.observation, distribution.width, sizes, 2).to(self.device)
         self._critic_optimizer = Adam(self._critic, rate)
-        self._target = copy.deepcopy(self._critic).requires_grad_(False)
-        self._target_flat = flatten_parameters(self._target)
+        self._target, self._target_flat = target_of(self._critic)
         self._value = Critic(model.observation, 0, sizes, 1).to(self.device)
         self._value_optimizer = Adam(self._value, rate)
         self._frozen_value = frozen(self._value)
