@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from msgspec import Meta
 from torch import Tensor, nn
 
-from dingsdk.config import LARGEST_INT, Count, Finite, Part, SmallCount, preset
+from dingsdk.config import LARGEST_INT, Count, Finite, Part, Share, SmallCount, preset
 from dingsdk.policy import (
     DQNModelSection,
     DQNOtherSection,
@@ -78,15 +78,28 @@ class RainbowLearnSection(LearnSection, frozen=True, kw_only=True):
     target_theta: Annotated[float, Meta(ge=1e-6, le=1)] | None = None
 
 
+class RainbowEpsilon(EpsilonSchedule, frozen=True, kw_only=True):
+    """Section ``policy.other.eps`` of Rainbow: 0, as its noisy networks explore.
+
+    Attributes:
+        type: As of DQN; ``constant`` by default.
+        start: Epsilon before the first step.
+    """
+
+    type: Literal["constant", "exp", "linear"] = "constant"
+    start: Share = 0.0
+
+
 class RainbowOtherSection(DQNOtherSection, frozen=True, kw_only=True):
     """Section ``policy.other`` of Rainbow.
 
     Attributes:
-        eps: Probability of a random action, as a schedule over env steps. Noisy networks explore
-            without it, so it is 0.
+        eps: Probability of a random action, as a schedule over env steps.
+        replay_buffer: The replay buffer by ``type``, with its options; one that draws samples by
+            priority, unless ``priority`` is false.
     """
 
-    eps: EpsilonSchedule = EpsilonSchedule(type="constant", start=0.0)
+    eps: RainbowEpsilon = RainbowEpsilon()
     replay_buffer: Annotated[dict[str, Any], Part("buffers")] = preset("advanced", alpha=0.5)
 
 

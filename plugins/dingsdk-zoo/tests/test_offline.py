@@ -199,4 +199,6 @@ class TestContinuousIQLOnDicts(TestIQL):
     observation_space: ClassVar = spaces.Dict(
         {"image": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))}
     )
-    action_space: ClassVar = spaces.Box(np.array([-2, 0.5]), np.array([2, 0.6]), dtype=np.float32)
+    action_space: ClassVar = spaces.Box(
+        np.array([-2, 0.5], np.float32), np.array([2, 0.6], np.float32)
+    )

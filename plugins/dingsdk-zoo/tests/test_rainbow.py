@@ -79,8 +79,8 @@ def test_noise_is_factorised() -> None:
     inputs = torch.tensor([[1.0, 2.0]])
 
     # f(4, -9, 1) = (2, -3, 1): weights 1 + 0.5 * 2 and 2 - 0.25 * 3, bias 3 + 0.1.
-    assert float(layer(inputs, torch.tensor([4.0, -9.0, 1.0]))) == pytest.approx(2 + 2.5 + 3.1)
-    assert float(layer(inputs)) == pytest.approx(8.0)
+    assert layer(inputs, torch.tensor([4.0, -9.0, 1.0])).item() == pytest.approx(2 + 2.5 + 3.1)
+    assert layer(inputs).item() == pytest.approx(8.0)
 
 
 def test_noisy_layer_begins_as_in_the_paper() -> None:
@@ -88,7 +88,7 @@ def test_noisy_layer_begins_as_in_the_paper() -> None:
 
     assert set(layer.weight_sigma.flatten().tolist()) == {0.25}
     assert set(layer.bias_sigma.tolist()) == {0.25}
-    for means in (layer.weight, layer.bias):
+    for means in (layer.weight.detach(), layer.bias.detach()):
         assert 0.49 < float(means.abs().max()) <= 0.5
         assert float(means.std()) == pytest.approx(1 / math.sqrt(12), rel=0.1)
 
