@@ -90,8 +90,8 @@ class BCPolicy(BasePolicy):
     is_data_parallel = True
     trains_on = frozenset({"rows"})
     not_for_runs = (
-        "it learns from recorded data, and a run has only what its collector collects; fill a "
-        "buffer with the data and train a learner"
+        "it learns from recorded data in a buffer, and a run trains only on what its collector "
+        "collects"
     )
     monitored: ClassVar[tuple[str, ...]] = ("total_loss", "entropy", "grad_norm")
     model_from_spaces = staticmethod(partial(action_model, "bc"))

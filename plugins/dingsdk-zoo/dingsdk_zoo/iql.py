@@ -71,7 +71,7 @@ class IQLSection(BCSection, frozen=True, kw_only=True):
     """
 
     type: str = "iql"
-    nstep: SmallCount = 1
+    nstep: SmallCount = 1  # type: ignore[assignment]
     model: IQLModelSection = IQLModelSection()
     learn: IQLLearnSection = IQLLearnSection()
 

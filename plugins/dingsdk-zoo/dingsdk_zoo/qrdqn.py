@@ -107,10 +107,11 @@ def quantile_huber_losses(quantiles: Tensor, targets: Tensor, kappa: float) -> T
     """
     count = quantiles.shape[1]
     midpoints = (torch.arange(count, device=quantiles.device) + 0.5) / count
-    rows, columns = torch.broadcast_tensors(quantiles.unsqueeze(2), targets.unsqueeze(1))
+    # [n, N, M]: each estimate with each target
+    rows = quantiles.unsqueeze(2).expand(-1, -1, targets.shape[1])
+    columns = targets.unsqueeze(1).expand(-1, count, -1)
     huber = F.huber_loss(rows, columns, reduction="none", delta=kappa)
-    is_below = targets.unsqueeze(1) < quantiles.detach().unsqueeze(2)
-    share = midpoints.unsqueeze(1)
+    is_below, share = columns < rows.detach(), midpoints.unsqueeze(1)
     weights = torch.where(is_below, 1 - share, share)
     return (weights * huber).mean(2).sum(1)
 

@@ -130,7 +130,7 @@ class NoisyLinear(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, sigma: float) -> None:
         super().__init__()
-        self.sizes = inputs, outputs
+        self.sizes = [inputs, outputs]
         self.noise_size = inputs + outputs
         bound = 1 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
@@ -142,7 +142,7 @@ class NoisyLinear(nn.Module):
         """Return float32[n, outputs]; ``noise`` is standard normal, None: the mean weights."""
         if noise is None:
             return F.linear(hidden, self.weight, self.bias)
-        before, after = (noise.sign() * noise.abs().sqrt()).split(self.sizes)
+        before, after = torch.split(noise.sign() * noise.abs().sqrt(), self.sizes)
         weight = self.weight + self.weight_sigma * torch.outer(after, before)
         return F.linear(hidden, weight, self.bias + self.bias_sigma * after)
 
@@ -167,12 +167,12 @@ class RainbowNetwork(nn.Module):
         super().__init__()
         *shared, width = model.encoder_hidden_size_list
         self.encoder = make_encoder(obs_shape, shared)
-        streams = [action_count, 1] if model.dueling else [action_count]
-        self.streams = nn.ModuleList()
-        for rows in streams:
-            self.streams.append(NoisyLinear(self.encoder.width, width, model.sigma))
-            self.streams.append(NoisyLinear(width, rows * model.atom_count, model.sigma))
-        self.noise_sizes = [layer.noise_size for layer in self.streams]
+        layers = []
+        for rows in [action_count, 1] if model.dueling else [action_count]:
+            layers.append(NoisyLinear(self.encoder.width, width, model.sigma))
+            layers.append(NoisyLinear(width, rows * model.atom_count, model.sigma))
+        self.streams = nn.ModuleList(layers)
+        self.noise_sizes = [layer.noise_size for layer in layers]
         self.noise_size = sum(self.noise_sizes)
         support = torch.linspace(model.v_min, model.v_max, model.atom_count)
         self.register_buffer("support", support, persistent=False)
@@ -182,12 +182,12 @@ class RainbowNetwork(nn.Module):
         features = self.encoder.forward(obs)
         parts: Sequence[Tensor | None] = [None] * len(self.streams)
         if noise is not None:
-            parts = noise.split(self.noise_sizes)
-        made = []
+            parts = torch.split(noise, self.noise_sizes)
+        made: list[Tensor] = []
         for index in range(0, len(self.streams), 2):
             hidden = torch.relu(self.streams[index](features, parts[index]))
             out = self.streams[index + 1](hidden, parts[index + 1])
-            made.append(out.unflatten(1, (-1, len(self.support))))
+            made.append(out.view(len(out), -1, len(self.support)))
         logits = made[0]
         if len(made) == 2:
             logits = made[1] + logits - logits.mean(1, keepdim=True)
