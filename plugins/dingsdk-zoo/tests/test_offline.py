@@ -63,7 +63,7 @@ def test_expectile_of_the_loss_is_between_mean_and_maximum() -> None:
         optimizer.step()
 
     # 0.9 * (1 - v) = 3 * 0.1 * v
-    assert float(value) == pytest.approx(0.75, abs=0.01)
+    assert value.item() == pytest.approx(0.75, abs=0.01)
 
 
 @pytest.mark.parametrize(("beta", "weight"), [(0.5, math.e), (3.0, 100.0)])
