@@ -643,6 +643,8 @@ class BasePolicy(Configurable, ABC):
             **setting: Any,
         ) -> dict[str, NDArray[Any]]:
             if is_random and explore:
+                for _, leaf in flatten(obs):
+                    self.check_finite(np.asarray(leaf), obs, env_ids)
                 return {"action": self.random_actions(obs, env_ids)}
             try:
                 if memory is None:

@@ -175,14 +175,13 @@ class ReturnScale(Scaled):
     def __init__(self) -> None:
         super().__init__([1])
 
-    @property
-    def deviation(self) -> Tensor:
-        """Return the standard deviation, float64[1]; above 0."""
-        return (self.var + 1e-8).sqrt()
+    def scale(self, returns: Tensor) -> Tensor:
+        """Return float32[n]: returns less their mean, divided by their deviation."""
+        return ((returns - self.mean) * torch.rsqrt(self.var + 1e-8)).float()
 
     def restore(self, values: Tensor) -> Tensor:
-        """Return scaled values float32[n] on the scale of the returns."""
-        return (values * self.deviation + self.mean).float()
+        """Return float32[n]; reverses ``scale``."""
+        return (values * (self.var + 1e-8).sqrt() + self.mean).float()
 
 
 class ActorCritic(nn.Module):

@@ -228,8 +228,12 @@ class PPOPolicy(BasePolicy):
             lengths = torch.diff(starts, append=starts.new_tensor([len(is_first)]))
             sequences = starts, lengths, batch["state"][starts]
         scale = self._network.value_scale
-        if scale is not None and torch.isfinite(batch["return"]).all():
-            scale.measure(batch["return"])
+        if scale is not None:
+            # The outputs of the network when it collected, before the statistics change.
+            trained["value"] = scale.scale(batch["value"])
+            if torch.isfinite(batch["return"]).all():
+                scale.measure(batch["return"])
+            trained["return"] = scale.scale(batch["return"])
         logs: list[dict[str, Any]] = []
         for _ in range(learn.epoch_per_collect):
             for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
@@ -283,14 +287,12 @@ class PPOPolicy(BasePolicy):
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - learn.clip_ratio, 1 + learn.clip_ratio)
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-        old, returns = batch["value"], batch["return"]
         if network.value_scale is not None:
-            unit = network.value_scale.deviation.float()
-            value, old, returns = value / unit, old / unit, returns / unit
-        errors = (value - returns).square()
+            value = network.value_scale.scale(value)
+        errors = (value - batch["return"]).square()
         if learn.value_clip:
-            change = (value - old).clamp(-learn.clip_ratio, learn.clip_ratio)
-            errors = torch.maximum(errors, (old + change - returns).square())
+            change = (value - batch["value"]).clamp(-learn.clip_ratio, learn.clip_ratio)
+            errors = torch.maximum(errors, (batch["value"] + change - batch["return"]).square())
         value_loss, entropy = errors.mean(), entropies.mean()
         loss = policy_loss + learn.value_weight * value_loss - learn.entropy_weight * entropy
         norm = self._optimizer.minimize(loss)

@@ -315,8 +315,12 @@ def test_values_are_learned_on_the_scale_of_returns(model: dict[str, Any]) -> No
     for parameter in policy._network.critic.parameters():
         parameter.data.zero_()
     obs = np.zeros((8, 3), np.float32)
-    given = {**columns(policy), **policy.collect_mode.forward_batch(obs, range(8)), "obs": obs}
-    given["reward"] = given["reward"] * 100 + 1000
+    given = {
+        **columns(make()),
+        **policy.collect_mode.forward_batch(obs, range(8)),
+        "obs": obs,
+        "reward": np.arange(1000, 1080, 10, dtype=np.float32),
+    }
     data = policy.collect_mode.make_samples(given, ENDS)
     returns = data.columns["return"]
 
