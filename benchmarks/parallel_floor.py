@@ -5,18 +5,20 @@
     python benchmarks/parallel_floor.py --jobs busy --contenders serial shared_memory:2
     python benchmarks/parallel_floor.py --jobs waiting --contenders shared_memory:2
 
-The jobs ``dqn`` and ``sac`` are those of ``train.py``. A step of the env takes 2 ms of CPU time in
-the job ``busy``, and waits for 5 ms in ``waiting``; both train little. ``:2`` is two collectors;
-one is the default, as the floor has one. The *floor* is a collector process and a learner
-process: the collector sends pieces of trajectories through a pipe, the learner puts them into a
-table of the same kind, trains as often as serial mode does, and sends its weights back every
-``SEND_POLICY_FREQ`` updates. It has no leases, no journal, no acknowledgements, no evaluation and
+The jobs ``dqn``, ``sac`` and ``ppo`` are those of ``train.py``; parallel runs of ``ppo`` train on
+rows that are at most one version old. A step of the env takes 2 ms of CPU time in the job ``busy``,
+and waits for 5 ms in ``waiting``; both train little. ``:2`` is two collectors; one is the default,
+as the floor has one. The *floor* is a collector process and a learner process: the collector sends
+pieces of trajectories through a pipe, the learner puts them into a table of the same kind, trains
+as often as serial mode does, and sends its weights back every ``SEND_POLICY_FREQ`` updates, or
+after each training of ``ppo``. It has no leases, no journal, no acknowledgements, no evaluation and
 no hooks, and its messages are pickled. Nothing that does more can be much faster.
 
 For every contender time runs from the first env step to the last update, and CPU seconds are those
 of all its processes in that time, so imports and the last evaluation do not count. Contenders take
 turns, seed by seed. Ratios are medians over the seeds. *of ideal* compares env steps a second with
-those of envs that wait for nothing but their own steps.
+those of envs that wait for nothing but their own steps. *bound* is what serial mode could gain at
+most if it collected and trained at the same time.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,10 +54,13 @@ SLOW: Final = {
 ALL_JOBS: Final[Mapping[str, dict[str, Any]]] = {
     "dqn": JOBS["dqn"],
     "sac": JOBS["sac"],
+    "ppo": JOBS["ppo"],
     "busy": {**SLOW, "env_steps": 8_000},
     "waiting": {**SLOW, "train_freq": 16, "env_steps": 40_000},
 }
 STEP_S: Final = {"busy": 0.002, "waiting": 0.005}
+RLLIB: Final = " with RLlib"
+"""After the path of an interpreter: a contender."""
 PIECE_ROWS: Final = 32
 """Rows of a piece that the floor's collector sends, or those of a collect if these are more."""
 AHEAD_PIECES: Final = 2
@@ -138,7 +143,7 @@ def waiting() -> gymnasium.Env[Any, Any]:
     return FirstStep(SlowEnv())
 
 
-ENVS: Final = {"dqn": cartpole, "sac": pendulum, "busy": busy, "waiting": waiting}
+ENVS: Final = {"dqn": cartpole, "ppo": cartpole, "sac": pendulum, "busy": busy, "waiting": waiting}
 
 
 def collectors_of(contender: str) -> int:
@@ -150,7 +155,7 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
     """Train with ``dingsdk.train``."""
     import dingsdk
 
-    config = config_of("sac" if name == "sac" else "dqn", job)
+    config = config_of(name if name in JOBS else "dqn", job)
     mode = "serial" if contender == "serial" else "parallel"
     transport = None if mode == "serial" else contender.partition(":")[0]
     if transport is not None:
@@ -158,9 +163,32 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
     if name == "waiting":
         # What the documentation names for envs that wait.
         config["env_manager"] = {"type": "subprocess", "envs_per_process": 1}
+    if name == "ppo":
+        config["policy"]["other"]["commander"] = {"max_policy_lag": 1}
     folder = Path(os.environ[MARKS]) / "run"
-    result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=ENVS[name])
-    return {"env_steps": result.env_steps, "updates": result.train_iter}
+    with timed_collects() as taken:
+        result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=ENVS[name])
+    return {"env_steps": result.env_steps, "updates": result.train_iter, "collect_s": sum(taken)}
+
+
+@contextlib.contextmanager
+def timed_collects() -> Iterator[list[float]]:
+    """Yield a list that gets the duration of each collect of this process in seconds."""
+    from dingsdk.worker import SampleSerialCollector
+
+    collect, taken = SampleSerialCollector.collect, []
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        samples = collect(*args, **kwargs)
+        taken.append(time.perf_counter() - began)
+        return samples
+
+    SampleSerialCollector.collect = timed  # type: ignore[method-assign]
+    try:
+        yield taken
+    finally:
+        SampleSerialCollector.collect = collect  # type: ignore[method-assign]
 
 
 def collect(pipe: Any, cfg: Any, env: Any, stop_at: int) -> None:
@@ -209,7 +237,7 @@ def run_floor(name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
     from dingsdk.worker import create_buffer, create_learner
 
     torch.set_num_threads(1)
-    cfg = compile_config(config_of("sac" if name == "sac" else "dqn", job), seed=seed)
+    cfg = compile_config(config_of(name if name in JOBS else "dqn", job), seed=seed)
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=collect, args=(theirs, cfg, ENVS[name], job["env_steps"]))
@@ -219,36 +247,43 @@ def run_floor(name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
         learner = create_learner(
             cfg.policy.learn.learner, policy=policy.learn_mode, exp_name=folder
         )
-        buffer = create_buffer(cfg.policy.other.replay_buffer, exp_name=folder)
-        ratio = job["gradient_steps"] / job["train_freq"]
-        batch_size, inserted, updates, envstep = job["batch_size"], 0, 0, 0
+        buffer = None
+        if not cfg.policy.on_policy:
+            buffer = create_buffer(cfg.policy.other.replay_buffer, exp_name=folder)
 
         def publish() -> None:
-            ours.send(("weights", (updates, policy.learn_mode.state_dict()["model"])))
+            ours.send(("weights", (learner.train_iter, policy.learn_mode.state_dict()["model"])))
 
         publish()
-        first = None
+        inserted, envstep, first = 0, 0, None
         while (piece := ours.recv()) is not None:
             samples, envstep = piece
+            if buffer is None:
+                learner.train(samples, envstep)
+                ours.send(("taken", None))
+                publish()
+                continue
             buffer.push(samples, envstep)
             inserted += len(samples)
             ours.send(("taken", None))
             if inserted <= job["learning_starts"]:
                 continue
             first = inserted if first is None else first
-            while updates < (inserted - first) * ratio:
-                batch = buffer.sample(batch_size, cur_learner_iter=updates)
+            while (
+                learner.train_iter < (inserted - first) * job["gradient_steps"] / job["train_freq"]
+            ):
+                batch = buffer.sample(job["batch_size"], cur_learner_iter=learner.train_iter)
                 learner.train(batch, envstep)
                 if learner.priority_info:
                     buffer.update(learner.priority_info)
-                updates += 1
-                if updates % SEND_POLICY_FREQ == 0:
+                if learner.train_iter % SEND_POLICY_FREQ == 0:
                     publish()
         mark("last")
         learner.close()
-        buffer.close()
+        if buffer is not None:
+            buffer.close()
     process.join(60)
-    return {"env_steps": envstep, "updates": updates}
+    return {"env_steps": envstep, "updates": learner.train_iter}
 
 
 def cpu_s(session: int) -> float:
@@ -268,10 +303,14 @@ def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict
 
     The last update is where the learner writes its last checkpoint, right after it.
     """
-    command = [sys.executable, __file__, "--run", contender, "--jobs", name]
-    command += ["--first-seed", str(seed)]
-    if env_steps is not None:
-        command += ["--env-steps", str(env_steps)]
+    if contender.endswith(RLLIB):
+        job = ALL_JOBS[name] | ({} if env_steps is None else {"env_steps": env_steps})
+        command = [contender.removesuffix(RLLIB), str(Path(__file__).with_name("_rllib.py"))]
+        command += [json.dumps(job), str(seed)]
+    else:
+        command = [sys.executable, __file__, "--run", contender, "--jobs", name]
+        command += ["--first-seed", str(seed)]
+        command += [] if env_steps is None else ["--env-steps", str(env_steps)]
     with tempfile.TemporaryDirectory() as marks:
         environ = {**os.environ, "OMP_NUM_THREADS": "1", MARKS: marks}
         began, used = time.time(), [(0.0, 0.0)]
@@ -318,6 +357,9 @@ def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
         if name == "waiting":
             most = ALL_JOBS[name]["env_num"] * collectors_of(contender) / STEP_S[name]
             ideal = f"  {rate / most:.2f} of ideal"
+        if contender == "serial":
+            shares = (each["collect_s"] / each["wall_s"] for each in found)
+            ideal += f"  bound {statistics.median(1 / max(one, 1 - one) for one in shares):.2f}"
         sys.stdout.write(
             f"{name:7} {contender:15} {rate:7,.0f} {unit}/s"
             + ratio("serial", lambda each: each[unit] / each["wall_s"])
@@ -336,6 +378,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--env-steps", type=int, help="instead of those of the jobs")
+    parser.add_argument("--rllib-python", help="interpreter with RLlib, as another contender")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
@@ -351,6 +394,8 @@ def main() -> None:
             raise SystemExit(f"{args.run} made {found}, not about {wanted:,} updates")
         sys.stdout.write(json.dumps(found) + "\n")
         return
+    if args.rllib_python:
+        args.contenders = [*args.contenders, args.rllib_python + RLLIB]
     for name in args.jobs:
         runs: dict[str, list[dict[str, Any]]] = {each: [] for each in args.contenders}
         for seed in range(args.first_seed, args.first_seed + args.seeds):

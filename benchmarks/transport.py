@@ -14,6 +14,8 @@ Sections:
     fanin         metadata of 8 collector processes, 1 and 64 samples per message, then of 64
                   collectors in threads of 4 processes: messages per second, delays, errors,
                   and the slowest worker compared with the mean.
+    home          64-step pieces of 64 collectors, threads of one process, over shared_memory into
+                  the table of one learner: rows per second, the slowest collector against the mean.
     policy        6.7 MB published and read by 4 readers. Floor: bare safetensors, same folder.
     ray           pieces from a Ray actor to another process: the ray transport within a node and
                   as between two nodes, one plain actor call per piece, and a compiled graph with
@@ -50,6 +52,7 @@ import numpy as np
 from _buffers.measure import Report, ratio, say
 from _transport.cluster import ROWS, Bench, Cluster, flask_fs, median_rate, piece, scratch
 from _transport.fanin import fanin
+from _transport.home import home
 from _transport.over_ray import over_ray
 from _transport.shared import shared_memory
 from _transport.trajectories import learner, trajectories
@@ -146,6 +149,7 @@ SECTIONS = {
     "trajectories": trajectories,
     "control": control,
     "fanin": fanin,
+    "home": home,
     "policy": policy,
     "shared_memory": shared_memory,
     "memory": memory,
