@@ -60,11 +60,7 @@ def test_config_solves_its_env(name: str, tmp_path: Path) -> None:
             "policy.other.replay_buffer.type=episode",
             "policy.other.replay_buffer.type",
         ),
-        (
-            "cartpole-impala",
-            "policy.collect.collector.type=episode",
-            "policy.collect.collector.type",
-        ),
+        ("cartpole-impala", "policy.traj_len_inf=true", "policy.traj_len_inf"),
     ],
 )
 def test_what_cannot_work_is_one_line_before_the_start(
