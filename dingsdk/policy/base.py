@@ -357,8 +357,9 @@ class BasePolicy(Configurable, ABC):
             return ActionBox(model, is_finite=True).draw(count, self.rng)
         start, legal = model.first_actions[0], legal_actions(obs, env_ids)
         if legal is not None:
-            return draw_legal(legal, self.rng.random(count)) + start
-        return self.rng.integers(start, start + model.action_count, count)
+            return draw_legal(legal, self.rng.random(count)) + int(start)
+        drawn: NDArray[np.int64] = self.rng.integers(start, start + model.action_count, count)
+        return drawn
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """Clear the data stored for these envs (None: all), whose episodes ended."""

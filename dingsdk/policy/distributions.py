@@ -103,7 +103,7 @@ class ActionBox:
         half_range, center, low, high = map(
             torch.from_numpy, (self.half_range, self.center, self.low, self.high)
         )
-        return (actions * half_range + center).clamp(low, high).unflatten(1, self.shape)
+        return (actions * half_range + center).clamp(low, high).reshape(-1, *self.shape)
 
     def unscale(self, actions: Tensor) -> Tensor:
         """Return float32[n, size] in [-1, 1] of actions [n, *shape]; reverses ``scale``."""
@@ -269,7 +269,7 @@ class Gaussian(ActionDistribution):
 
     def mode_tensor(self, outputs: Tensor) -> Tensor:
         low, high = torch.from_numpy(self._box.low), torch.from_numpy(self._box.high)
-        return outputs.clamp(low, high).unflatten(1, self._box.shape)
+        return outputs.clamp(low, high).reshape(-1, *self._box.shape)
 
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         return self._evaluate(outputs, drawn, self.log_std)

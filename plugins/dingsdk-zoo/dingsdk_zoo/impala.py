@@ -263,7 +263,8 @@ class IMPALAPolicy(BasePolicy):
         found = value.roll(-1, 1)
         last = part_of(batch["next_obs"], ends)
         found[ends] = self._acting_network.forward(self.tensor(last))[1]
-        return found * ~batch["terminated"].bool()
+        ended: Tensor = batch["terminated"].bool()
+        return found * ~ended
 
 
 def _steps(columns: Any) -> Any:
