@@ -1,13 +1,16 @@
-"""CPU time of one update of each policy, compared with Stable-Baselines3 if it is installed.
+"""CPU time of one update of each policy, compared with Stable-Baselines3 and sb3-contrib.
 
-    python benchmarks/updates.py [--only dqn sac ppo] [--rounds N]
+The peers are left out if they are not installed.
+
+    python benchmarks/updates.py [--only dqn sac ppo qrdqn td3] [--rounds N]
 
 Both do the same work in one process with one torch thread, in turns: sample a batch, take the
 gradient steps, update the targets. Networks, batches and learning rates are equal; ratios are
 medians over the rounds. DQN: batch 64, 64-64 units, no double DQN, soft target updates. SAC:
-batch 256, 256-256 units. PPO: an epoch over 2048 samples in minibatches of 64, 64-64 units. Goals:
-DQN at most 0.6 times the time of Stable-Baselines3, SAC 0.7, PPO 0.8. For the peer
-see requirements-peers.txt.
+batch 256, 256-256 units. PPO: an epoch over 2048 samples in minibatches of 64, 64-64 units. QR-DQN
+of dingsdk-rl-zoo: as DQN, with 200 quantiles; the peer is sb3-contrib. TD3 of dingsdk-rl-zoo: as
+SAC. Goals: DQN at most 0.6 times the time of the peer, SAC 0.7, PPO 0.8, the others 1. For the
+peers see requirements-peers.txt.
 """
 
 from __future__ import annotations
@@ -28,11 +31,15 @@ from dingsdk.data import SampleBatch
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_buffer
 
-GOALS = {"dqn": 0.6, "sac": 0.7, "ppo": 0.8}
-ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "ppo": "CartPole-v1"}
-UPDATES = {"dqn": 50, "sac": 20, "ppo": 1}
+GOALS = {"dqn": 0.6, "sac": 0.7, "ppo": 0.8, "qrdqn": 1.0, "td3": 1.0}
+ENVS = {
+    **dict.fromkeys(("dqn", "ppo", "qrdqn"), "CartPole-v1"),
+    **dict.fromkeys(("sac", "td3"), "Pendulum-v1"),
+}
+UPDATES = {"dqn": 50, "sac": 20, "ppo": 1, "qrdqn": 10, "td3": 20}
 """Updates per turn."""
 BUFFER_ROWS, PPO_ROWS = 10_000, 2048
+PEER_OPTIONS: Mapping[str, Any] = {"buffer_size": BUFFER_ROWS, "device": "cpu"}
 
 Update = Callable[[], Any]
 
@@ -45,6 +52,17 @@ def dqn() -> Update:
 def sac() -> Update:
     """Return a function that does one SAC update."""
     return off_policy("sac", {"learning_rate_q": 1e-3}, batch_size=256)
+
+
+def qrdqn() -> Update:
+    """Return a function that does one QR-DQN update."""
+    return off_policy("qrdqn", {"target_theta": 0.005, "grad_clip_norm": None}, batch_size=64)
+
+
+def td3() -> Update:
+    """Return a function that does one TD3 update."""
+    rates = {"learning_rate_actor": 1e-3, "learning_rate_critic": 1e-3}
+    return off_policy("td3", rates, batch_size=256)
 
 
 def off_policy(kind: str, learning: dict[str, Any], batch_size: int) -> Update:
@@ -86,11 +104,43 @@ def peer_dqn() -> Update:
     return update
 
 
+def peer_qrdqn() -> Update:
+    """Return the same update of sb3-contrib."""
+    from sb3_contrib import QRDQN
+    from stable_baselines3.common.utils import polyak_update
+
+    env = gym.make(ENVS["qrdqn"])
+    model: Any = QRDQN("MlpPolicy", env, buffer_size=BUFFER_ROWS, learning_rate=1e-3, device="cpu")
+    model._setup_learn(1)
+    fill(model, transitions("qrdqn", BUFFER_ROWS))
+    nets = [list(each.parameters()) for each in (model.quantile_net, model.quantile_net_target)]
+
+    def update() -> None:
+        model.train(1, 64)
+        polyak_update(*nets, 0.005)
+
+    return update
+
+
 def peer_sac() -> Update:
     """Return the same update of Stable-Baselines3."""
     from stable_baselines3 import SAC
 
-    model: Any = SAC("MlpPolicy", gym.make(ENVS["sac"]), buffer_size=BUFFER_ROWS, device="cpu")
+    return actor_critic(SAC("MlpPolicy", gym.make(ENVS["sac"]), **PEER_OPTIONS))
+
+
+def peer_td3() -> Update:
+    """Return the same update of Stable-Baselines3."""
+    from stable_baselines3 import TD3
+
+    sizes = {"net_arch": [256, 256]}
+    return actor_critic(
+        TD3("MlpPolicy", gym.make(ENVS["td3"]), policy_kwargs=sizes, **PEER_OPTIONS)
+    )
+
+
+def actor_critic(model: Any) -> Update:
+    """Return an update of a model whose buffer is filled here."""
     model._setup_learn(1)
     rows = transitions("sac", BUFFER_ROWS)
     fill(model, {**rows, "action": rows["action"] / 2})
@@ -134,7 +184,7 @@ def transitions(name: str, count: int) -> dict[str, Any]:
         "next_obs": random.normal(size=(count, *size)).astype(np.float32),
         "action": (
             random.integers(0, 2, count)
-            if name == "dqn"
+            if name in ("dqn", "qrdqn")
             else random.uniform(-2, 2, (count, 1)).astype(np.float32)
         ),
         "reward": random.normal(size=count).astype(np.float32),
@@ -143,8 +193,20 @@ def transitions(name: str, count: int) -> dict[str, Any]:
     }
 
 
-OURS: Mapping[str, Callable[[], Update]] = {"dqn": dqn, "sac": sac, "ppo": ppo}
-PEERS: Mapping[str, Callable[[], Update]] = {"dqn": peer_dqn, "sac": peer_sac, "ppo": peer_ppo}
+OURS: Mapping[str, Callable[[], Update]] = {
+    "dqn": dqn,
+    "sac": sac,
+    "ppo": ppo,
+    "qrdqn": qrdqn,
+    "td3": td3,
+}
+PEERS: Mapping[str, tuple[str, Callable[[], Update]]] = {
+    "dqn": ("stable_baselines3", peer_dqn),
+    "sac": ("stable_baselines3", peer_sac),
+    "ppo": ("stable_baselines3", peer_ppo),
+    "qrdqn": ("sb3_contrib", peer_qrdqn),
+    "td3": ("stable_baselines3", peer_td3),
+}
 
 
 def cpu_seconds(update: Update, count: int) -> float:
@@ -161,9 +223,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    has_peer = find_spec("stable_baselines3") is not None
     for name in args.only:
-        makers = [OURS[name], *([PEERS[name]] if has_peer else [])]
+        package, make_peer = PEERS[name]
+        has_peer = find_spec(package) is not None
+        makers = [OURS[name], *([make_peer] if has_peer else [])]
         updates = [make() for make in makers]
         seconds: list[list[float]] = [[] for _ in updates]
         for turn in range(args.rounds + 1):
@@ -172,10 +235,10 @@ def main() -> None:
                 if turn:  # the first one warms up
                     found.append(taken)
         medians = [statistics.median(found) * 1e3 for found in seconds]
-        line = f"{name:4} {medians[0]:8.2f} ms"
+        line = f"{name:5} {medians[0]:8.2f} ms"
         if has_peer:
             ratio = statistics.median(ours / peer for ours, peer in zip(*seconds, strict=True))
-            line += f", Stable-Baselines3 {medians[1]:8.2f} ms: {ratio:.2f} (goal {GOALS[name]})"
+            line += f", {package} {medians[1]:8.2f} ms: {ratio:.2f} (goal {GOALS[name]})"
         sys.stdout.write(f"{line}\n")
 
 

@@ -29,6 +29,7 @@ from gymnasium import spaces
 from dingsdk import errors
 from dingsdk.cli.root import root
 from dingsdk.config import (
+    EXAMPLES_DIR,
     LARGEST_INT,
     Field,
     PartSection,
@@ -36,7 +37,9 @@ from dingsdk.config import (
     config_type,
     documentation_of,
     fields_of,
+    load_config,
 )
+from dingsdk.config.plain import find
 from dingsdk.pipeline.sections import EnvSection, RunSection, SystemSection
 from dingsdk.plugins import (
     KINDS,
@@ -99,6 +102,16 @@ FIRST_PARTY = {
     "learner_hooks": {
         "mlflow": "dingsdk_trackers.hooks:MlflowHook",
         "wandb": "dingsdk_trackers.hooks:WandbHook",
+    },
+    "policies": {
+        "appo": "dingsdk_zoo.appo:APPOPolicy",
+        "bc": "dingsdk_zoo.bc:BCPolicy",
+        "discrete_sac": "dingsdk_zoo.discrete_sac:DiscreteSACPolicy",
+        "impala": "dingsdk_zoo.impala:IMPALAPolicy",
+        "iql": "dingsdk_zoo.iql:IQLPolicy",
+        "qrdqn": "dingsdk_zoo.qrdqn:QRDQNPolicy",
+        "rainbow": "dingsdk_zoo.rainbow:RainbowPolicy",
+        "td3": "dingsdk_zoo.td3:TD3Policy",
     },
     "transports": {
         "flask_fs": "dingsdk_flask_fs.transport:FlaskFSTransport",
@@ -203,10 +216,7 @@ ACTIONS = {
 
 def algorithms_page() -> str:
     """Return the page on which policy accepts which spaces, as the policies report it."""
-    policies = {
-        key: default_manager().get("policies", key)
-        for key in default_manager().builtin_types("policies")
-    }
+    policies = dict(_parts_of_repository("policies"))
     columns: dict[str, Callable[[Any], bool]] = {
         "on-policy": lambda cls: cls.Config().on_policy,
         "prioritized replay": lambda cls: fields_of(cls.Config)["priority"].type is bool,
@@ -218,20 +228,22 @@ def algorithms_page() -> str:
     }
     parts = [
         "The policies that dingsdk has, and the spaces of gymnasium that each takes. The tables "
-        "are made by asking each policy. Another algorithm is a plugin: [write a "
-        "policy](../how-to/write-a-policy.md).",
-        "| type | algorithm |\n|---|---|\n"
-        + "\n".join(
-            f"| `{key}` | {_first(cls).partition(', type key')[0]} |"
-            for key, cls in policies.items()
-        ),
+        "are made by asking each policy. Those of the zoo are in the distribution "
+        "`dingsdk-rl-zoo` ([find a plugin](../how-to/find-a-plugin.md)). Another algorithm is a "
+        "plugin: [write a policy](../how-to/write-a-policy.md).",
+        "| type | algorithm | paper | trains on | from the buffer | configs | where |\n"
+        "|---|---|---|---|---|---|---|\n"
+        + "\n".join(_algorithm(key, cls) for key, cls in policies.items()),
+        "`bc` and `iql` learn from a buffer that was filled before, not from what a run collects: "
+        "`plugins/dingsdk-zoo/examples/offline_cartpole.py`. The other configs of the zoo are in "
+        "`plugins/dingsdk-zoo/dingsdk_zoo/configs`.",
         "## Action spaces",
         _marks(policies, {
             name: partial(_takes_spaces, OBSERVATIONS["vector"], action)
             for name, action in ACTIONS.items()
         }),
-        "Other action spaces (`MultiBinary`, `Tuple`, `Dict`, a `Box` of more than one dimension) "
-        "are refused by name before a run starts; a wrapper of the env can often change the space.",
+        "Other action spaces (`MultiBinary`, `Tuple`, `Dict`, a `Box` of integers) are refused by "
+        "name before a run starts; a wrapper of the env can often change the space.",
         "## Observation spaces",
         _marks(policies, {
             name: partial(_observes, space) for name, space in OBSERVATIONS.items()
@@ -242,6 +254,22 @@ def algorithms_page() -> str:
         _marks(policies, columns),
     ]  # fmt: skip
     return _page("Algorithms", "\n\n".join(parts))
+
+
+def _algorithm(key: str, cls: Any) -> str:
+    """Return the row of an algorithm in the first table."""
+    section, text = cls.Config(), inspect.getdoc(cls) or ""
+    paper = re.search(r"Source: ([^,(;]+ \d{4}\w?)", text)
+    zoo = Path(__file__).parents[1] / "plugins" / "dingsdk-zoo" / "dingsdk_zoo" / "configs"
+    paths = sorted([*EXAMPLES_DIR.glob("*.yaml"), *zoo.glob("*.yaml")])
+    configs = [each.stem for each in paths if find(load_config(each), "policy.type") == key]
+    buffer = "" if section.on_policy else f"`{section.other.replay_buffer['type']}`"
+    where = "zoo" if key in FIRST_PARTY["policies"] else "core"
+    cells = (
+        *(f"`{key}`", _first(cls).partition(", type")[0], paper[1] if paper else "", cls.piece),
+        *(buffer, ", ".join(f"`{each}`" for each in configs), where),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _observes(observation: Any, cls: Any) -> bool:

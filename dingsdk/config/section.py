@@ -147,13 +147,16 @@ def derive(base: type[Section], overrides: Mapping[str, Any], name: str) -> type
         base: The section to start from.
         overrides: Values by key. The value of a key of ``base`` is its new default. A new key gets
             the type of its value; if that is None, a function or an object, it accepts anything.
+            A subclass of ``Section`` becomes the type of its key.
         name: Name of the new class.
     """
     known = fields_of(base)
     added: list[tuple[str, Any, Any]] = []
     for key, value in overrides.items():
         field = known.get(key)
-        if field is None or (field.type == dict[str, Any] and value):
+        if _is_section(value):
+            kind = value
+        elif field is None or (field.type == dict[str, Any] and value):
             kind = _type_of_value(value, f"{name}_{key}")
         elif field.section is not None and isinstance(value, Mapping):
             kind = derive(field.section, value, f"{name}_{key}")

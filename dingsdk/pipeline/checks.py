@@ -97,12 +97,11 @@ class _Run:
         return issubclass(self.classes["policy"], BasePolicy)
 
 
-def _check_serial_workers(run: _Run) -> str:
-    """The serial collector and evaluator that the config names can be used in a run."""
-    for section, name in (("collect", "collector"), ("eval", "evaluator")):
-        path = f"policy.{section}.{name}"
+def _check_use_in_runs(run: _Run) -> str:
+    """The policy, serial collector and evaluator that the config names can be used in a run."""
+    for path in ("policy", "policy.collect.collector", "policy.eval.evaluator"):
         if reason := run.fact(path, "not_for_runs", ""):
-            kind = run.policy[section][name]["type"]
+            kind = find(run.cfg, f"{path}.type")
             return f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python"
     return ""
 
@@ -485,6 +484,7 @@ def _check_unrolls(run: _Run) -> str:
     from dingsdk.policy.base import mixes_versions
 
     key = why = ""
+    envs = run.cfg["env"]["collector_env_num"]
     if not mixes_versions(run.policy):
         key = "on_policy"
         why = (
@@ -498,6 +498,12 @@ def _check_unrolls(run: _Run) -> str:
     elif "episode_return" in run.collect["added_columns"]:
         key = "collect.added_columns"
         why = "are cut before the returns of their episodes are known; leave episode_return out"
+    elif (steps := run.system["max_env_steps"]) and steps < run.collect["unroll_len"] * envs:
+        key, why = (
+            "collect.unroll_len",
+            f"are {run.collect['unroll_len']} steps long, and system.max_env_steps {steps} is less "
+            f"than one for each of the {envs} envs; lower it",
+        )
     elif drawn_by(run.cfg, run.classes) != "rows":
         key, why = "other.replay_buffer.type", "are one row each; choose naive or advanced"
     elif run.collector != "sample":
@@ -523,7 +529,7 @@ def _check_home(run: _Run) -> str:
 
 _ALWAYS = (
     _check_trainings,
-    _check_serial_workers,
+    _check_use_in_runs,
     _check_collects,
     _check_capacity,
     _check_priority,

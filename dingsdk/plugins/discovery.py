@@ -156,6 +156,10 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
 
 _CHECKOUT = Path(__file__).parents[2]
 
+_ZOO = [
+    ("policies", key)
+    for key in ("appo", "bc", "discrete_sac", "impala", "iql", "qrdqn", "rainbow", "td3")
+]
 SHIPPED: Mapping[tuple[str, str], str] = {
     ("transports", "in_memory"): "dingsdk-rl-in-memory",
     (NAMES, "InMemoryTransport"): "dingsdk-rl-in-memory",
@@ -176,6 +180,7 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     ("commands", "watch"): "dingsdk-rl-watch",
     ("learner_hooks", "mlflow"): "dingsdk-rl-trackers",
     ("learner_hooks", "wandb"): "dingsdk-rl-trackers",
+    **dict.fromkeys(_ZOO, "dingsdk-rl-zoo"),
 }
 """(kind, type key or class name) -> distribution, for the plugins of this repository; used in
 messages about plugins that are not installed."""

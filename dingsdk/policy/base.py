@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
+from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import capture
 from dingsdk.data.collected import COLLECTED, with_collected
 from dingsdk.data.columns import mismatch, rows_to_columns
@@ -36,6 +37,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.policy.adam import Adam
+from dingsdk.policy.distributions import ActionBox, BoxModelSection
 from dingsdk.policy.encoders import Encoder, Scaled
 from dingsdk.policy.memory import Memory
 from dingsdk.policy.sections import PolicySection
@@ -179,6 +181,8 @@ class BasePolicy(Configurable, ABC):
     trains_on: ClassVar[frozenset[str]] = frozenset({"rows", "sequences"})
     """What the samples of its replay buffer may consist of: ``rows``, ``sequences``, ``episodes``;
     see ``IBuffer.draws``."""
+    not_for_runs: ClassVar[str] = ""
+    """Why a run, which trains on what its collectors collect, cannot use it; empty if it can."""
     state_size: int = 0
     """Length of the recurrent state of an env, set by ``build``; 0 if the policy has none."""
 
@@ -337,6 +341,25 @@ class BasePolicy(Configurable, ABC):
             info: ``envstep``, env steps collected so far, and the values that the learner reports.
         """
         return {}
+
+    def random_actions(self, obs: Any, env_ids: Sequence[int] | None = None) -> NDArray[Any]:
+        """Return actions [n, ...] drawn uniformly from the action space; legal ones, with a mask.
+
+        They replace those of ``act`` in the first ``policy.random_collect_size`` env steps. The
+        action space is that of ``section.model``: the finite bounds of a ``BoxModelSection``, or
+        the numbers of another ``ModelSection``.
+
+        Args:
+            obs: As in ``act``, like ``env_ids``.
+        """
+        model, count = self.section.model, len(flatten(obs)[0][1])
+        if isinstance(model, BoxModelSection):
+            return ActionBox(model, is_finite=True).draw(count, self.rng)
+        start, legal = model.first_actions[0], legal_actions(obs, env_ids)
+        if legal is not None:
+            return draw_legal(legal, self.rng.random(count)) + int(start)
+        drawn: NDArray[np.int64] = self.rng.integers(start, start + model.action_count, count)
+        return drawn
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """Clear the data stored for these envs (None: all), whose episodes ended."""
@@ -497,9 +520,15 @@ class BasePolicy(Configurable, ABC):
         self._check_serves("command")
         return CommandMode(
             get_setting_learn=lambda info: {},
-            get_setting_collect=self.setting,
+            get_setting_collect=self._setting,
             get_setting_eval=lambda info: {},
         )
+
+    def _setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        found = self.setting(info)
+        if size := self.section.random_collect_size:
+            found = {**found, "is_random": info.get("envstep", 0) < size}
+        return found
 
     def _compile(self) -> None:
         compilers = (os.environ.get("CXX", "g++"), "clang++")
@@ -609,8 +638,15 @@ class BasePolicy(Configurable, ABC):
 
         @isolated
         def forward_batch(
-            obs: Any, env_ids: Sequence[int] | None = None, **setting: Any
+            obs: Any,
+            env_ids: Sequence[int] | None = None,
+            is_random: bool = False,
+            **setting: Any,
         ) -> dict[str, NDArray[Any]]:
+            if is_random and explore:
+                for _, leaf in flatten(obs):
+                    self.check_finite(np.asarray(leaf), obs, env_ids)
+                return {"action": self.random_actions(obs, env_ids)}
             try:
                 if memory is None:
                     return self._checked(act(obs, env_ids, explore=explore, **setting))

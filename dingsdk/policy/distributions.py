@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -24,11 +25,13 @@ class BoxModelSection(ModelSection, frozen=True, kw_only=True):
     """Section ``policy.model`` of a policy with continuous actions.
 
     Attributes:
-        action_shape: Number of action dimensions; None: read from the env.
-        action_low: Lower bound of each action dimension; None: read from the env.
-        action_high: Upper bound of each action dimension; None: read from the env.
+        action_shape: Number of action dimensions, or the shape of an action of several axes; None:
+            read from the env.
+        action_low: Lower bound of each number of an action, row after row; None: read from the env.
+        action_high: Upper bound of each number of an action; None: read from the env.
     """
 
+    action_shape: Count | Annotated[list[Count], Meta(min_length=1)] | None = None
     action_low: list[float] | None = None
     action_high: list[float] | None = None
 
@@ -41,17 +44,21 @@ class ActionBox:
         is_finite: Whether infinite bounds are refused.
 
     Attributes:
-        size: Number of action dimensions.
+        shape: Shape of an action.
+        size: Numbers of an action.
         low: float32[size], the lower bounds, rounded upwards.
         high: float32[size], the upper bounds, rounded downwards.
 
     Raises:
-        ConfigError: the bounds are not set or infinite, their number is not ``action_shape``, or
-            a lower bound is not below the upper bound.
+        ConfigError: the bounds are not set or infinite, their number is not that of
+            ``action_shape``, or a lower bound is not below the upper bound.
     """
 
     def __init__(self, model: BoxModelSection, *, is_finite: bool) -> None:
-        self.size = model.action_count
+        found = model.action_shape
+        self.shape = tuple(found) if isinstance(found, list) else (model.action_count,)
+        self.size = math.prod(self.shape)
+        self._center: Tensor | None = None
         low, high = (
             self._read(key, getattr(model, key), is_finite) for key in ("action_low", "action_high")
         )
@@ -82,8 +89,33 @@ class ActionBox:
         return np.maximum(found, np.finfo(np.float32).smallest_subnormal)
 
     def clip(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return actions, [n, size], with those out of bounds set to the nearest bound."""
-        return actions.astype(np.float32, copy=False).clip(self.low, self.high)
+        """Return actions float32[n, *shape] of [n, size]; those out of bounds become a bound."""
+        found = actions.astype(np.float32, copy=False).clip(self.low, self.high)
+        return found if len(self.shape) == 1 else found.reshape(-1, *self.shape)
+
+    def scale(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Return actions float32[n, *shape] within the bounds of [n, size] in [-1, 1]."""
+        with np.errstate(over="ignore"):  # next to the largest float32
+            return self.clip(actions * self.half_range + self.center)
+
+    def scale_tensor(self, actions: Tensor) -> Tensor:
+        """Return what ``scale`` returns, as a tensor on the CPU; for ``BasePolicy.greedy``."""
+        half_range, center, low, high = map(
+            torch.from_numpy, (self.half_range, self.center, self.low, self.high)
+        )
+        return (actions * half_range + center).clamp(low, high).reshape(-1, *self.shape)
+
+    def unscale(self, actions: Tensor) -> Tensor:
+        """Return float32[n, size] in [-1, 1] of actions [n, *shape]; reverses ``scale``."""
+        if self._center is None or self._center.device != actions.device:
+            self._center, self._half_range = (
+                torch.from_numpy(each).to(actions.device) for each in (self.center, self.half_range)
+            )
+        return (actions.flatten(1).float() - self._center) / self._half_range
+
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Return ``count`` actions float32[n, *shape], uniform within finite bounds."""
+        return self.scale(rng.uniform(-1, 1, (count, self.size)))
 
     def _read(self, key: str, bounds: list[float] | None, is_finite: bool) -> NDArray[np.float64]:
         found = np.array([] if bounds is None else bounds)
@@ -92,7 +124,7 @@ class ActionBox:
             raise ConfigError(
                 f"policy.model.{key} is {bounds}; it must be {self.size} "
                 f"{'finite ' if is_finite else ''}numbers, as policy.model.action_shape is "
-                f"{self.size}",
+                f"{self.size if len(self.shape) == 1 else list(self.shape)}",
                 path=f"policy.model.{key}",
                 expected=self.size,
                 found=bounds,
@@ -212,18 +244,19 @@ class Gaussian(ActionDistribution):
 
     Args:
         box: The bounds.
+        log_std: Initial logarithm of the standard deviation.
 
     Source: Schulman et al. 2017, section 6.1; Andrychowicz et al. 2021, section 3.2.
     """
 
     column = "raw_action"
 
-    def __init__(self, box: ActionBox) -> None:
+    def __init__(self, box: ActionBox, log_std: float = 0.0) -> None:
         super().__init__()
         self.width = box.size
         self.shape = (box.size,)
         self._box = box
-        self.log_std = nn.Parameter(torch.zeros(box.size))
+        self.log_std = nn.Parameter(torch.full((box.size,), log_std))
 
     def draw(
         self, outputs: NDArray[np.float32], rng: np.random.Generator
@@ -235,7 +268,8 @@ class Gaussian(ActionDistribution):
         return {"action": self._box.clip(raw), "raw_action": raw, "log_prob": log_prob.numpy()}
 
     def mode_tensor(self, outputs: Tensor) -> Tensor:
-        return outputs.clamp(torch.from_numpy(self._box.low), torch.from_numpy(self._box.high))
+        low, high = torch.from_numpy(self._box.low), torch.from_numpy(self._box.high)
+        return outputs.clamp(low, high).reshape(-1, *self._box.shape)
 
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         return self._evaluate(outputs, drawn, self.log_std)
@@ -255,12 +289,14 @@ class ActionModelSection(BoxModelSection, frozen=True, kw_only=True):
             ``continuous`` a vector of floats between bounds. None: read from the env, or else
             discrete.
         action_shape: Number of actions. For ``multi_discrete`` a list with one entry for each
-            number of the vector; for ``continuous`` the number of dimensions. None: read from the
-            env.
+            number of the vector; for ``continuous`` the number of dimensions, or the shape of an
+            action of several axes. None: read from the env.
+        log_std_init: Initial logarithm of the standard deviation of continuous actions.
     """
 
     action_space: str | None = None
     action_shape: Count | list[Count] | None = None
+    log_std_init: Annotated[float, Meta(ge=-20, le=10)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -269,11 +305,11 @@ class ActionModelSection(BoxModelSection, frozen=True, kw_only=True):
                 f"action_space is {self.action_space!r}; known: {', '.join(sorted(ACTION_SPACES))}"
             )
         is_vector = isinstance(self.action_shape, list) and len(self.action_shape) != 1
-        if is_vector and (self.action_space != "multi_discrete" or not self.action_shape):
+        if is_vector and (self.action_space in (None, "discrete") or not self.action_shape):
             raise ValueError(
                 f"action_shape is {self.action_shape}, but action_space is "
                 f"{self.action_space or 'discrete'!r}, which takes one number; multi_discrete "
-                "takes a list"
+                "and continuous take a list"
             )
 
 
@@ -287,7 +323,7 @@ def make_distribution(model: ActionModelSection) -> ActionDistribution:
         ConfigError: a size or a bound is not set or invalid.
     """
     if model.action_space == "continuous":
-        return Gaussian(ActionBox(model, is_finite=False))
+        return Gaussian(ActionBox(model, is_finite=False), model.log_std_init)
     if model.action_space == "multi_discrete":
         found = model.action_shape
         return Categorical(
@@ -301,7 +337,7 @@ def make_distribution(model: ActionModelSection) -> ActionDistribution:
 def action_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
     """Return the sizes and bounds of an env for ``ActionModelSection``; see ``discrete_model``.
 
-    Actions are a Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension.
+    Actions are a Discrete, a MultiDiscrete of one dimension, or a Box of floats.
     """
     check_mask(policy, observation_space, action_space)
     found = {"obs_shape": obs_shape(policy, observation_space), **actions_of(action_space)}
@@ -311,22 +347,19 @@ def action_model(policy: str, observation_space: Any, action_space: Any) -> dict
         policy,
         "action",
         action_space,
-        "a Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension whose "
-        "low is below its high",
+        "a Discrete, a MultiDiscrete of one dimension, or a Box of floats whose low is below its "
+        "high",
     )
 
 
 def box_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
     """Return the sizes and bounds of an env for ``BoxModelSection``; see ``discrete_model``.
 
-    Observations are a Box of one dimension, actions a Box of floats with finite bounds.
+    Actions are a Box of floats with finite bounds.
     """
-    shape, found = obs_shape(policy, observation_space), actions_of(action_space)
-    if not isinstance(shape, int):
-        raise unsupported_space(policy, "observation", observation_space, "a Box of one dimension")
+    check_mask(policy, observation_space, action_space)
+    found = actions_of(action_space)
     if found.pop("action_space", None) != "continuous" or not action_space.is_bounded():
-        supported = (
-            "a Box of floats of one dimension with finite bounds, the lower ones below the upper"
-        )
+        supported = "a Box of floats with finite bounds, the lower ones below the upper"
         raise unsupported_space(policy, "action", action_space, supported)
-    return {"obs_shape": shape, **found}
+    return {"obs_shape": obs_shape(policy, observation_space), **found}

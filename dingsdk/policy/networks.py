@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.pytree import flatten, map_leaves
 from dingsdk.policy.distributions import ActionDistribution
-from dingsdk.policy.encoders import MLP, make_encoder
+from dingsdk.policy.encoders import MLP, Scaled, make_encoder
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -48,6 +48,16 @@ def frozen(module: Module) -> Module:
     for own_buffer, shared_buffer in zip(twin.buffers(), module.buffers(), strict=True):
         own_buffer.data = shared_buffer.data
     return twin
+
+
+def target_of(network: Module) -> tuple[Module, Tensor]:
+    """Return a target network: a copy that records no gradients, and its parameters as a vector.
+
+    ``vector.lerp_(optimizer.flat, share)`` moves it towards the network that an ``Adam`` trains;
+    ``vector.copy_(optimizer.flat)`` makes both equal.
+    """
+    target = copy.deepcopy(network).requires_grad_(False)
+    return target, flatten_parameters(target)
 
 
 def without_illegal(outputs: Tensor, obs: Any) -> Tensor:
@@ -156,6 +166,24 @@ class RecurrentQNetwork(nn.Module):
         return values, torch.cat((output, cell), 1)
 
 
+class ReturnScale(Scaled):
+    """Mean and deviation of the returns so far, by which a critic's values are scaled.
+
+    Source: van Hasselt et al. 2016 (arXiv:1602.07714), without the correction of the weights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__([1])
+
+    def scale(self, returns: Tensor) -> Tensor:
+        """Return float32[n]: returns less their mean, divided by their deviation."""
+        return ((returns - self.mean) * torch.rsqrt(self.var + 1e-8)).float()
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Return float32[n]; reverses ``scale``."""
+        return (values * (self.var + 1e-8).sqrt() + self.mean).float()
+
+
 class ActorCritic(nn.Module):
     """Computes the outputs for a distribution of actions, and a state value.
 
@@ -166,7 +194,14 @@ class ActorCritic(nn.Module):
     Args:
         obs_shape: Shape of an observation, as ``make_encoder`` takes it.
         distribution: Distribution of the actions.
-        hidden_sizes: Width of each hidden layer; tanh follows each.
+        hidden_sizes: Width of each hidden layer; an activation follows each.
+        critic_sizes: Widths of the critic's own hidden layers; None for those of the actor. After a
+            shared encoder they are additional.
+        is_tanh: tanh instead of ReLU.
+        scales_values: Whether the critic learns values on the scale of ``value_scale``.
+
+    Attributes:
+        value_scale: The statistics of returns by which values are scaled; None for no scaling.
 
     Source: Schulman et al. 2017, section 6.1. Weights are orthogonal, with gains as in Andrychowicz
     et al. 2021, section 3.2: sqrt(2) in hidden layers, 0.01 for the actions, 1 for the value.
@@ -177,23 +212,29 @@ class ActorCritic(nn.Module):
         obs_shape: Any,
         distribution: ActionDistribution,
         hidden_sizes: Sequence[int] = (64, 64),
+        *,
+        critic_sizes: Sequence[int] | None = None,
+        is_tanh: bool = True,
+        scales_values: bool = False,
     ) -> None:
         super().__init__()
         self.distribution = distribution
-        self.encoder = make_encoder(obs_shape, (), is_tanh=True)
-        sizes = [self.encoder.width, *hidden_sizes]
+        self.encoder = make_encoder(obs_shape, (), is_tanh=is_tanh)
         if next(self.encoder.parameters(), None) is not None:
-            self.encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=True)
-            sizes = [self.encoder.width]
-        self.actor = MLP([*sizes, distribution.width], is_tanh=True)
-        self.critic = MLP([*sizes, 1], is_tanh=True)
+            self.encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=is_tanh)
+            hidden_sizes = ()
+        own = hidden_sizes if critic_sizes is None else critic_sizes
+        width = self.encoder.width
+        self.actor = MLP([width, *hidden_sizes, distribution.width], is_tanh=is_tanh)
+        self.critic = MLP([width, *own, 1], is_tanh=is_tanh)
+        self.value_scale = ReturnScale() if scales_values else None
         _make_orthogonal(self, self.actor.layers[-1], self.critic.layers[-1])
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs ``float32[n, distribution.width]`` and values ``float32[n]``."""
         hidden = self.encoder.forward(obs)
         outputs = without_illegal(self.actor.forward(hidden), obs)
-        return outputs, self.critic.forward(hidden).squeeze(-1)
+        return outputs, _values(self.critic.forward(hidden), self.value_scale)
 
 
 class RecurrentActorCritic(nn.Module):
@@ -216,13 +257,18 @@ class RecurrentActorCritic(nn.Module):
         hidden_sizes: Sequence[int],
         kind: Literal["gru", "lstm"],
         size: int,
+        *,
+        critic_sizes: Sequence[int] | None = None,
+        is_tanh: bool = True,
+        scales_values: bool = False,
     ) -> None:
         super().__init__()
         self.distribution = distribution
-        self.encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=True)
+        self.encoder = make_encoder(obs_shape, hidden_sizes, is_tanh=is_tanh)
         self.recurrent = (nn.GRU if kind == "gru" else nn.LSTM)(self.encoder.width, size)
         self.actor = MLP([size, distribution.width])
-        self.critic = MLP([size, 1])
+        self.critic = MLP([size, *(critic_sizes or ()), 1], is_tanh=is_tanh)
+        self.value_scale = ReturnScale() if scales_values else None
         self.state_size = size if kind == "gru" else 2 * size
         _make_orthogonal(self, self.actor.layers[-1], self.critic.layers[-1])
 
@@ -266,7 +312,12 @@ class RecurrentActorCritic(nn.Module):
 
     def _heads(self, hidden: Tensor, obs: Any) -> tuple[Tensor, Tensor]:
         outputs = without_illegal(self.actor.forward(hidden), obs)
-        return outputs, self.critic.forward(hidden).squeeze(-1)
+        return outputs, _values(self.critic.forward(hidden), self.value_scale)
+
+
+def _values(outputs: Tensor, scale: ReturnScale | None) -> Tensor:
+    values = outputs.squeeze(-1)
+    return values if scale is None else scale.restore(values)
 
 
 def _make_orthogonal(network: nn.Module, actor: nn.Linear, critic: nn.Linear) -> None:

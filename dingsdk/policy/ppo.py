@@ -35,9 +35,19 @@ class PPOModelSection(ActionModelSection, frozen=True, kw_only=True):
     """Section ``policy.model`` of PPO.
 
     Attributes:
+        activation: Activation after each hidden layer.
+        critic_hidden_size_list: Widths of the critic's hidden layers; None for those of the actor.
+            If images or a recurrent network make both share their layers, the critic gets these
+            layers after the shared ones.
+        value_norm: Whether the critic learns returns that are scaled by their mean and deviation.
+            Both are computed from the returns of all trainings, and saved with the weights.
         recurrent: Recurrent layer after the hidden layers; None for none.
         recurrent_size: Units of the recurrent layer.
     """
+
+    activation: Literal["tanh", "relu"] = "tanh"
+    critic_hidden_size_list: list[Count] | None = None
+    value_norm: bool = False
 
     recurrent: Literal["gru", "lstm"] | None = None
     recurrent_size: Count = 64
@@ -53,7 +63,8 @@ class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
         epoch_per_collect: Passes over the samples of a collect.
         learning_rate: Step size of Adam.
         clip_ratio: Largest change of an action's probability ratio that improves the objective.
-        value_clip: Whether the value loss clips the change of a value to ``clip_ratio``.
+        value_clip: Whether the value loss clips the change of a value to ``clip_ratio``; with
+            ``model.value_norm``, in deviations.
         value_weight: Weight of the value loss in the total loss.
         entropy_weight: Weight of the entropy bonus in the total loss.
         grad_clip_norm: Largest norm of a gradient; None for no limit.
@@ -134,9 +145,14 @@ class PPOPolicy(BasePolicy):
         """Return a new network; a subclass may return its own subclass of one of the two."""
         model = self.section.model
         sizes = model.observation, make_distribution(model), model.encoder_hidden_size_list
+        options: dict[str, Any] = {
+            "critic_sizes": model.critic_hidden_size_list,
+            "is_tanh": model.activation == "tanh",
+            "scales_values": model.value_norm,
+        }
         if model.recurrent is None:
-            return ActorCritic(*sizes)
-        return RecurrentActorCritic(*sizes, model.recurrent, model.recurrent_size)
+            return ActorCritic(*sizes, **options)
+        return RecurrentActorCritic(*sizes, model.recurrent, model.recurrent_size, **options)
 
     def state(self) -> Mapping[str, Stateful]:
         found: dict[str, Stateful] = {"model": self._network}
@@ -211,6 +227,13 @@ class PPOPolicy(BasePolicy):
             starts = is_first.nonzero().squeeze(1)
             lengths = torch.diff(starts, append=starts.new_tensor([len(is_first)]))
             sequences = starts, lengths, batch["state"][starts]
+        scale = self._network.value_scale
+        if scale is not None:
+            # The outputs of the network when it collected, before the statistics change.
+            trained["value"] = scale.scale(batch["value"])
+            if torch.isfinite(batch["return"]).all():
+                scale.measure(batch["return"])
+            trained["return"] = scale.scale(batch["return"])
         logs: list[dict[str, Any]] = []
         for _ in range(learn.epoch_per_collect):
             for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
@@ -264,6 +287,8 @@ class PPOPolicy(BasePolicy):
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - learn.clip_ratio, 1 + learn.clip_ratio)
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        if network.value_scale is not None:
+            value = network.value_scale.scale(value)
         errors = (value - batch["return"]).square()
         if learn.value_clip:
             change = (value - batch["value"]).clamp(-learn.clip_ratio, learn.clip_ratio)

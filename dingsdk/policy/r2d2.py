@@ -93,6 +93,7 @@ class R2D2Section(DQNSection, frozen=True, kw_only=True):
         return bool(self.other.replay_buffer.get("type") == "sequence")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.stores_steps:
             return
         buffer = self.other.replay_buffer
@@ -223,7 +224,7 @@ class R2D2Policy(DQNPolicy):
         importance = batch.get("IS")
         if importance is not None:
             weights = weights * importance.float().unsqueeze(1)
-        log_vars = self._update(value, target, weights)
+        log_vars = self._update(self._loss(value, target, weights), value, target)
         # Means over the steps within the trajectories.
         log_vars["q_value"] = float(value.detach()[mask].mean())
         log_vars["target_q_value"] = float(target[mask].mean())

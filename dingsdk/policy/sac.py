@@ -1,12 +1,11 @@
-"""Soft actor-critic for flat observations and continuous actions."""
+"""Soft actor-critic for continuous actions."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -16,15 +15,14 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Finite, Whole
+from dingsdk.config import Count, Finite
 from dingsdk.config.section import LARGEST_INT
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
 from dingsdk.policy.distributions import ActionBox, BoxModelSection, box_model
-from dingsdk.policy.encoders import MLP
-from dingsdk.policy.networks import flatten_parameters, frozen
+from dingsdk.policy.encoders import MLP, make_encoder
+from dingsdk.policy.networks import frozen, target_of
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import CollectSection, LearnSection, PolicySection
 
@@ -39,13 +37,11 @@ class SACModelSection(BoxModelSection, frozen=True, kw_only=True):
     """Section ``policy.model`` of SAC.
 
     Attributes:
-        encoder_hidden_size_list: Widths of the hidden layers of the actor and of both critics.
-        normalize_obs: Only false: the networks of SAC do not normalise. The wrapper
-            ``normalize_obs`` of ``env.wrappers`` scales observations by statistics from a file.
+        encoder_hidden_size_list: Widths of the hidden layers of the actor and of both critics; for
+            images they follow the convolutions.
     """
 
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [256, 256])
-    normalize_obs: Literal[False] = False
 
 
 class SACLearnSection(LearnSection, frozen=True, kw_only=True):
@@ -84,15 +80,9 @@ class SACCollectSection(CollectSection, frozen=True, kw_only=True):
 
 
 class SACSection(PolicySection, frozen=True, kw_only=True):
-    """Section ``policy`` of SAC.
-
-    Attributes:
-        random_collect_size: Env steps at the start of a run whose actions are drawn uniformly from
-            the action space.
-    """
+    """Section ``policy`` of SAC."""
 
     type: str = "sac"
-    random_collect_size: Whole = 0
     model: SACModelSection = SACModelSection()  # type: ignore[assignment]
     learn: SACLearnSection = SACLearnSection()
     collect: SACCollectSection = SACCollectSection()
@@ -102,27 +92,28 @@ class SquashedGaussian(nn.Module):
     """Actor: a Gaussian whose mean and deviation depend on the observation, squashed by tanh.
 
     Args:
-        obs_size: Length of an observation.
-        action_size: Number of action dimensions.
+        obs_shape: Shape of an observation, as ``make_encoder`` takes it.
+        action_size: Numbers of an action.
         hidden_sizes: Width of each hidden layer; ReLU follows each.
 
     Source: Haarnoja et al. 2018b (arXiv:1812.05905), appendix C.
     """
 
-    def __init__(self, obs_size: int, action_size: int, hidden_sizes: Sequence[int]) -> None:
+    def __init__(self, obs_shape: Any, action_size: int, hidden_sizes: Sequence[int]) -> None:
         super().__init__()
-        self.net = MLP([obs_size, *hidden_sizes, 2 * action_size])
+        self.encoder = make_encoder(obs_shape, ())
+        self.net = MLP([self.encoder.width, *hidden_sizes, 2 * action_size])
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Return the mean and the log standard deviation, float32[n, actions] each."""
-        mean, log_std = self.net.forward(obs).chunk(2, -1)
+        mean, log_std = self.net.forward(self.encoder.forward(obs)).chunk(2, -1)
         return mean, log_std.clamp(*_LOG_STD_RANGE)
 
-    def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions.
 
         Args:
-            obs: float32[n, obs_size].
+            obs: Observations [n, ...].
             noise: float32[n, actions], standard normal.
 
         Returns:
@@ -138,30 +129,31 @@ class SquashedGaussian(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two action-value networks of one shape.
+    """Two action-value networks of one shape. Both use the same convolutions for images.
 
     Args:
-        obs_size: Length of an observation.
-        action_size: Number of action dimensions.
+        obs_shape: Shape of an observation, as ``make_encoder`` takes it.
+        action_size: Numbers of an action.
         hidden_sizes: Width of each hidden layer; ReLU follows each.
     """
 
-    def __init__(self, obs_size: int, action_size: int, hidden_sizes: Sequence[int]) -> None:
+    def __init__(self, obs_shape: Any, action_size: int, hidden_sizes: Sequence[int]) -> None:
         super().__init__()
-        widths = [obs_size + action_size, *hidden_sizes, 1]
+        self.encoder = make_encoder(obs_shape, ())
+        widths = [self.encoder.width + action_size, *hidden_sizes, 1]
         self.critics = nn.ModuleList(MLP(widths) for _ in range(2))
 
-    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+    def forward(self, obs: Any, action: Tensor) -> Tensor:
         """Return both values of each action.
 
         Args:
-            obs: float32[n, obs_size].
+            obs: Observations [n, ...].
             action: float32[n, actions], in [-1, 1].
 
         Returns:
             float32[2, n].
         """
-        inputs = torch.cat((obs, action), -1)
+        inputs = torch.cat((self.encoder.forward(obs), action), -1)
         return torch.cat([critic.forward(inputs) for critic in self.critics], -1).T
 
 
@@ -191,28 +183,33 @@ class SACPolicy(BasePolicy):
     model_from_spaces = staticmethod(partial(box_model, "sac"))
 
     def build(self) -> None:
-        model = self.section.model
-        self._box = ActionBox(model, is_finite=True)
-        sizes = _vector_size(model.observation), self._box.size, model.encoder_hidden_size_list
-        self._actor = SquashedGaussian(*sizes).to(self.device)
+        self._box = ActionBox(self.section.model, is_finite=True)
+        self._actor = self.make_actor().to(self.device)
         if self.learns:
             learn = self.section.learn
             self._actor_optimizer = Adam(self._actor, learn.learning_rate_policy)
-            self._critic = TwinCritic(*sizes).to(self.device)
+            self._critic = self.make_critic().to(self.device)
             self._critic_optimizer = Adam(self._critic, learn.learning_rate_q)
-            self._target = copy.deepcopy(self._critic).requires_grad_(False)
-            self._target_flat = flatten_parameters(self._target)
+            self._target, self._target_flat = target_of(self._critic)
             # Gradients pass through it to the actions, and not to its own weights.
             self._frozen_critic = frozen(self._critic)
             self._temperature = Temperature(learn.alpha).to(self.device)
             self._temperature_optimizer = Adam(self._temperature, learn.learning_rate_alpha)
             entropy = learn.target_entropy
             self._target_entropy = -float(self._box.size) if entropy is None else entropy
-            self._center, self._half_range = (
-                torch.from_numpy(each).to(self.device)
-                for each in (self._box.center, self._box.half_range)
-            )
         self._acting_network = frozen(self._actor)
+
+    def make_actor(self) -> SquashedGaussian:
+        """Return a new actor; a subclass may return its own subclass of ``SquashedGaussian``."""
+        return SquashedGaussian(*self._sizes())
+
+    def make_critic(self) -> nn.Module:
+        """Return a new module that is called as ``TwinCritic``; subclasses may return another."""
+        return TwinCritic(*self._sizes())
+
+    def _sizes(self) -> tuple[Any, int, list[int]]:
+        model = self.section.model
+        return model.observation, self._box.size, model.encoder_hidden_size_list
 
     def state(self) -> Mapping[str, Stateful]:
         if not self.learns:
@@ -227,45 +224,32 @@ class SACPolicy(BasePolicy):
             "temperature_optimizer": self._temperature_optimizer,
         }
 
-    def setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        return {"is_random": info.get("envstep", 0) < self.section.random_collect_size}
-
     def act(
         self,
         obs: Any,
         env_ids: Sequence[int] | None = None,
         *,
         explore: bool,
-        is_random: bool = False,
         **setting: Any,
     ) -> dict[str, NDArray[Any]]:
         """Return actions within the bounds of the Box.
 
         Args:
-            obs: float[n, obs_size].
-            env_ids: The env of each row, for messages.
+            obs: As in ``BasePolicy.act``, like ``env_ids``.
             explore: Whether actions are drawn; False returns the actions of the mean.
-            is_random: Whether they are drawn uniformly, without the actor. Not used in evaluations.
 
         Raises:
             NonFiniteError: the mean or the deviation of an action is NaN or infinite.
         """
-        if explore and is_random:
-            shape = (len(obs), self._box.size)
-            return {"action": self._scaled(self.rng.uniform(-1, 1, shape))}
         mean, log_std = self._acting_network.forward(self.tensor(obs))
         raw = torch.addcmul(mean, log_std.exp(), self._noise(len(mean))) if explore else mean
         values = self.array(raw)
         self.check_finite(values, obs, env_ids)
-        return {"action": self._scaled(np.tanh(values))}
+        return {"action": self._box.scale(np.tanh(values))}
 
     def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
         mean, _ = network.forward(obs)
-        box = self._box
-        half_range, center, low, high = map(
-            torch.from_numpy, (box.half_range, box.center, box.low, box.high)
-        )
-        return ((mean.tanh() * half_range + center).clamp(low, high),)
+        return (self._box.scale_tensor(mean.tanh()),)
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         section = self.section
@@ -275,9 +259,9 @@ class SACPolicy(BasePolicy):
         """Train both critics, the actor and the temperature once.
 
         Args:
-            batch: Samples with ``obs`` [n, obs_size], ``action`` [n, actions], ``reward`` [n]
-                (n-step), ``next_obs`` [n, obs_size], ``discount`` [n] (0: no bootstrap) and perhaps
-                the importance weights ``IS`` [n], which weight the critics' loss.
+            batch: Samples with ``obs`` [n, ...], ``action`` [n, ...], ``reward`` [n] (n-step),
+                ``next_obs`` [n, ...], ``discount`` [n] (0: no bootstrap) and perhaps the importance
+                weights ``IS`` [n], which weight the critics' loss.
 
         Returns:
             Scalars; ``critic_loss`` is the sum over both critics, ``grad_norm`` the norm of its
@@ -287,12 +271,12 @@ class SACPolicy(BasePolicy):
         Raises:
             NonFiniteError: a loss or its gradient is NaN or infinite; that step was not taken.
         """
-        rows = len(batch["obs"])
-        self.check_shapes(batch, action=(rows, self._box.size), reward=(rows,), discount=(rows,))
-        obs, next_obs = batch["obs"].float(), batch["next_obs"].float()
-        action = (batch["action"].float() - self._center) / self._half_range
+        rows = len(batch["action"])
+        self.check_shapes(batch, action=(rows, *self._box.shape), reward=(rows,), discount=(rows,))
+        obs, next_obs = self.tensor(batch["obs"]), self.tensor(batch["next_obs"])
+        action = self._box.unscale(batch["action"])
         alpha = self._temperature.log_alpha.detach().exp()
-        noise, next_noise = self._noise(2 * len(obs)).chunk(2)
+        noise, next_noise = self._noise(2 * rows).chunk(2)
         next_action, next_log_prob = self._acting_network.sample(next_obs, next_noise)
         next_value = self._target.forward(next_obs, next_action).amin(0) - alpha * next_log_prob
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), next_value)
@@ -324,24 +308,6 @@ class SACPolicy(BasePolicy):
             log_vars["priority"] = errors.detach().abs().mean(0).tolist()
         return log_vars
 
-    def _scaled(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return actions in [-1, 1] scaled to the bounds, and clipped because of rounding."""
-        with np.errstate(over="ignore"):  # next to the largest float32
-            return self._box.clip(actions * self._box.half_range + self._box.center)
-
     def _noise(self, rows: int) -> Tensor:
         noise = self.rng.standard_normal((rows, self._box.size), np.float32)
         return torch.from_numpy(noise).to(self.device)
-
-
-def _vector_size(shape: Any) -> int:
-    sides = shape if isinstance(shape, list) else [shape]
-    if len(sides) != 1 or not isinstance(sides[0], int):
-        raise ConfigError(
-            f"policy.model.obs_shape is {shape}, but policy type sac takes vectors: give their "
-            "length",
-            path="policy.model.obs_shape",
-            expected="a number",
-            found=shape,
-        )
-    return sides[0]

@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dingsdk.config import Count, Part, PartSection, Positive, Section, Share, SmallCount, preset
+from dingsdk.config import (
+    Count,
+    Part,
+    PartSection,
+    Positive,
+    Section,
+    Share,
+    SmallCount,
+    Whole,
+    preset,
+)
 from dingsdk.config.section import LARGEST_INT
 from dingsdk.errors import ConfigError
 from dingsdk.policy.spaces import Normalized, check_shape
@@ -202,6 +212,8 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
         eval: How the policy is evaluated.
         other: Replay buffer, commander and schedules.
         unroll_len: Replaces ``collect.unroll_len`` if it is set.
+        random_collect_size: Env steps at the start of a run whose actions are drawn uniformly from
+            the action space. Only for off-policy algorithms.
         traj_len_inf: Whether trajectories are cut only at episode ends. A replay buffer that
             needs rows in order sets it.
     """
@@ -218,4 +230,19 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     eval: EvalSection = EvalSection()
     other: OtherSection = OtherSection()
     unroll_len: Count | None = None
+    random_collect_size: Whole = 0
     traj_len_inf: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.random_collect_size:
+            return
+        if self.on_policy:
+            raise ValueError(
+                f"random_collect_size is {self.random_collect_size}, but policy type {self.type!r} "
+                "trains only on its own actions; set it to 0"
+            )
+        if not isinstance(self.model, ModelSection):
+            raise ValueError(
+                f"random_collect_size is {self.random_collect_size}, but policy type {self.type!r} "
+                "declares no ModelSection with its action space; set it to 0"
+            )

@@ -44,27 +44,27 @@ def actions_of(space: Any) -> dict[str, Any]:
     ``action_start`` is included if it is not 0.
 
     Args:
-        space: A Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension.
+        space: A Discrete, a MultiDiscrete of one dimension, or a Box of floats.
     """
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         start = {"action_start": int(space.start)} if space.start else {}
         return {"action_space": "discrete", "action_shape": int(space.n), **start}
-    if len(space.shape or ()) != 1:
-        return {}
     if isinstance(space, spaces.MultiDiscrete):
+        if len(space.shape) != 1:
+            return {}
         start = {"action_start": space.start.tolist()} if space.start.any() else {}
         return {"action_space": "multi_discrete", "action_shape": space.nvec.tolist(), **start}
-    is_box = isinstance(space, spaces.Box) and space.dtype.kind == "f"
+    is_box = isinstance(space, spaces.Box) and space.dtype.kind == "f" and bool(space.shape)
     # In float32, as actions are computed: bounds such as 1e9 and 1e9 + 1 are equal there.
     if not is_box or not (_float32(space.low) < _float32(space.high)).all():
         return {}
     return {
         "action_space": "continuous",
-        "action_shape": int(space.shape[0]),
-        "action_low": space.low.astype(float).tolist(),
-        "action_high": space.high.astype(float).tolist(),
+        "action_shape": int(space.shape[0]) if len(space.shape) == 1 else list(space.shape),
+        "action_low": space.low.reshape(-1).astype(float).tolist(),
+        "action_high": space.high.reshape(-1).astype(float).tolist(),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dingsdk.config import deep_merge_dicts, put
 from dingsdk.errors import ConfigError, ConfigTypeError, UnknownEnvError
 from dingsdk.plugins import default_manager
-from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, NO_SECTION, ONLY, WITHOUT
+from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, NO_SECTION, NOT_OURS, ONLY, WITHOUT
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -124,7 +124,7 @@ def _convert_policy(main: dict[str, Any]) -> dict[str, str]:
         policy["type"] = policy["type"].removesuffix("_command")
     kind = str(policy.get("type"))
     is_named = isinstance(policy.get("type"), str) and "import_names" not in policy
-    own = not is_named or kind in default_manager().known("policies")
+    own = not is_named or kind in set(default_manager().known("policies")) - NOT_OURS
     # SAC has no heads: the width of the actor's is that of its layers.
     width = _take(policy, "model.actor_head_hidden_size") if kind == "sac" else None
     refused = _convert_keys(main, kind, "") if own else _convert_keys(main, "di_engine", "policy.")

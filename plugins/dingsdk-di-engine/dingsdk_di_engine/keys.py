@@ -1,7 +1,7 @@
 """DI-engine's config keys that have another path here, or no counterpart.
 
-A path that begins with a policy, as in ``dqn:policy.random_collect_size``, is meant for that policy
-only; ``di_engine`` stands for the policies that DI-engine itself runs.
+A path that begins with a policy, as in ``dqn:policy.learn.alpha``, is meant for that policy only;
+``di_engine`` stands for the policies that DI-engine itself runs.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ _NETWORK = "the networks of dingsdk have no such choice"
 _OTHER_PIPELINES = "only pipelines for imitation and for writing data sets read it"
 _RECORDED = "policy.eval.evaluator.render.render_freq records evaluations"
 _SPEC_OF_ENVPOOL = "all envs step together"
+
+NOT_OURS = frozenset({"bc", "discrete_sac", "impala", "iql", "qrdqn", "rainbow", "td3"})
+"""Policies that DI-engine runs, although the plugin ``dingsdk-rl-zoo`` has policies of these names:
+their keys are others."""
 
 LEFT_OUT: Mapping[str, str] = {
     "env.act_scale": _FROM_SPACE,
@@ -99,7 +103,6 @@ LEFT_OUT: Mapping[str, str] = {
 
 WITHOUT: Mapping[str, tuple[Any, str]] = {
     "policy.learn.value_norm": (False, "values are trained without normalisation"),
-    "dqn:policy.random_collect_size": (0, "DQN explores by other.eps from the first step"),
     "di_engine:policy.random_collect_size": (0, "the policy acts from the first step"),
 }
 """Keys that are ignored, with a warning if they have another value than this."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import msgspec
@@ -41,6 +41,7 @@ class DIEnginePolicy(Configurable):
             name: DI-engine's name of the policy, such as ``rainbow`` or ``td3``.
             discount_factor: As in every policy; None for DI-engine's default.
             nstep: As in every policy; None for DI-engine's default.
+            random_collect_size: Only 0: DI-engine's policy acts from the first step.
             config: All other keys of DI-engine's policy, nested as in DI-engine; they are merged
                 over its defaults.
         """
@@ -48,6 +49,7 @@ class DIEnginePolicy(Configurable):
         name: str = "dqn"
         discount_factor: Share | None = None  # type: ignore[assignment]
         nstep: Count | None = None  # type: ignore[assignment]
+        random_collect_size: Literal[0] = 0
         config: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def __init__(

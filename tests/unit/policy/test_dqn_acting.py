@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.errors import NonFiniteError
+from dingsdk.errors import ConfigError, NonFiniteError
+from dingsdk.policy import DQNPolicy, PolicySection
 
 OBS = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
 IDS = np.arange(6)
@@ -67,3 +68,39 @@ def test_large_action_values_whose_sum_overflows_are_accepted(make_policy):
     policy = make_policy()
     policy.learn_mode.state_dict()["model"]["head.bias"].fill_(3e38)
     assert len(policy.eval_mode.forward_batch(OBS, IDS)["action"]) == len(OBS)
+
+
+def test_first_env_steps_are_uniform_and_legal_if_configured():
+    shape = {"pos": 2, "action_mask": 3}
+    model = {"obs_shape": shape, "action_shape": 3, "action_start": -1}
+    policy = DQNPolicy({"model": model, "random_collect_size": 100}, seed=0)
+    obs = {
+        "pos": np.zeros((3000, 2), np.float32),
+        "action_mask": np.tile(np.array([1, 0, 1], np.int8), (3000, 1)),
+    }
+    ask = policy.command_mode.get_setting_collect
+    assert [ask({"envstep": step})["is_random"] for step in (0, 99, 100)] == [True, True, False]
+
+    setting = {**ask({"envstep": 0}), "eps": 0.0}
+    drawn = policy.collect_mode.forward_batch(obs, range(3000), **setting)["action"]
+    free = policy.collect_mode.forward_batch(
+        {**obs, "action_mask": obs["action_mask"] | 1}, **setting
+    )
+    greedy = policy.eval_mode.forward_batch(obs, range(3000))["action"]
+
+    assert (drawn == -1).mean() == pytest.approx(0.5, abs=0.05)
+    assert set(drawn.tolist()) == {-1, 1}
+    counts = np.unique(free["action"], return_counts=True)
+    assert counts[0].tolist() == [-1, 0, 1]
+    assert counts[1] / 3000 == pytest.approx([1 / 3] * 3, abs=0.05)
+    assert len(set(greedy.tolist())) == 1
+
+
+def test_random_actions_need_a_section_with_the_action_space():
+    class Own(DQNPolicy):
+        class Config(PolicySection, frozen=True, kw_only=True):
+            type: str = "own"
+
+    with pytest.raises(ConfigError, match="declares no ModelSection") as caught:
+        Own({"random_collect_size": 5})
+    assert caught.value.path == "policy.random_collect_size"

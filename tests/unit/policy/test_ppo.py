@@ -287,3 +287,82 @@ def test_dicts_and_images_share_one_encoder() -> None:
     assert {"actor.0.weight", "critic.0.weight"} <= names
     assert "actor.1.weight" not in names
     assert logs[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_activation_and_sizes_of_the_critic_are_configured() -> None:
+    policy = make(model={**MODEL, "activation": "relu", "critic_hidden_size_list": [5, 4]})
+    obs = torch.from_numpy(SEEN)
+
+    outputs, values = policy._network.forward(obs)
+
+    def plain(layers: list[torch.nn.Linear]) -> torch.Tensor:
+        found = obs
+        for layer in layers[:-1]:
+            found = torch.relu(layer(found))
+        return layers[-1](found)
+
+    actor, critic = policy._network.actor.layers, policy._network.critic.layers
+    assert [each.out_features for each in actor] == [8, 2]
+    assert [each.out_features for each in critic] == [5, 4, 1]
+    torch.testing.assert_close(outputs, plain(actor))
+    torch.testing.assert_close(values, plain(critic).squeeze(1))
+
+
+@pytest.mark.parametrize("model", [{}, {"recurrent": "gru", "recurrent_size": 4}])
+def test_values_are_learned_on_the_scale_of_returns(model: dict[str, Any]) -> None:
+    model = {**MODEL, **model, "value_norm": True}
+    policy = make(model=model, learn={"epoch_per_collect": 1, "batch_size": 8, "value_clip": True})
+    for parameter in policy._network.critic.parameters():
+        parameter.data.zero_()
+    obs = np.zeros((8, 3), np.float32)
+    given = {
+        **columns(make()),
+        **policy.collect_mode.forward_batch(obs, range(8)),
+        "obs": obs,
+        "reward": np.arange(1000, 1080, 10, dtype=np.float32),
+    }
+    data = policy.collect_mode.make_samples(given, ENDS)
+    returns = data.columns["return"]
+
+    (log,) = policy.learn_mode.forward(data)
+
+    # The scaled value is 0, so the error is that of the mean, in deviations.
+    assert log["value_loss"] == pytest.approx(1.0, rel=1e-4)
+    scale = policy._network.value_scale
+    assert scale is not None
+    assert (scale.mean.item(), scale.var.item()) == pytest.approx((returns.mean(), returns.var()))
+    acted = policy.collect_mode.forward_batch(obs, range(8))["value"]
+    assert acted == pytest.approx(np.full(8, returns.mean()), rel=0.05)
+    other = make(["collect"], seed=1, model=model)
+    other.collect_mode.load_state_dict({"model": policy.learn_mode.state_dict()["model"]})
+    other.collect_mode.reset()
+    policy.collect_mode.reset()
+    assert other.collect_mode.forward_batch(obs, range(8))["value"] == pytest.approx(
+        policy.collect_mode.forward_batch(obs, range(8))["value"]
+    )
+
+
+def test_standard_deviation_begins_as_configured() -> None:
+    box = {"action_space": "continuous", "action_low": [-1.0] * 2, "action_high": [1.0] * 2}
+    policy = make(model={**MODEL, **box, "log_std_init": -1.5})
+
+    assert policy._network.distribution.log_std.tolist() == [-1.5, -1.5]
+
+
+def test_actions_of_several_axes_are_drawn_and_trained_on() -> None:
+    box = {"action_space": "continuous", "action_low": [-1.0] * 6, "action_high": [1.0] * 6}
+    policy = make(model={**MODEL, **box, "action_shape": [2, 3]})
+
+    data = batch(policy)
+    logs = policy.learn_mode.forward(data)
+
+    assert data.columns["action"].shape == (8, 2, 3)
+    assert data.columns["raw_action"].shape == (8, 6)
+    assert policy.act(SEEN, explore=False)["action"].shape == (3, 2, 3)
+    assert logs
+
+
+def test_random_actions_are_refused_for_on_policy_training() -> None:
+    with pytest.raises(ConfigError, match="trains only on its own actions") as caught:
+        make(random_collect_size=5)
+    assert caught.value.path == "policy.random_collect_size"

@@ -328,7 +328,7 @@ def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
     ("observation", "action", "named"),
     [
         (spaces.Box(-1, 1, (3,)), spaces.Discrete(3), "Discrete(3)"),
-        (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2, 2)), "(2, 2)"),
+        (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, ()), "()"),
         (spaces.Box(-1, 1, (3,)), spaces.Box(-1, np.inf, (2,)), "inf"),
         (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,), np.int32), "int32"),
         (spaces.Box(-1, 1, (3,)), spaces.Box(1, 1, (2,)), "Box(1.0, 1.0"),
@@ -380,21 +380,86 @@ def test_temperature_and_entropy_that_float32_cannot_hold_are_refused(learn: Any
         make(learn=learn)
 
 
-def test_refusal_of_normalize_obs_says_what_to_do_instead() -> None:
-    text = (
-        r"normalize_obs: expected false, found True .*do not normalise. The wrapper `normalize_obs`"
+@pytest.mark.parametrize(
+    ("shape", "obs"),
+    [
+        ([8, 8, 3], np.zeros((5, 8, 8, 3), np.uint8)),
+        ("Discrete(3)", np.array([0, 2, 1, 0, 2])),
+        (
+            {"arm": 3, "place": "Discrete(2)"},
+            {"arm": np.ones((5, 3), np.float32), "place": np.zeros(5, np.int64)},
+        ),
+    ],
+    ids=["image", "number", "dict"],
+)
+def test_observations_of_any_kind_are_trained_on(shape: Any, obs: Any) -> None:
+    policy = make(model={**MODEL, "obs_shape": shape})
+    before = copy.deepcopy(policy._actor.state_dict())
+    data = SampleBatch({**batch(5).columns, "obs": obs, "next_obs": obs})
+
+    log = policy.learn_mode.forward(data)
+
+    assert np.isfinite(list(log.values())).all()
+    assert policy.act(obs, explore=True)["action"].shape == (5, 2)
+    after = policy._actor.state_dict()
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+def test_actor_and_critics_normalise_observations() -> None:
+    policy = make(model={**MODEL, "normalize_obs": True})
+    data = batch(64)
+    data.columns["obs"] = data.columns["obs"] * 100 + 1000
+
+    policy.learn_mode.forward(data)
+
+    for encoder in (policy._actor.encoder, policy._critic.encoder, policy._target.encoder):
+        scaled = encoder.features.forward(torch.from_numpy(data.columns["obs"]))
+        assert scaled.mean(0).tolist() == pytest.approx([0.0] * 3, abs=1e-3)
+
+
+def test_actions_of_several_axes_are_scaled_and_trained_on() -> None:
+    low = np.array([[-1.0, 0.0, 2.0], [-3.0, 4.0, 5.0]], np.float32)
+    space = spaces.Box(low, low + 2)
+    model = SACPolicy.model_from_spaces(spaces.Box(-1, 1, (3,)), space)
+    assert model["action_shape"] == [2, 3]
+    policy = SACPolicy({"model": {**model, "encoder_hidden_size_list": [8]}}, seed=0)
+    policy._actor.net.layers[-1].weight.data.zero_()
+    policy._actor.net.layers[-1].bias.data[:6] = torch.tensor([-90.0, 0, 90, 0, 0, 0])
+    obs = batch().columns["obs"]
+
+    actions = policy.act(obs, explore=False)["action"]
+    policy.learn_mode.forward(batch(action=actions))
+
+    assert actions[0] == pytest.approx(low + np.array([[0, 1, 2], [1, 1, 1]]))
+    (exported,) = policy.greedy(policy._actor, torch.from_numpy(obs))
+    assert exported.shape == (16, 2, 3)
+    with pytest.raises(SchemaMismatchError, match=r"expected \[16, 2, 3\]"):
+        policy.learn_mode.forward(batch(action=actions.reshape(16, 6)))
+
+
+def test_subclass_replaces_the_networks() -> None:
+    class Actor(SquashedGaussian):
+        def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            mean, log_std = super().forward(obs)
+            return mean + 7, log_std
+
+    class Critic(TwinCritic):
+        def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
+            return super().forward(obs, action) * 0 + 5
+
+    class OwnSAC(SACPolicy):
+        def make_actor(self) -> SquashedGaussian:
+            return Actor(3, 2, [8])
+
+        def make_critic(self) -> nn.Module:
+            return Critic(3, 2, [8])
+
+    policy = OwnSAC({"model": MODEL}, seed=0)
+
+    assert policy.act(np.zeros((1, 3), np.float32), explore=False)["action"][0] == pytest.approx(
+        [3.0, 0.5], abs=1e-3
     )
-    with pytest.raises(ConfigError, match=text):
-        make(model={**MODEL, "normalize_obs": True})
-
-
-@pytest.mark.parametrize("shape", ["Discrete(3)", [3, 4], {"arm": 3}])
-def test_observations_other_than_vectors_are_refused(shape: Any) -> None:
-    with pytest.raises(ConfigError, match="takes vectors") as caught:
-        make(model={**MODEL, "obs_shape": shape})
-    assert caught.value.path == "policy.model.obs_shape"
-    assert caught.value.facts["found"] == shape
-    assert make(model={**MODEL, "obs_shape": [3]})._actor.net.layers[0].in_features == 3
+    assert policy.learn_mode.forward(batch())["q_value"] == 5.0
 
 
 def test_batch_of_other_shapes_is_refused_by_name() -> None:

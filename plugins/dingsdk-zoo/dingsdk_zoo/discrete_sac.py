@@ -1,0 +1,237 @@
+"""Soft actor-critic for discrete actions: expectations over all actions instead of samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Meta
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dingsdk.config import LARGEST_INT, Count, Finite
+from dingsdk.data import SampleBatch, legal_actions
+from dingsdk.policy import (
+    Adam,
+    BasePolicy,
+    CollectSection,
+    LearnSection,
+    ModelSection,
+    PolicySection,
+    QNetwork,
+    Stateful,
+    Temperature,
+    discrete_model,
+    frozen,
+    nstep_samples,
+    target_of,
+)
+
+_LOGGED = (
+    *("total_loss", "critic_loss", "actor_loss", "temperature_loss", "temperature"),
+    *("q_value", "target_q_value", "entropy"),
+)
+
+
+class DiscreteSACModelSection(ModelSection, frozen=True, kw_only=True):
+    """Section ``policy.model`` of discrete SAC.
+
+    Attributes:
+        encoder_hidden_size_list: Widths of the hidden layers of the actor and of both critics; for
+            images they follow the convolutions.
+    """
+
+    encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [128, 128])
+
+
+class DiscreteSACLearnSection(LearnSection, frozen=True, kw_only=True):
+    """Section ``policy.learn`` of discrete SAC.
+
+    Attributes:
+        update_per_collect: Iterations after each collect.
+        learning_rate_q: Step size of the critics' Adam.
+        learning_rate_policy: Step size of the actor's Adam.
+        learning_rate_alpha: Step size of the temperature's Adam.
+        target_theta: Share by which the target networks move towards the critics' weights in each
+            iteration.
+        alpha: Temperature, the weight of the entropy; its initial value with ``auto_alpha``.
+        auto_alpha: Whether the temperature is trained to keep the entropy at ``target_entropy``.
+        target_entropy: Target of the entropy in nats; None for 0.98 times the largest one.
+    """
+
+    update_per_collect: Count = 8
+    batch_size: Count = 64
+    learning_rate_q: Finite = 3e-4
+    learning_rate_policy: Finite = 3e-4
+    learning_rate_alpha: Finite = 3e-4
+    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] = 0.005
+    alpha: Annotated[float, Meta(ge=1e-30, le=LARGEST_INT)] = 1.0
+    auto_alpha: bool = True
+    target_entropy: Annotated[float, Meta(ge=0, le=LARGEST_INT)] | None = None
+
+
+class DiscreteSACCollectSection(CollectSection, frozen=True, kw_only=True):
+    """Section ``policy.collect`` of discrete SAC."""
+
+    n_sample: Count | None = 16
+
+
+class DiscreteSACSection(PolicySection, frozen=True, kw_only=True):
+    """Section ``policy`` of discrete SAC."""
+
+    type: str = "discrete_sac"
+    model: DiscreteSACModelSection = DiscreteSACModelSection()  # type: ignore[assignment]
+    learn: DiscreteSACLearnSection = DiscreteSACLearnSection()
+    collect: DiscreteSACCollectSection = DiscreteSACCollectSection()
+
+
+class TwinQNetwork(nn.Module):
+    """Two networks of action values, of one shape; arguments as ``QNetwork``."""
+
+    def __init__(self, obs_shape: Any, action_count: int, hidden_sizes: Sequence[int]) -> None:
+        super().__init__()
+        sizes = obs_shape, action_count, hidden_sizes
+        self.critics = nn.ModuleList(QNetwork(*sizes) for _ in range(2))
+
+    def forward(self, obs: Any) -> Tensor:
+        """Return float32[2, n, actions]."""
+        return torch.stack([critic.forward(obs) for critic in self.critics])
+
+
+class DiscreteSACPolicy(BasePolicy):
+    """SAC for discrete actions, with two critics and a trained temperature, type ``discrete_sac``.
+
+    If observations have an ``action_mask``, illegal actions have the probability 0.
+
+    Source: Christodoulou 2019 (arXiv:1910.07207), eq. 10 to 12 and algorithm 1. Difference: the
+    logarithm of the temperature is trained, and it replaces the temperature as the factor in eq.
+    11.
+    """
+
+    Config: ClassVar[type[DiscreteSACSection]] = DiscreteSACSection
+    section: DiscreteSACSection
+    is_data_parallel = True
+    trains_on = frozenset({"rows"})
+    monitored = (*_LOGGED, "grad_norm")
+    model_from_spaces = staticmethod(partial(discrete_model, "discrete_sac"))
+
+    def build(self) -> None:
+        self._start = int(self.section.model.first_actions[0])
+        self._actor = self.make_actor().to(self.device)
+        if self.learns:
+            learn = self.section.learn
+            self._critic = self.make_critic().to(self.device)
+            self._temperature = Temperature(learn.alpha).to(self.device)
+            self._actor_optimizer = Adam(self._actor, learn.learning_rate_policy)
+            self._critic_optimizer = Adam(self._critic, learn.learning_rate_q)
+            self._temperature_optimizer = Adam(self._temperature, learn.learning_rate_alpha)
+            self._target, self._target_flat = target_of(self._critic)
+            self._frozen_critic = frozen(self._critic)
+            largest = math.log(self.section.model.action_count)
+            asked = learn.target_entropy
+            self._target_entropy = 0.98 * largest if asked is None else asked
+        self._acting_network = frozen(self._actor)
+
+    def make_actor(self) -> nn.Module:
+        """Return a new module: ``forward(obs)`` returns logits float32[n, actions]."""
+        return QNetwork(*self._sizes())
+
+    def make_critic(self) -> nn.Module:
+        """Return a new module that is called as ``TwinQNetwork``."""
+        return TwinQNetwork(*self._sizes())
+
+    def _sizes(self) -> tuple[Any, int, list[int]]:
+        model = self.section.model
+        return model.observation, model.action_count, model.encoder_hidden_size_list
+
+    def state(self) -> Mapping[str, Stateful]:
+        if not self.learns:
+            return {"model": self._actor}
+        return {
+            "model": self._actor,
+            "critic": self._critic,
+            "target_critic": self._target,
+            "temperature": self._temperature,
+            "actor_optimizer": self._actor_optimizer,
+            "critic_optimizer": self._critic_optimizer,
+            "temperature_optimizer": self._temperature_optimizer,
+        }
+
+    def act(
+        self, obs: Any, env_ids: Sequence[int] | None = None, *, explore: bool, **setting: Any
+    ) -> dict[str, NDArray[Any]]:
+        legal_actions(obs, env_ids)
+        logits = self.array(self._acting_network.forward(self.tensor(obs)))
+        self.check_finite(logits, obs, env_ids)
+        if explore:
+            # The index of the largest logit after adding Gumbel noise is a draw.
+            logits = logits + self.rng.gumbel(size=logits.shape).astype(np.float32)
+        return {"action": logits.argmax(1) + self._start}
+
+    def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
+        return (network.forward(obs).argmax(1) + self._start,)
+
+    def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
+        section = self.section
+        return nstep_samples(columns, ends, gamma=section.discount_factor, nstep=section.nstep)
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Train both critics, the actor and the temperature once.
+
+        Args:
+            batch: Samples with ``obs`` [n, ...], ``action`` [n], ``reward`` [n] (n-step),
+                ``next_obs`` [n, ...], ``discount`` [n] (0: no bootstrap) and perhaps the importance
+                weights ``IS`` [n], which weight the critics' loss.
+
+        Returns:
+            Scalars; ``critic_loss`` is the sum over both critics; with ``policy.priority`` also
+            ``priority``, a list of the mean of both absolute TD errors.
+
+        Raises:
+            NonFiniteError: a loss or its gradient is NaN or infinite; that step was not taken.
+        """
+        learn, rows = self.section.learn, (len(batch["action"]),)
+        self.check_shapes(batch, action=rows, reward=rows, discount=rows)
+        obs, action = self.tensor(batch["obs"]), batch["action"].long() - self._start
+        alpha = self._temperature.log_alpha.detach().exp()
+        target = self.targets(batch, alpha)
+        values = self._critic.forward(obs)
+        errors = values.gather(2, action.expand(2, -1).unsqueeze(2)).squeeze(2) - target
+        squares = errors.square()
+        if (weights := batch.get("IS")) is not None:
+            squares = squares * weights.to(squares)
+        critic_loss = 0.5 * squares.mean(1).sum()
+        norm = self._critic_optimizer.minimize(critic_loss)
+
+        log_probs = torch.log_softmax(self._actor.forward(obs), 1)
+        probs, smallest = log_probs.exp(), self._frozen_critic.forward(obs).amin(0)
+        actor_loss = (probs * (alpha * log_probs - smallest)).sum(1).mean()
+        self._actor_optimizer.minimize(actor_loss)
+
+        entropy = -(probs * log_probs).sum(1).mean().detach()
+        temperature_loss = (self._temperature.log_alpha * (entropy - self._target_entropy)).sum()
+        if learn.auto_alpha:
+            self._temperature_optimizer.minimize(temperature_loss)
+        self._target_flat.lerp_(self._critic_optimizer.flat, learn.target_theta)
+
+        value = (probs * smallest).sum(1).mean()
+        losses = critic_loss, actor_loss, temperature_loss, alpha[0], value, target.mean(), entropy
+        logged = torch.stack([each.detach() for each in losses]).tolist()
+        log_vars: dict[str, Any] = dict(zip(_LOGGED, [logged[0] + logged[1], *logged], strict=True))
+        log_vars["grad_norm"] = norm
+        if self.section.priority:
+            log_vars["priority"] = errors.detach().abs().mean(0).tolist()
+        return log_vars
+
+    def targets(self, batch: Mapping[str, Any], alpha: Tensor) -> Tensor:
+        """Return the targets of both critics, float32[n], for the temperature ``alpha``."""
+        next_obs = self.tensor(batch["next_obs"])
+        log_probs = torch.log_softmax(self._acting_network.forward(next_obs), 1)
+        soft = self._target.forward(next_obs).amin(0) - alpha * log_probs
+        next_value = (log_probs.exp() * soft).sum(1)
+        return torch.addcmul(batch["reward"].float(), batch["discount"].float(), next_value)

@@ -1,0 +1,204 @@
+"""BC and IQL: losses against numbers computed by hand, learning from recorded data."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from dingsdk_zoo.bc import BCPolicy
+from dingsdk_zoo.iql import IQLPolicy, expectile_loss
+from gymnasium import spaces
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.pipeline.compile import compile_config
+from dingsdk.policy import Policy
+from dingsdk.testing import PolicyContract
+from dingsdk.worker import BaseLearner, NaiveReplayBuffer
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "offline_cartpole.py"
+MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [16]}
+CLASSES: Mapping[str, Any] = {"bc": BCPolicy, "iql": IQLPolicy}
+
+
+def make(kind: str, **learn: Any) -> Any:
+    return CLASSES[kind]({"model": MODEL, "learn": learn}, seed=0)
+
+
+def bandit(rows: int = 100) -> SampleBatch:
+    """Return episodes of one step: four of five take action 0, and action 1 is rewarded."""
+    action = (np.arange(rows) % 5 == 4).astype(np.int64)
+    obs = np.ones((rows, 4), np.float32)
+    return SampleBatch(
+        {
+            "obs": obs,
+            "next_obs": obs,
+            "action": action,
+            "reward": action.astype(np.float32),
+            "discount": np.zeros(rows, np.float32),
+            "done": np.ones(rows, np.bool_),
+        }
+    )
+
+
+def test_expectile_loss_weights_errors_by_their_sign() -> None:
+    found = expectile_loss(torch.tensor([2.0, -1.0]), 0.7)
+
+    assert float(found) == pytest.approx((0.7 * 4 + 0.3 * 1) / 2)
+
+
+def test_expectile_of_the_loss_is_between_mean_and_maximum() -> None:
+    value = torch.zeros(1, requires_grad=True)
+    samples = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    optimizer = torch.optim.Adam([value], 0.01)
+    for _ in range(500):
+        optimizer.zero_grad()
+        expectile_loss(samples - value, 0.9).backward()
+        optimizer.step()
+
+    # 0.9 * (1 - v) = 3 * 0.1 * v
+    assert value.item() == pytest.approx(0.75, abs=0.01)
+
+
+@pytest.mark.parametrize(("beta", "weight"), [(0.5, math.e), (3.0, 100.0)])
+def test_update_of_iql_equals_the_numbers_computed_by_hand(beta: float, weight: float) -> None:
+    policy = make("iql", beta=beta, learning_rate=1e-9)
+    state = policy.state()
+    for part in ("model", "critic", "target_critic", "value"):
+        for parameter in state[part].parameters():
+            parameter.data.zero_()
+    for part, biases in {"critic": (3, 5), "target_critic": (3, 5), "value": (1,)}.items():
+        for head, bias in zip(state[part].heads, biases, strict=True):
+            head.layers[-1].bias.data.fill_(bias)
+    batch = bandit(1).with_columns(
+        reward=np.array([1.0], np.float32), discount=np.array([0.5], np.float32)
+    )
+
+    log = policy.learn_mode.forward(batch)
+
+    assert log["value_loss"] == pytest.approx(0.7 * (3 - 1) ** 2)
+    assert log["critic_loss"] == pytest.approx((3 - 1.5) ** 2 + (5 - 1.5) ** 2)
+    assert log["actor_loss"] == pytest.approx(weight * math.log(2))
+    assert (log["q_value"], log["advantage"]) == pytest.approx((3.0, 2.0))
+
+
+def test_target_critic_follows_the_critic() -> None:
+    policy = make("iql", target_theta=0.25)
+    state = policy.state()
+    before = state["target_critic"].heads[0].layers[-1].bias.detach().clone()
+
+    policy.learn_mode.forward(bandit())
+
+    critic, target = (state[name].heads[0].layers[-1].bias for name in ("critic", "target_critic"))
+    torch.testing.assert_close(target.detach(), before.lerp(critic.detach(), 0.25))
+
+
+@pytest.mark.parametrize(("kind", "action"), [("bc", 0), ("iql", 1)])
+def test_bc_clones_what_is_frequent_and_iql_what_is_good(kind: str, action: int) -> None:
+    own = {"beta": 10.0} if kind == "iql" else {}
+    policy = make(kind, learning_rate=1e-2, **own)
+    for _ in range(200):
+        policy.learn_mode.forward(bandit())
+
+    obs = np.ones((1, 4), np.float32)
+    assert policy.eval_mode.forward_batch(obs, [0])["action"].tolist() == [action]
+
+
+def test_loss_of_bc_is_the_mean_negative_log_likelihood() -> None:
+    policy = make("bc")
+    for parameter in policy.state()["model"].parameters():
+        parameter.data.zero_()
+
+    log = policy.learn_mode.forward(bandit())
+
+    assert (log["total_loss"], log["entropy"]) == pytest.approx((math.log(2), math.log(2)))
+
+
+def test_continuous_actions_are_cloned() -> None:
+    rng = np.random.default_rng(0)
+    obs = rng.uniform(-1, 1, (512, 4)).astype(np.float32)
+    model = BCPolicy.model_from_spaces(spaces.Box(-1, 1, (4,)), spaces.Box(-2, 2, (2,)))
+    policy = BCPolicy({"model": model, "learn": {"learning_rate": 5e-3}}, seed=0)
+    for _ in range(300):
+        policy.learn_mode.forward(SampleBatch({"obs": obs, "action": obs[:, :2] * 1.5}))
+
+    found = policy.eval_mode.forward_batch(obs, range(512))["action"]
+    assert np.abs(found - obs[:, :2] * 1.5).mean() < 0.1
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_batch_of_another_action_space_is_refused(kind: str) -> None:
+    batch = bandit().with_columns(action=np.zeros((100, 3), np.float32))
+
+    with pytest.raises(SchemaMismatchError, match="action"):
+        make(kind).learn_mode.forward(batch)
+    for wrong in (7, -1):
+        batch = bandit().with_columns(action=np.full(100, wrong))
+        with pytest.raises(SchemaMismatchError, match="out of bounds"):
+            make(kind).learn_mode.forward(batch)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_training_without_data_says_what_is_missing(kind: str, tmp_path: Path) -> None:
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 100})
+    learner = BaseLearner({}, policy=make(kind).learn_mode, exp_name=str(tmp_path))
+
+    with pytest.raises(SchemaMismatchError, match="returns None if it has too few rows"):
+        learner.train(buffer.sample(64, 0))
+    learner.close()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_run_that_collects_its_own_data_is_refused(kind: str) -> None:
+    cfg = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": kind, "collect": {"n_sample": 64}}}
+
+    with pytest.raises(ConfigError, match=rf"policy\.type: .*'{kind}': it learns from recorded"):
+        compile_config(cfg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CLASSES)
+def test_example_solves_cartpole_from_a_saved_buffer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(SCRIPT))["main"]
+
+    main(kind, "rows", iterations=1)
+    assert main(kind, "rows") >= 475
+
+
+class TestBC(PolicyContract):
+    observation_space: ClassVar[spaces.Space[Any]] = spaces.Box(-1, 1, (4,), np.float32)
+    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(3, start=2)
+    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "batched", "per_step"})
+    cls: ClassVar[Any] = BCPolicy
+
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        found = self.cls.model_from_spaces(self.observation_space, self.action_space)
+        model = {**found, "encoder_hidden_size_list": [16]}
+        policy: Policy = self.cls({"model": model}, enable_field=enable_field, seed=seed)
+        return policy
+
+
+class TestIQL(TestBC):
+    cls: ClassVar = IQLPolicy
+
+
+class TestMultiDiscreteIQL(TestIQL):
+    action_space: ClassVar = spaces.MultiDiscrete([3, 2])
+
+
+class TestContinuousIQLOnDicts(TestIQL):
+    observation_space: ClassVar = spaces.Dict(
+        {"image": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))}
+    )
+    action_space: ClassVar = spaces.Box(
+        np.array([-2, 0.5], np.float32), np.array([2, 0.6], np.float32)
+    )
