@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -229,6 +230,19 @@ def test_dead_coordinator_is_replaced_on_the_same_port(
         ("workers start", "http://127.0.0.1:8888"),
         "workers poll",
     ]
+
+
+def test_imports_for_the_curve_are_made_once_when_the_training_has_begun(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr("dingsdk.pipeline.supervisor.prepare_curve", lambda: calls.put(1))
+    site.open()
+    assert calls.empty()
+    for train_iter in (1, 2):
+        site.tell(report(status=RunStatus(train_iter=train_iter)))
+    assert calls.get(timeout=10.0) == 1
+    assert calls.empty()
 
 
 @pytest.mark.parametrize(("healthy_s", "ends"), [(59.0, True), (60.0, False)])
