@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigTypeError, SchemaMismatchError
+from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
 NEXT_OF = {"type": "array", "next_of": "obs"}
@@ -203,8 +203,3 @@ def test_rows_without_a_pair_of_observations_are_refused(row: dict[str, Any], ke
         buffer.push(row, 0)
     assert caught.value.key == key
     assert buffer.count() == 0
-
-
-def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigTypeError):
-        NaiveReplayBuffer({"storage": {"type": "array", "next_of": 3}})

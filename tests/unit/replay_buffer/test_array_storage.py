@@ -226,8 +226,6 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     # A float64 for each of obs and next_obs.
     assert caught.value.facts["size_bytes"] == 20 * 16
     assert storage.take(slice(0, 4)) == rows
-    storage.put(slice(4, 8), storage.accept(rows))
-    assert storage.take(slice(4, 8)) == rows
 
 
 def test_observations_with_a_column_of_no_bytes_are_stored_once() -> None:
