@@ -32,7 +32,7 @@ from dingsdk.worker.coordinator.journal import (
     TrainingBegan,
     _encoder,
 )
-from tools.os_calls import failing_calls
+from tools.os_calls import failing_calls, recorded_writes
 
 FACTS: list[Fact] = [
     Queued(TaskRecord("t", "learner", {"seed": 3, "stop": float("inf")}, 0, "ab12"), b"{}"),
@@ -232,6 +232,15 @@ def test_append_calls_fsync_only_if_configured(
     with failing_calls(("fsync",), 100, errno.EIO) as calls:
         made.append(FACTS[0])
         assert (calls() > 0) is waits
+
+
+def test_state_waits_for_the_disk(tmp_path: Path) -> None:
+    """A power cut would lose it otherwise, and the facts before it are gone."""
+    made = journal(tmp_path)
+    made.open()
+    with recorded_writes() as log:
+        made.save({"x": 1})
+    assert log.calls == [("sync", str(tmp_path / "000002.facts")), ("sync", str(tmp_path))]
 
 
 def test_fact_is_written_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
