@@ -229,7 +229,9 @@ def test_reset_of_an_env_drops_the_loss_of_its_process(launch: Launch) -> None:
         manager.step({0: STEP, 1: STEP})
         manager.step({0: EXIT})
         manager.reset({1: None})
+        drawn = manager.ready_obs[1][0]
         timesteps = manager.step({0: STEP, 1: STEP})
+        assert timesteps[1].obs[0] == drawn
         assert [each.reward for each in timesteps.values()] == [1.0, 1.0]
         for _ in range(2):
             timesteps = manager.step({0: STEP, 1: STEP})
