@@ -43,7 +43,7 @@ def fill(buffer, policy, episodes):
         buffer.push(policy.samples(columns, np.array([len(columns["done"])])), 0)
 
 
-def main(kind, folder=None, episodes=50, iterations=2000):
+def main(kind, folder=None, episodes=50, iterations=4000):
     """Train and return the mean return of ten episodes."""
     env_fns = make_env_fns({"env_id": "CartPole-v1"}, 5)
     learn = {"learning_rate": 1e-3, "batch_size": 128}
@@ -61,6 +61,7 @@ def main(kind, folder=None, episodes=50, iterations=2000):
     for _ in range(iterations):
         learner.train(buffer.sample(128, learner.train_iter))
     envs = create_env_manager({"type": "vector"}, env_fns)
+    envs.seed(0)
     evaluator = create_serial_evaluator({"n_episode": 10}, env=envs, policy=policy.eval_mode)
     _, found = evaluator.eval(learner.save_checkpoint, learner.train_iter)
     for part in (learner, evaluator, buffer):
