@@ -82,7 +82,7 @@ def unrolls(**columns: Any) -> SampleBatch:
         # The trained policy has 0.5 for each action.
         "log_prob": np.log(np.array([[0.5, 0.25], [0.5, 0.5]], np.float32)),
         "reward": np.array([[1.0, 3.0], [1.0, 3.0]], np.float32),
-        "next_obs": np.array([[[9, 9], [2, 9]], [[4, 9], [2, 9]]], np.float32),
+        "next_obs": np.array([[[9, 9], [6, 9]], [[4, 9], [2, 9]]], np.float32),
         "terminated": np.zeros((2, 2), bool),
         "done": np.array([[False, False], [True, False]]),
     }
@@ -90,15 +90,15 @@ def unrolls(**columns: Any) -> SampleBatch:
 
 
 def test_losses_are_those_computed_by_hand() -> None:
-    # Unroll 1: delta = 0, 2; v = 3, 4; advantages 1, 2. Unroll 2: the value after the first step
+    # Unroll 1: delta = 0, 4; v = 4, 6; advantages 2, 4. Unroll 2: the value after the first step
     # is 4, so delta = 1, 2; v = 3, 4; advantages 1, 2.
     log = make().learn_mode.forward(unrolls())
 
     assert log["rho"] == pytest.approx(1.0)
-    assert log["policy_loss"] == pytest.approx(1.5 * math.log(2))
-    assert log["value_loss"] == pytest.approx(2.5)
+    assert log["policy_loss"] == pytest.approx(2.25 * math.log(2))
+    assert log["value_loss"] == pytest.approx(6.25)
     assert log["entropy"] == pytest.approx(math.log(2))
-    assert log["total_loss"] == pytest.approx(1.49 * math.log(2) + 1.25)
+    assert log["total_loss"] == pytest.approx(2.24 * math.log(2) + 3.125)
 
 
 def test_state_after_a_terminal_step_counts_nothing() -> None:
@@ -107,15 +107,15 @@ def test_state_after_a_terminal_step_counts_nothing() -> None:
 
     log = make().learn_mode.forward(unrolls(terminated=terminated))
 
-    assert log["policy_loss"] == pytest.approx(math.log(2))
-    assert log["value_loss"] == pytest.approx(2.5)
+    assert log["policy_loss"] == pytest.approx(1.75 * math.log(2))
+    assert log["value_loss"] == pytest.approx(6.25)
 
 
 def test_clipped_objective_is_that_computed_by_hand() -> None:
-    # Ratios 1, 2 and 1, 1; advantages 1, 2 and 1, 2: the second is clipped to 1.2 * 2.
+    # Ratios 1, 2 and 1, 1; advantages 2, 4 and 1, 2: the second is clipped to 1.2 * 4.
     log = make(APPOPolicy).learn_mode.forward(unrolls())
 
-    assert log["policy_loss"] == pytest.approx(-(1 + 2.4 + 1 + 2) / 4)
+    assert log["policy_loss"] == pytest.approx(-(2 + 4.8 + 1 + 2) / 4)
 
 
 def test_actions_with_an_advantage_become_more_probable() -> None:

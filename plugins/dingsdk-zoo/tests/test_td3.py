@@ -44,7 +44,7 @@ def make(**cfg: Any) -> TD3Policy:
     """Return a policy whose target networks have the weights in ``test_targets_...``."""
     policy = TD3Policy({"model": MODEL, **cfg}, seed=0)
     set_linear(policy._target_actor.net, [[0.0]], [math.atanh(0.5)])
-    for critic, weight in zip(policy._target_critic.critics, ([1.0, 2.0], [3.0, 1.0]), strict=True):
+    for critic, weight in zip(policy._target_critic.critics, ([1.0, 2.0], [0.0, 4.0]), strict=True):
         set_linear(critic, [weight], [0.0])
     policy.rng = Prepared([0.5, -10.0])  # type: ignore[assignment]
     return policy
@@ -63,10 +63,10 @@ BATCH = SampleBatch(
 
 def test_targets_are_those_computed_by_hand() -> None:
     # The noise 0.1 and -2, clipped to -0.5, makes the next actions 0.6 and 0. The critics say
-    # 2.2 and 2 (obs + 2 action), 3.6 and 6 (3 obs + action).
+    # 2.2 and 2 (obs + 2 action), 2.4 and 0 (4 action).
     found = make().targets({k: torch.from_numpy(v) for k, v in BATCH.columns.items()})
 
-    assert found.tolist() == pytest.approx([1 + 0.9 * 2.2, 5 + 0.5 * 2.0])
+    assert found.tolist() == pytest.approx([1 + 0.9 * 2.2, 5.0])
 
 
 def test_noisy_next_actions_stay_within_the_bounds() -> None:
@@ -75,7 +75,7 @@ def test_noisy_next_actions_stay_within_the_bounds() -> None:
 
     found = policy.targets({k: torch.from_numpy(v) for k, v in BATCH.columns.items()})
 
-    assert found.tolist() == pytest.approx([1 + 0.9 * 3.0, 5 + 0.5 * (2 + 2 * 0.45)])
+    assert found.tolist() == pytest.approx([1 + 0.9 * 3.0, 5 + 0.5 * 1.8])
 
 
 def test_critics_get_the_error_of_scaled_actions() -> None:
@@ -85,9 +85,9 @@ def test_critics_get_the_error_of_scaled_actions() -> None:
 
     log = policy.learn_mode.forward(BATCH)
 
-    errors = [2 - 2.98, -1 - 6.0]
+    errors = [2 - 2.98, -1 - 5.0]
     assert log["critic_loss"] == pytest.approx(2 * sum(e * e for e in errors) / 2)
-    assert (log["q_value"], log["target_q_value"]) == pytest.approx((0.5, (2.98 + 6.0) / 2))
+    assert (log["q_value"], log["target_q_value"]) == pytest.approx((0.5, (2.98 + 5.0) / 2))
 
 
 def test_actor_and_targets_change_at_every_second_update_only() -> None:
