@@ -62,6 +62,7 @@ class _Subject:
         self.observation_space: Any = None
         self.action_space: Any = None
         self.players = 1
+        self.has_columns = True
         self.has_native = False
 
     @contextmanager
@@ -201,6 +202,7 @@ def _check_spaces(subject: _Subject) -> str:
         ObservationSchema(subject.observation_space).require_columns()
         ActionChecker(subject.action_space).filler(1)
     except ConfigError as error:
+        subject.has_columns = False
         subject.warn(f"only policies in the dict form can use it: {error}")
     return f"{subject.observation_space}, {subject.action_space}"
 
@@ -250,6 +252,9 @@ def _check_manager(kind: str, subject: _Subject) -> str | None:
     if kind == "envpool" and not is_pooled:
         return None
     section: dict[str, Any] = {"type": kind, "max_retry": 0}
+    if issubclass(cls, SubprocessEnvManager) and not subject.has_columns:
+        subject.warn(f"the env manager {kind} needs spaces that have columns")
+        return ""
     if cls is SubprocessEnvManager:
         section["envs_per_process"] = 2
     actions = subject.actions(STEPS)

@@ -1,15 +1,17 @@
-"""Env managers whose envs run in child processes."""
+"""Env managers whose envs run in child processes that share memory with this one."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import select
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
 from typing import Any, NamedTuple
 
@@ -17,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
-from dingsdk.envs.base import Capabilities, EnvManager, Timestep
+from dingsdk.data.action_mask import open_masks
+from dingsdk.data.pytree import map_leaves, part_of
+from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
     EPISODE_INFO,
@@ -26,11 +30,9 @@ from dingsdk.envs.guard import (
     GuardedEnvFn,
     close_quietly,
     count_failure,
-    plain_reward,
     restart_seed,
 )
-from dingsdk.envs.in_process import Played, SingleEnvManager, play, restart
-from dingsdk.envs.spaces import ActionChecker, ObservationSchema
+from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
 from dingsdk.runtime.deadline import set_patience
 from dingsdk.runtime.spawn import (
@@ -45,16 +47,23 @@ _CLOSE_TIMEOUT_S = 4.0
 """How long the processes of envs may take to end; then they are killed."""
 IMPORT_S = 300.0
 """How long a process may take to start and to import the code of its envs, on a busy machine."""
+
+# Commands to a process. Its answer to a step is an empty message, unless there are infos.
+_STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
+_DATA = b"d"
+"""An answer whose next message is an object."""
 _CALLED = "called"
-"""Key of an answer that holds the result of a called method; the others are env ids."""
+"""Key of an answer that holds the result of a called method."""
+# Columns of the board that say how a step ended.
+_RESULTS = ("reward", "terminated", "truncated", "abnormal")
 
 
-class SubprocessEnvManager(SingleEnvManager):
+class SubprocessEnvManager(EnvManager):
     """Type ``subprocess``: groups of envs in child processes; can all that ``in_process`` can.
 
-    A process steps its envs one after the other, all processes work at the same time, and ``step``
-    waits for all envs that it was given. One message to a process steps all its envs, and one
-    message has the results; only those of the dict form have the contents of ``info``.
+    Observations and actions are in shared memory, so that a step pickles nothing; only the dict
+    form sends the contents of ``info``. A process steps its envs one after the other, all processes
+    work at the same time, and ``step`` waits for all envs that it was given.
 
     If a process ends or takes longer than its timeout, the episodes of its envs are dropped. The
     process is started again, up to ``max_retry`` times in a row. Processes are spawned: the code
@@ -76,21 +85,60 @@ class SubprocessEnvManager(SingleEnvManager):
         step_timeout: Positive = 60.0
         reset_timeout: Positive = 60.0
 
-    _saved = (*SingleEnvManager._saved, "_under_way", "_lost", "_answers", "_reset_kwargs")
+    _saved = (*EnvManager._saved, "_under_way", "_lost", "_infos", "_reset_kwargs")
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         super().__init__(cfg, env_fns)
         ids, size = range(self._env_num), self.section.envs_per_process or self._group_size()
         self._groups = [_Group(list(ids[low : low + size])) for low in ids[::size]]
         self._group_of = [group for group in self._groups for _ in group.env_ids]
-        # Groups that have not answered yet, by their pipe.
-        self._busy: dict[Any, _Group] = {}
+        self._memory: SharedMemory | None = None
+        self._board: Any = None
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, _Group] = {}
+        # Groups that have not answered yet, by the file descriptor of their pipe.
+        self._busy: dict[int, _Group] = {}
         # True for envs that are in a step, up to the call that returns its result.
         self._under_way = np.zeros(self._env_num, dtype=np.bool_)
-        # By env id: why its process was lost; the next result of the env reports it.
-        self._lost: dict[int, str] = {}
-        self._answers: dict[Any, Any] = {}
+        # True for envs that waited for an action when their process was lost; their next step
+        # reports the loss.
+        self._lost = np.zeros(self._env_num, dtype=np.bool_)
+        # Infos by env id, and under _CALLED the result of a called method.
+        self._infos: dict[Any, dict[str, Any]] = {}
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    @property
+    def ready_obs(self) -> dict[int, Any]:
+        obs = self.current_obs()
+        running = np.flatnonzero(self._running()).tolist()
+        return {env_id: part_of(obs, env_id) for env_id in running}
+
+    def current_obs(self) -> Obs:
+        self._check_open()
+        return map_leaves(np.array, self._board.obs)
+
+    def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
+        self._begin(actions)
+        self._wait(for_all=True)
+        return self._timesteps()
+
+    def step_batch(
+        self, actions: NDArray[Any], env_ids: NDArray[np.int64] | None = None
+    ) -> StepColumns:
+        self._check_open()
+        self._wait(for_all=True)
+        if env_ids is None:
+            env_ids = np.arange(self._env_num)
+        else:
+            self._check_running(env_ids.tolist())
+        self._board.actions[env_ids] = self._spaces[1].batch(actions, len(env_ids))
+        self._send(env_ids[~self._parked[env_ids]], _STEP)
+        self._wait(for_all=True)
+        return self._take(env_ids)[0]
 
     def seed(
         self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
@@ -109,50 +157,32 @@ class SubprocessEnvManager(SingleEnvManager):
             is_running[group.env_ids] = False  # a process runs one command at a time
         return is_running
 
-    def _play_all(self, actions: Mapping[int, Any], *, has_infos: bool) -> Iterable[Played]:
-        self._wait(for_all=True)
-        self._begin(actions, has_infos=has_infos)
-        if self.meanwhile is not None:
-            self.meanwhile()
-        self._wait(for_all=True)
-        return map(self._take, actions)
+    def _begin(self, actions: Mapping[int, Any]) -> None:
+        """Check actions in dict form, and start their steps."""
+        for env_id, action in self._checked(actions).items():
+            self._board.actions[env_id] = action
+        self._send(np.array(list(actions), dtype=np.int64), _STEP_WITH_INFOS)
 
-    def _begin(self, actions: Mapping[int, Any], *, has_infos: bool) -> None:
-        """Start the steps of envs."""
-        goes_on = self._go_on()
-        self._under_way[list(actions)] = True
-        for env_id in actions:
-            self._answers.pop(env_id, None)
-        lost = self._lost
-        asked = {i: (action, goes_on[i]) for i, action in actions.items() if i not in lost}
-        self._ask(asked, self.section.step_timeout, _step_envs, has_infos)
+    def _send(self, env_ids: NDArray[np.int64], command: bytes) -> None:
+        """Start the steps of envs whose actions are on the board."""
+        self._under_way[env_ids] = True
+        asked = env_ids[~self._lost[env_ids]]
+        self._lost[env_ids] = False
+        self._board.asked[asked] = True
+        self._board.goes_on[asked] = self.section.auto_reset & (
+            self._episodes[asked] + 1 < self.episode_num
+        )
+        groups: Iterable[_Group] = self._groups
+        if len(asked) < self._env_num:
+            groups = dict.fromkeys(self._group_of[env_id] for env_id in asked.tolist())
+        deadline = time.monotonic() + self.section.step_timeout
+        for group in groups:
+            self._busy[group.ask(command, deadline)] = group
 
-    def _ask(
-        self, asked: Mapping[int, Any], timeout_s: float, command: Callable[..., Any], *more: Any
-    ) -> None:
-        """Send what is asked of each env to its process."""
-        deadline = time.monotonic() + timeout_s
-        by_group: dict[_Group, dict[int, Any]] = {}
-        for env_id, each in asked.items():
-            by_group.setdefault(self._group_of[env_id], {})[env_id] = each
-        for group, of_group in by_group.items():
-            group.ask((command, of_group, *more), deadline)
-            self._busy[group.connection] = group
-
-    def _take(self, env_id: int) -> Played:
-        """Return the result of a step that has ended."""
-        self._under_way[env_id] = False
-        if (error := self._lost.pop(env_id, None)) is None:
-            played: Played = self._answers.pop(env_id)
-            return played
-        nothing = plain_reward(np.zeros(self._player_num), self._player_num)
-        obs, info = self._obs[env_id], {ABNORMAL: True, ERROR: error}
-        return obs, nothing, False, False, info, obs, 0
-
-    def _ended(self) -> list[int]:
-        """Return the envs that have ended a step whose result was not returned yet."""
-        known = self._answers.keys() | self._lost.keys()
-        return [i for i in np.flatnonzero(self._under_way).tolist() if i in known]
+    def _ended(self) -> NDArray[np.bool_]:
+        """Return which envs have ended a step whose result was not returned yet."""
+        ended: NDArray[np.bool_] = self._under_way & ~self._board.asked
+        return ended
 
     def _wait(self, *, for_all: bool) -> None:
         """Wait for the answers of all busy groups, or only until an env has ended its step.
@@ -162,69 +192,111 @@ class SubprocessEnvManager(SingleEnvManager):
         """
         try:
             while self._busy:
-                is_enough = not for_all and bool(self._ended())
-                if not self._receive_some(is_waiting=not is_enough) and is_enough:
+                is_enough = not for_all and self._ended().any()
+                if not self._receive_some(0.0 if is_enough else math.inf) and is_enough:
                     return
         except DingError:
             self.close()
             raise
 
-    def _receive_some(self, *, is_waiting: bool) -> bool:
+    def _receive_some(self, timeout_s: float) -> bool:
         """Receive answers, and replace groups that are late; return whether one has answered."""
         deadline = min(group.deadline for group in self._busy.values())
-        wait_s = max(0.0, deadline - time.monotonic()) if is_waiting else 0.0
-        answered = [self._busy.pop(each) for each in wait(list(self._busy), wait_s)]
-        for group in answered:
-            try:
-                self._answers.update(group.answer())
-            except ProcessLostError as error:
-                self._replace(group, error)
+        wait_s = min(timeout_s, max(0.0, deadline - time.monotonic()))
+        answers = self._poll.poll(math.ceil(wait_s * 1000))
+        for descriptor, _ in answers:
+            # If the process was not asked for anything, this means that it has ended.
+            self._receive(self._by_descriptor[descriptor])
         now = time.monotonic()
         for group in [group for group in self._busy.values() if group.deadline <= now]:
             self._replace(group, ProcessLostError(f"{group} gave no answer in time"))
-        return bool(answered)
+        return bool(answers)
 
-    def _count_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        super()._count_episodes(env_ids)
-        for env_id in env_ids:
-            self._group_of[env_id].failures_in_row = 0
+    def _receive(self, group: _Group) -> None:
+        """Process the answer of a group."""
+        self._busy.pop(group.connection.fileno(), None)
+        try:
+            self._infos.update(group.answer())
+        except ProcessLostError as error:
+            self._replace(group, error)
+            return
+        asked = [env_id for env_id in group.env_ids if self._board.asked[env_id]]
+        self._board.asked[asked] = False
+        self._failure_count += int(self._board.failures[asked].sum())
+
+    def _take(self, env_ids: NDArray[np.int64]) -> tuple[StepColumns, dict[int, dict[str, Any]]]:
+        """Return the results and the infos of envs that have ended their step or are parked."""
+        board, schema = self._board, self._spaces[0]
+        self._under_way[env_ids] = False
+        infos = {i: self._infos.pop(i) for i in env_ids.tolist() if i in self._infos}
+        obs = final_obs = part_of(board.obs, env_ids)
+        reward, terminated, truncated, abnormal = (
+            column[env_ids]
+            for column in (board.reward, board.terminated, board.truncated, board.abnormal)
+        )
+        parked = self._parked[env_ids]
+        abnormal &= ~parked
+        valid = ~(parked | abnormal)
+        rows = np.flatnonzero((terminated | truncated) & valid)
+        episode_info = {}
+        if rows.size:
+            ended = env_ids[rows]
+            last = [part_of(board.final_obs, env_id) for env_id in ended]
+            final_obs = schema.replace(obs, rows.tolist(), last)
+            self._count_episodes(ended)
+            for row, env_id in zip(rows.tolist(), ended.tolist(), strict=True):
+                self._group_of[env_id].failures_in_row = 0
+                if info := infos.get(env_id, {}).get(EPISODE_INFO):
+                    episode_info[row] = info
+        if self._looks_beyond:
+            self._look_beyond([final_obs])
+        step = step_columns(
+            obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
+        )
+        return step, infos
+
+    def _timesteps(self) -> dict[int, Timestep]:
+        """Return the results of all envs that have ended their step, in dict form."""
+        ids = np.flatnonzero(self._ended())
+        if not ids.size:
+            return {}
+        columns, infos = self._take(ids)
+        return {
+            env_id: self._timestep_of(columns, row, env_id, infos.get(env_id, {}))
+            for row, env_id in enumerate(ids.tolist())
+        }
 
     def _open(self) -> None:
-        self._under_way[:] = False
-        self._lost.clear()
-        self._answers.clear()
+        self._under_way[:] = self._lost[:] = False
+        self._infos.clear()
         self._reset_kwargs.clear()
         for group in self._groups:
             group.failures_in_row = group.rebuilds = 0
         try:
-            observations, actions, players = self._start(self._groups)
+            self._start(self._groups)
         except ProcessLostError as error:
             raise EnvError(
                 f"the envs did not start: {error}; the limit of imports is {IMPORT_S:g} s, then "
                 f"the limit of env_manager.reset_timeout is {self.section.reset_timeout:g} s",
                 env_id=None,
             ) from error
-        self._spaces = (ObservationSchema(observations), ActionChecker(actions))
-        self._set_players(players)
 
-    def _start(self, groups: Sequence[_Group]) -> Any:
-        """Start the processes of groups, which make their envs.
-
-        Returns:
-            The observation space, the action space and the number of players of the first env.
-        """
+    def _start(self, groups: Sequence[_Group]) -> None:
+        """Start the processes of groups, which make their envs; the first one sets the spaces."""
         deadline = time.monotonic() + IMPORT_S
         with signals_blocked():
             for group in groups:
                 group.start(deadline)
+                self._by_descriptor[group.connection.fileno()] = group
+                self._poll.register(group.connection, select.POLLIN)
         for group in groups:
-            made = {i: GuardedEnvFn(self._env_fns[i], i, self.section) for i in group.env_ids}
+            made = [(i, GuardedEnvFn(self._env_fns[i], i, self.section)) for i in group.env_ids]
             try:
                 for each in (self._env_fns[env_id] for env_id in group.env_ids):
                     # pickle accepts what a notebook defines, although no process can import it.
                     if getattr(each, "__module__", "") == "__main__" and not is_main_importable():
                         raise TypeError(f"{each} is defined in a notebook or a shell")
-                group.connection.send(made)
+                group.connection.send((self._env_num, dict(made)))
             except OSError:
                 continue  # the process has ended, as its answer will show
             except Exception as error:
@@ -236,61 +308,98 @@ class SubprocessEnvManager(SingleEnvManager):
         for group in groups:
             group.answer(wait=True)  # the process has finished its imports
             group.deadline = time.monotonic() + self.section.reset_timeout
-        first, *_ = [group.answer(wait=True) for group in groups]
-        return first
+        for group in groups:
+            spaces = group.answer(wait=True)
+            if self._memory is None:
+                schema, checker = ObservationSchema(spaces[0]), ActionChecker(spaces[1])
+                self._set_players(spaces[2])
+                self._spaces = (schema, checker)
+                shape = (self._env_num, *self._reward_shape)
+                size = _Board(schema, checker, shape).size
+                self._memory = SharedMemory(create=True, size=size)
+                self._board = _Board(schema, checker, shape, self._memory.buf)
+            with contextlib.suppress(OSError):
+                group.connection.send(self._memory.name)
 
     def _discard(self) -> None:
         self._end(self._groups, _CLOSE_TIMEOUT_S)
+        self._board = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory.unlink()
+            self._memory = None
 
     def _end(self, groups: Sequence[_Group], timeout_s: float) -> None:
         """End the processes of groups; those that still run after ``timeout_s`` are killed."""
         deadline = time.monotonic() + timeout_s
         living = [group for group in groups if group.process is not None]
         for group in living:
-            self._busy.pop(group.connection, None)
-            group.ask(None, deadline)
+            self._busy.pop(group.connection.fileno(), None)
+            self._poll.unregister(group.connection)
+            group.ask(_CLOSE, deadline)
         for group in living:
             group.end()
 
-    def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Iterable[tuple[Any, int]]:
+    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         self._wait(for_all=True)
-        for env_id, given in kwargs.items():
-            if own := {key: value for key, value in given.items() if key != "seed"}:
-                self._reset_kwargs[env_id] = own
-            self._lost.pop(env_id, None)
-            self._answers.pop(env_id, None)
-        self._under_way[list(kwargs)] = False
-        self._ask(kwargs, self.section.reset_timeout, _restart_envs, not self._dynamic_seed)
+        self._reset_kwargs.update({i: kwargs[i] for i in env_ids if kwargs.get(i)})
+        seeds = dict(zip(env_ids, self._new_seeds(env_ids), strict=True))
+        rows = list(env_ids)
+        self._under_way[rows] = self._lost[rows] = self._parked[rows] = False
+        self._returns[rows] = 0.0
+        for group in dict.fromkeys(self._group_of[env_id] for env_id in env_ids):
+            given = {
+                env_id: {"seed": seeds[env_id], **(kwargs.get(env_id) or {})}
+                for env_id in group.env_ids
+                if env_id in seeds
+            }
+            self._busy[self._ask_reset(group, given)] = group
         self._wait(for_all=True)
-        for env_id in kwargs:
-            # If the process was lost during the reset, its new envs were reset as well.
-            is_lost = self._lost.pop(env_id, None) is not None
-            yield (self._obs[env_id], 0) if is_lost else self._answers.pop(env_id)
+        # If a process was lost during the reset, its new envs were reset as well.
+        self._lost[rows] = False
+        for env_id in env_ids:
+            self._infos.pop(env_id, None)
 
     def _envs_state(self) -> Any:
         # Results of steps that are under way, which `_call` waits for, are part of the state.
+        board = self._board
         return {
             "envs": [self._call(env_id, "get_state") for env_id in range(self._env_num)],
             "groups": [[group.failures_in_row, group.rebuilds] for group in self._groups],
+            "obs": map_leaves(np.array, [board.obs, board.final_obs]),
+            "results": {name: getattr(board, name).copy() for name in _RESULTS},
         }
 
     def _set_envs_state(self, state: Any) -> None:
+        schema, board = self._spaces[0], self._board
         for env_id, each in enumerate(state["envs"]):
             self._call(env_id, "set_state", each)
+            for column, saved in zip((board.obs, board.final_obs), state["obs"], strict=True):
+                schema.put(column, env_id, part_of(saved, env_id))
+        for name in _RESULTS:
+            getattr(board, name)[:] = state["results"][name]
         for group, counts in zip(self._groups, state["groups"], strict=True):
             group.failures_in_row, group.rebuilds = counts
 
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         self._check_open()
         self._wait(for_all=True)
-        self._ask({env_id: (name, args)}, self.section.step_timeout, _call_env)
+        group = self._group_of[env_id]
+        deadline = time.monotonic() + self.section.step_timeout
+        self._busy[group.ask(_CALL, deadline, (env_id, name, args))] = group
         self._wait(for_all=True)
-        called = self._answers.pop(_CALLED, None)
+        called = self._infos.pop(_CALLED, None)
         if called is None:  # the process was lost and replaced
-            raise EnvError(f"{self._lost[env_id]}, when {name} was called", env_id=env_id)
+            error = self._infos[env_id][ERROR]
+            raise EnvError(f"{error}, when {name} was called", env_id=env_id)
         if "error" in called:
             raise called["error"]
         return called["changed"] if called["value"] is None else called["value"]
+
+    def _ask_reset(self, group: _Group, kwargs: Mapping[int, Any]) -> int:
+        self._board.asked[list(kwargs)] = True
+        deadline = time.monotonic() + self.section.reset_timeout
+        return group.ask(_RESET, deadline, (not self._dynamic_seed, kwargs))
 
     def _replace(self, group: _Group, error: Exception) -> None:
         """Start a lost process again; its envs begin new episodes.
@@ -318,13 +427,15 @@ class SubprocessEnvManager(SingleEnvManager):
         }
         try:
             self._start([group])
-            deadline = time.monotonic() + self.section.reset_timeout
-            group.ask((_restart_envs, kwargs, keep), deadline)
-            for i, (obs, _) in group.answer(wait=True).items():
-                self._obs[i] = obs
+            self._ask_reset(group, kwargs)
+            group.answer(wait=True)
         except ProcessLostError as again:
             self._replace(group, again)
-        self._lost |= dict.fromkeys(group.env_ids, f"{type(error).__name__}: {error}")
+        self._board.asked[group.env_ids] = False
+        self._board.abnormal[group.env_ids] = True
+        self._lost[group.env_ids] = ~self._under_way[group.env_ids]
+        info = {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
+        self._infos.update({env_id: dict(info) for env_id in group.env_ids})
 
 
 class AsyncSubprocessEnvManager(SubprocessEnvManager):
@@ -344,12 +455,11 @@ class AsyncSubprocessEnvManager(SubprocessEnvManager):
 
         An empty ``actions`` waits for a step that is under way.
         """
-        self._begin(self._checked(actions), has_infos=True)
+        self._begin(actions)
         timesteps: dict[int, Timestep] = {}
         while self._under_way.any():
             self._wait(for_all=False)
-            ended = self._ended()
-            timesteps |= self._timesteps(ended, map(self._take, ended))
+            timesteps |= self._timesteps()
             if self._running().any():
                 break
         return timesteps
@@ -391,15 +501,18 @@ class _Group:
         theirs.close()
         self.connection, self.process = connection, process
 
-    def ask(self, command: Any, deadline: float) -> None:
-        """Send a command."""
+    def ask(self, command: bytes, deadline: float, more: Any = None) -> int:
+        """Send a command; return the file descriptor that the answer comes from."""
         self.deadline = deadline
         # If the process has ended, reading its answer reports it.
         with contextlib.suppress(OSError):
-            self.connection.send(command)
+            self.connection.send_bytes(command)
+            if more is not None:
+                self.connection.send(more)
+        return self.connection.fileno()
 
     def answer(self, *, wait: bool = False) -> Any:
-        """Return the answer of the process.
+        """Return the data that the process sent with its answer, ``{}`` if there is none.
 
         Args:
             wait: Wait for the answer until the deadline; False: it has arrived.
@@ -412,7 +525,7 @@ class _Group:
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
             raise ProcessLostError(f"{self} gave no answer in time")
         try:
-            answer = self.connection.recv()
+            answer = self.connection.recv() if self.connection.recv_bytes() else {}
         except BlockingIOError:
             raise ProcessLostError(f"{self} stopped in the middle of its answer") from None
         except (EOFError, OSError):
@@ -437,19 +550,80 @@ class _Group:
         self.process = None
 
 
+class _Board:
+    """Columns with a row for each env, in shared memory.
+
+    Args:
+        reward_shape: Number of envs, and if an env has several players, their number.
+        memory: Memory for the columns; None to compute only their ``size`` in bytes.
+    """
+
+    def __init__(
+        self,
+        schema: ObservationSchema,
+        checker: ActionChecker,
+        reward_shape: tuple[int, ...],
+        memory: memoryview | None = None,
+    ) -> None:
+        self._memory = memory
+        env_num = reward_shape[0]
+        self.size = 0
+        self.obs = schema.allocate(env_num, self._column)
+        self.final_obs = schema.allocate(env_num, self._column)
+        actions = checker.filler(env_num)
+        self.actions = self._column(actions.shape, actions.dtype)
+        self.reward = self._column(reward_shape, np.dtype(np.float32))
+        self.failures = self._column((env_num,), np.dtype(np.int32))
+        flags = (self._column((env_num,), np.dtype(np.bool_)) for _ in range(5))
+        # The envs to step or to reset, and those that begin another episode after this one.
+        self.asked, self.goes_on, *ends = flags
+        self.terminated, self.truncated, self.abnormal = ends
+
+    def _column(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        start = math.ceil(self.size / 64) * 64
+        self.size = start + max(1, math.prod(shape) * dtype.itemsize)
+        if self._memory is None:
+            return np.empty(0, dtype)
+        return np.ndarray(shape, dtype, self._memory, start)
+
+
 def _serve(connection: Connection) -> None:
     """Make the envs of a group, and run the manager's commands; runs in the child process."""
     envs: dict[int, GuardedEnv] = {}
+    memory, answers = None, _Answers(connection)
     try:
-        env_fns = connection.recv()  # imports the code of the envs
-        connection.send(None)
+        env_num, env_fns = connection.recv()  # imports the code of the envs
+        answers.send()
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
         first = next(iter(envs.values()))
-        _send(connection, (first.observation_space, first.action_space, first.player_num))
-        while (command := connection.recv()) is not None:
-            function, *args = command
-            _send(connection, function(envs, *args))
+        spaces = (first.observation_space, first.action_space, first.player_num)
+        answers.send(spaces)
+        memory = SharedMemory(connection.recv())
+        schema = ObservationSchema(spaces[0])
+        shape = (env_num, spaces[2]) if spaces[2] > 1 else (env_num,)
+        board = _Board(schema, ActionChecker(spaces[1]), shape, memory.buf)
+        while (command := connection.recv_bytes()) != _CLOSE:
+            infos: dict[Any, Any] = {}
+            if command == _RESET:
+                keep_seed, kwargs = connection.recv()
+                for env_id, given in kwargs.items():
+                    envs[env_id].keep_seed = keep_seed
+                    obs, _ = envs[env_id].reset(**given)
+                    schema.put(board.obs, env_id, obs)
+                    board.failures[env_id] = envs[env_id].take_failures()
+            elif command == _CALL:
+                env_id, name, args = connection.recv()
+                infos[_CALLED] = _call(envs[env_id], name, args)
+            else:
+                # Only its own rows: those of other processes change at the same time.
+                for env_id in [env_id for env_id in envs if board.asked[env_id]]:
+                    info = _step(envs[env_id], env_id, schema, board)
+                    if command == _STEP and EPISODE_INFO in info:
+                        infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
+                    elif command == _STEP_WITH_INFOS and info:
+                        infos[env_id] = info
+            answers.send(infos)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
@@ -457,56 +631,72 @@ def _serve(connection: Connection) -> None:
         if not isinstance(error, DingError):
             error = EnvError(f"{type(error).__name__}: {error}", env_id=None, traceback=text)
         with contextlib.suppress(OSError):
-            connection.send(_Failure(error, error.facts.get("traceback", text)))
+            answers.send(_Failure(error, error.facts.get("traceback", text)))
     finally:
         close_quietly(*envs.values())
+        board = None  # type: ignore[assignment]
+        if memory is not None:
+            memory.close()
 
 
-def _send(connection: Connection, answer: Any) -> None:
-    """Send an answer; raise EnvError if it cannot be pickled, so that a failure is sent instead."""
-    try:
-        connection.send(answer)  # which writes nothing if it cannot be pickled
-    except OSError:
-        raise  # the manager's process has ended
-    except Exception as error:
-        raise EnvError(
-            f"an env gave a value that cannot be sent to the manager's process ({error}): "
-            f"{answer} ; make it of data and of objects of importable classes, or use "
-            "env_manager.type in_process",
-            env_id=None,
-        ) from error
+class _Answers:
+    """Sends answers to the manager: an empty message, or ``_DATA`` and then an object."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_announced = False
+
+    def send(self, answer: Any = None) -> None:
+        """Send infos of envs, what one of their methods returned, or a failure.
+
+        Raises:
+            EnvError: the answer cannot be pickled; send a failure in its place.
+        """
+        if not answer:
+            self._connection.send_bytes(b"")
+            return
+        if not self._is_announced:
+            self._connection.send_bytes(_DATA)
+            self._is_announced = True
+        try:
+            self._connection.send(answer)  # which writes nothing if it cannot be pickled
+        except OSError:
+            raise  # the manager's process has ended
+        except Exception as error:
+            raise EnvError(
+                f"an env gave a value that cannot be sent to the manager's process ({error}): "
+                f"{answer} ; make it of data and of objects of importable classes, or use "
+                "env_manager.type in_process",
+                env_id=None,
+            ) from error
+        self._is_announced = False
 
 
-def _step_envs(
-    envs: Mapping[int, GuardedEnv], steps: Mapping[int, tuple[Any, bool]], has_infos: bool
-) -> dict[int, Played]:
-    """Step envs; their infos are cut to what the batched form needs unless ``has_infos``."""
-    found: dict[int, Played] = {}
-    for env_id, (action, goes_on) in steps.items():
-        obs, reward, terminated, truncated, info, *rest = play(envs[env_id], action, goes_on)
-        if not has_infos:
-            info = {key: info[key] for key in (ABNORMAL, EPISODE_INFO) if key in info}
-        found[env_id] = (obs, reward, terminated, truncated, info, rest[0], rest[1])
-    return found
+def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
+    """Step an env, put the result on the board, and return its info."""
+    obs, reward, terminated, truncated, info = env.step(board.actions[env_id].copy())
+    if terminated or truncated:
+        schema.put(board.final_obs, env_id, obs)
+        if board.goes_on[env_id]:
+            obs, _ = env.reset()
+        else:
+            obs = open_masks(obs)
+    schema.put(board.obs, env_id, obs)
+    board.reward[env_id] = reward
+    board.terminated[env_id] = terminated
+    board.truncated[env_id] = truncated
+    board.abnormal[env_id] = bool(info.get(ABNORMAL))
+    board.failures[env_id] = env.take_failures()
+    return info
 
 
-def _restart_envs(
-    envs: Mapping[int, GuardedEnv], kwargs: Mapping[int, Mapping[str, Any]], keep_seed: bool
-) -> dict[int, tuple[Any, int]]:
-    return {env_id: restart(envs[env_id], keep_seed, given) for env_id, given in kwargs.items()}
-
-
-def _call_env(
-    envs: Mapping[int, GuardedEnv], asked: Mapping[int, tuple[str, Sequence[Any]]]
-) -> dict[str, Any]:
+def _call(env: GuardedEnv, name: str, args: Sequence[Any]) -> dict[str, Any]:
     """Call a method of an env; return its value, and its first argument after the call."""
-    ((env_id, (name, args)),) = asked.items()
     try:
-        value = envs[env_id].call(name, *args)
-        return {_CALLED: {"value": value, "changed": args[0] if args else None}}
+        return {"value": env.call(name, *args), "changed": args[0] if args else None}
     except DingError as error:
-        return {_CALLED: {"error": error}}
+        return {"error": error}
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         why = f"{name} of the env raised {type(error).__name__}: {error}"
-        return {_CALLED: {"error": EnvError(why, env_id=None, traceback=text)}}
+        return {"error": EnvError(why, env_id=None, traceback=text)}

@@ -55,7 +55,7 @@ LEFT_OUT: Mapping[str, str] = {
     "env_manager.context": _NO_SUCH_SETTING,
     "env_manager.copy_on_get": _NO_SUCH_SETTING,
     "env_manager.reset_inplace": _NO_SUCH_SETTING,
-    "env_manager.shared_memory": "envs in processes send their results through pipes",
+    "env_manager.shared_memory": "always on where envs run in processes",
     "env_manager.step_wait_timeout": _NO_SUCH_SETTING,
     "env_manager.wait_num": _NO_SUCH_SETTING,
     "policy.collect.collector_env_num": "see env.collector_env_num",

@@ -215,8 +215,8 @@ def test_observation_out_of_bounds_gives_one_warning() -> None:
             "outside of the bounds",
             marks=pytest.mark.slow,
         ),
-        ("Words", [SPACES, POLICIES], "only policies in the dict form"),
-        ("Continuous", [SPACES, POLICIES], "have no columns"),
+        ("Words", [SPACES, CHILD, ASYNC, POLICIES], "only policies in the dict form"),
+        ("Continuous", [SPACES, CHILD, ASYNC, POLICIES], "have no columns"),
     ],
 )
 def test_usable_env_with_a_weakness_gives_a_warning(env: str, warned: list[str], text: str) -> None:

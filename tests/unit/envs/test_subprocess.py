@@ -1,4 +1,4 @@
-"""Envs in child processes: waiting, and lost processes."""
+"""Envs in child processes: shared memory, waiting, and lost processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -175,30 +177,42 @@ def test_reseeding_resets_the_count_of_lost_processes(launch: Launch) -> None:
         assert len(set(runs[0])) == 3
 
 
+class Poll:
+    """A poll object that records its timeouts, in milliseconds."""
+
+    def __init__(self, poll: Any) -> None:
+        self._poll = poll
+        self.waits: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poll, name)
+
+    def poll(self, wait_ms: int) -> Any:
+        self.waits.append(wait_ms)
+        return self._poll.poll(wait_ms)
+
+
 def test_wait_ends_at_a_finished_step_or_the_earliest_deadline(
     launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = types.SimpleNamespace(now=100.0)
     fake = types.SimpleNamespace(monotonic=lambda: clock.now)
-    waits: list[float] = []
-
-    def wait(connections: Any, timeout_s: float) -> Any:
-        waits.append(timeout_s)
-        return multiprocessing.connection.wait(connections, timeout_s)
-
     with launch({**ASYNC, "step_timeout": 50.0}, 3) as manager:
-        monkeypatch.setattr(subprocess_envs, "wait", wait)
+        poll: Any = Poll(manager._poll)  # type: ignore[attr-defined]
+        monkeypatch.setattr(manager, "_poll", poll)
         monkeypatch.setattr(subprocess_envs, "time", fake)
         assert manager.step({0: HANG, 1: STEP}).keys() == {1}
-        assert (waits[0], waits[-1]) == (50, 0)
+        assert poll.waits[0] == 50_000
+        assert poll.waits[-1] == 0
         clock.now = 130.0
-        waits.clear()
+        poll.waits.clear()
         assert manager.step({1: STEP}).keys() == {1}
-        assert (waits[0], waits[-1]) == (20, 0)
+        assert poll.waits[0] == 20_000
+        assert poll.waits[-1] == 0
         clock.now = 150.0
-        waits.clear()
+        poll.waits.clear()
         found = manager.step({2: STEP})
-        assert set(waits) == {0}
+        assert set(poll.waits) == {0}
         assert "process of env 0 gave no answer in time" in found[0].info["error"]
         assert manager.failure_count == 1
 
@@ -277,12 +291,27 @@ def test_finished_env_is_not_abnormal_when_its_process_is_lost(launch: Launch) -
 def test_state_includes_the_count_of_lost_processes(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         manager.step({0: EXIT})
-        state, obs = manager.get_state(), manager.current_obs().tolist()
+        state = manager.get_state()
     with launch({**SYNC, "max_retry": 1}, 1) as other:
         other.set_state(state)
-        assert other.current_obs().tolist() == obs
+        assert other.current_obs().tolist() == state["envs"]["obs"][0].tolist()
         with pytest.raises(EnvError, match="process of env 0 failed 2 times"):
             other.step({0: EXIT})
+
+
+@pytest.mark.parametrize("form", ["batched", "dict"])
+def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("something is pickled")
+
+    with launch(SYNC, 4) as manager, monkeypatch.context() as patch:
+        patch.setattr(ForkingPickler, "dumps", refuse)
+        patch.setattr(ForkingPickler, "loads", refuse)
+        for _ in range(2):
+            if form == "batched":
+                manager.step_batch(np.zeros(4, int))
+            else:
+                manager.step(dict.fromkeys(range(4), STEP))
 
 
 def test_killed_process_ends_the_episodes_of_its_envs(launch: Launch) -> None:
@@ -425,7 +454,9 @@ def test_reset_drops_a_running_step(launch: Launch, gate: Path) -> None:
 
 
 @pytest.mark.usefixtures("launch")
-def test_close_closes_envs_and_releases_descriptors(tmp_path: Path) -> None:
+def test_close_closes_envs_and_releases_memory_and_descriptors(
+    tmp_path: Path,
+) -> None:
     env_fn = functools.partial(importlib.import_module("child_envs").NotingEnv, tmp_path)
 
     counts = []
@@ -434,10 +465,14 @@ def test_close_closes_envs_and_releases_descriptors(tmp_path: Path) -> None:
         before = open_files(collect=True)
         manager.launch()
         assert manager.step({0: STEP, 2: STEP}).keys() == {0, 2}
+        memory = manager._memory.name  # type: ignore[attr-defined]
+        assert memory in Path("/proc/self/maps").read_text()
         manager.close()
         manager.close()
+        assert not (Path("/dev/shm") / memory).exists()
         counts.append(open_files(collect=True) - before)
         assert len(list(tmp_path.glob("closed-*"))) == 3 * launches
+        assert memory not in Path("/proc/self/maps").read_text()
     assert counts[1] == 0
 
 
@@ -631,7 +666,7 @@ def main():
     manager = create_env_manager({"type": "subprocess"}, [child_envs.ChildEnv])
     manager.launch()
     pid = manager.step({0: child_envs.TELL})[0].info["pid"]
-    sys.stdout.write(str(pid))
+    sys.stdout.write(f"{pid} {manager._memory.name}")
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -641,13 +676,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_processes_are_gone_after_the_manager_is_killed(tmp_path: Path) -> None:
+def test_processes_and_memory_are_gone_after_the_manager_is_killed(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     command = [sys.executable, str(tmp_path / "killed.py"), str(Path(__file__).parent)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    pid, memory = done.stdout.decode().split()
+    if psutil.pid_exists(int(pid)):
+        psutil.Process(int(pid)).wait(60)
     assert done.returncode == -signal.SIGKILL
-    if psutil.pid_exists(pid := int(done.stdout)):
-        psutil.Process(pid).wait(60)
+    deadline = time.monotonic() + 60
+    while (Path("/dev/shm") / memory).exists():
+        assert time.monotonic() < deadline
+        os.sched_yield()
 
 
 def test_missing_main_guard_in_the_users_script_is_a_config_error(
