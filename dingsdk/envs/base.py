@@ -8,9 +8,11 @@ form or the other between two resets, not both.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -38,6 +40,18 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.runtime.deadline import Closing
+
+_log = logging.getLogger(__name__)
+
+_reported_outside_of_runs: set[str] = set()
+reported: ContextVar[set[str]] = ContextVar("reported", default=_reported_outside_of_runs)
+"""Spaces whose bounds were left in the current run, so that its managers warn once."""
+
+_LOOKS, _LOOK_EVERY = 256, 17
+"""Steps in which values beyond bounds are looked for; after that, only in each 17th.
+
+A prime number, so that no group of envs that take turns is left out.
+"""
 
 _NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 
@@ -169,10 +183,6 @@ class EnvManager(Configurable, Closing, ABC):
         episode_num: Annotated[float, Meta(ge=1)] = math.inf
         auto_reset: bool = True
 
-    meanwhile: Callable[[], None] | None = None
-    """Called once in each step while the envs step, by managers whose envs do not step in the
-    caller's thread; the others ignore it."""
-
     _saved: ClassVar[tuple[str, ...]] = (
         "_seeds",
         "_unapplied",
@@ -197,6 +207,9 @@ class EnvManager(Configurable, Closing, ABC):
         self._dynamic_seed = True
         self._failure_count = 0
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
+        # Whether to look for values beyond the bounds of their Box; the first one is reported.
+        self._looks_beyond = True
+        self._looks = 0
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
         self._set_players(0)
@@ -518,6 +531,30 @@ class EnvManager(Configurable, Closing, ABC):
             self._parked[env_ids] = True
         elif not math.isinf(self.episode_num):
             self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
+
+    def _look_beyond(self, obs: Sequence[Obs]) -> None:
+        """Warn of a value beyond the bounds of its Box; once a run for each space.
+
+        Each worker process of a run warns once. Only a part of all steps is looked at.
+
+        Args:
+            obs: Observations or columns of one step.
+        """
+        self._looks += 1
+        if self._looks > _LOOKS and self._looks % _LOOK_EVERY:
+            return
+        schema = self._spaces[0]
+        if not schema.is_bounded:
+            self._looks_beyond = False
+        elif (text := next(filter(None, map(schema.beyond, obs)), None)) is not None:
+            self._looks_beyond = False
+            if (name := str(schema.space)) not in reported.get():
+                reported.get().add(name)
+                _log.warning(
+                    "the env returned an observation outside of its space, and it is used as it "
+                    "is: %s; correct the observation_space if its bounds matter (reported once)",
+                    text,
+                )
 
     def _timestep(self, env_id: int, obs: Any, reward: Any, info: dict[str, Any]) -> Timestep:
         """Return one env's step in dict form, and add its reward to the episode's return.

@@ -151,6 +151,8 @@ class BaseVectorEnvManager(EnvManager):
                 step = self._settle(step, infos)
         except Exception as error:
             return self._restart(error)
+        if self._looks_beyond:
+            self._look_beyond([step.final_obs])
         return step
 
     @property
@@ -267,10 +269,9 @@ class BaseVectorEnvManager(EnvManager):
         valid &= ~abnormal
         ended = terminated | truncated
         if ended.any() and self._autoreset is AutoresetMode.SAME_STEP:
-            schema, last = self._spaces[0], [part_of(obs, row) for row in range(self._env_num)]
-            for row in np.flatnonzero(ended).tolist():
-                last[row] = schema.conform(part_of(infos["final_obs"], row))
-            final_obs = schema.stack(last)
+            schema, ended_rows = self._spaces[0], np.flatnonzero(ended).tolist()
+            last = [schema.conform(part_of(infos["final_obs"], row)) for row in ended_rows]
+            final_obs = schema.replace(obs, ended_rows, last)
             self._final_infos = infos.get("final_info", infos)
         elif ended.any() and self._autoreset is AutoresetMode.DISABLED:
             self._reset_vec(None if self._dynamic_seed else self._seeds[0], ended)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
 
 Obs = Any
@@ -32,8 +33,8 @@ class ObservationSchema:
     Text, Graph, ...) pass through single steps unchecked and have no columns.
 
     A float that the space's dtype rounds is accepted; a value that a cast would change in another
-    way is refused. Values beyond the bounds of a Box are accepted, values outside of a discrete
-    space are refused.
+    way is refused. Values beyond the bounds of a Box are accepted (see ``beyond``), values outside
+    of a discrete space are refused.
 
     Args:
         space: The space of one env's observation.
@@ -41,6 +42,7 @@ class ObservationSchema:
 
     Attributes:
         dtype: Dtype of an array space; object for others.
+        is_bounded: Whether a Box in it has bounds that its dtype does not set.
     """
 
     def __init__(self, space: Any, key: str = "obs") -> None:
@@ -62,6 +64,9 @@ class ObservationSchema:
         is_box = isinstance(space, gym.spaces.Box)
         # The lowest and the highest value that a discrete space allows.
         self._limits = _low_and_high(space) if self._is_array and not is_box else None
+        self.is_bounded = is_box and _has_bounds(space)
+        if self._children is not None:
+            self.is_bounded = any(child.is_bounded for child in self._children.values())
         # Python's integers are compared faster than arrays.
         self._indices = (
             range(int(space.start), int(space.start + space.n))
@@ -100,14 +105,57 @@ class ObservationSchema:
         Raises:
             ConfigError: the space has no columns.
         """
-        if self._children is not None:
-            parts = self._children.items()
-            return {name: child.stack([row[name] for row in rows]) for name, child in parts}
-        self.require_columns()
-        columns = np.empty((len(rows), *self._shape), self.dtype)
+        columns = self.allocate(len(rows), np.empty)
         for index, row in enumerate(rows):
-            columns[index] = row
+            self.put(columns, index, row)
         return columns
+
+    def allocate(
+        self, count: int, new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+    ) -> Obs:
+        """Return columns ``[count, ...]`` of arrays that ``new(shape, dtype)`` makes.
+
+        Raises:
+            ConfigError: the space has no columns.
+        """
+        if self._children is not None:
+            return {name: child.allocate(count, new) for name, child in self._children.items()}
+        self.require_columns()
+        return new((count, *self._shape), self.dtype)
+
+    def put(self, columns: Obs, index: int, row: Any) -> None:
+        """Write an observation that ``conform`` returned into a row of columns."""
+        if self._children is None:
+            columns[index] = row
+        else:
+            for name, child in self._children.items():
+                child.put(columns[name], index, row[name])
+
+    def replace(self, columns: Obs, rows: Sequence[int], values: Sequence[Any]) -> Obs:
+        """Return a copy of ``columns`` whose ``rows`` hold ``values``."""
+        replaced = map_leaves(np.array, columns)
+        for row, value in zip(rows, values, strict=True):
+            self.put(replaced, row, value)
+        return replaced
+
+    def beyond(self, obs: Obs) -> str | None:
+        """Return the first value beyond the bounds of its Box, in words; None if there is none.
+
+        Args:
+            obs: One observation that ``conform`` returned, or columns.
+        """
+        if self._children is not None:
+            parts = (child.beyond(obs[name]) for name, child in self._children.items())
+            return next((part for part in parts if part is not None), None)
+        if not self.is_bounded:
+            return None
+        low, high = _low_and_high(self.space)
+        for name, bound, outside in (("low", low, obs < low), ("high", high, obs > high)):
+            if outside.any():
+                where = tuple(np.argwhere(outside)[0])
+                bound = np.broadcast_to(bound, obs.shape)[where]
+                return f"{self.key} holds {obs[where]}, and {name} of the space is {bound}"
+        return None
 
     def _cast(self, found: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return a copy in the space's dtype, checked."""
@@ -296,6 +344,14 @@ def _low_and_high(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         return np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
     count = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
     return np.asarray(space.start), np.asarray(space.start + count - 1)
+
+
+def _has_bounds(space: gym.spaces.Box) -> bool:
+    """Whether the dtype of a Box holds values beyond its bounds."""
+    if space.dtype.kind == "f":
+        return bool(np.isfinite(space.low).any() or np.isfinite(space.high).any())
+    limits: Any = np.iinfo(space.dtype)
+    return bool((space.low != limits.min).any() or (space.high != limits.max).any())
 
 
 @np.errstate(over="ignore", invalid="ignore")

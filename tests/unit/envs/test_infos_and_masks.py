@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager
 from dingsdk.errors import EnvError
+from dingsdk.pipeline.user_objects import numbered_run
 
 MASKS = gym.spaces.Dict(
     {
@@ -170,8 +171,16 @@ class Outside(Reporting):
 
 @pytest.mark.parametrize("is_dict", [False, True])
 @pytest.mark.parametrize("kind", ["in_process", "subprocess", "next_step", "same_step"])
-def test_observation_beyond_its_bounds_is_used(kind: str, is_dict: bool) -> None:
-    assert play_outside(kind, is_dict) == 9.5
+def test_observation_beyond_its_bounds_is_used_and_reported_once_a_run(
+    kind: str, is_dict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        caplog.clear()
+        with numbered_run():
+            highest = [play_outside(kind, is_dict) for _ in ("collector", "evaluator")]
+        assert highest == [9.5, 9.5]
+        (text,) = [record.getMessage() for record in caplog.records]
+        assert "obs.x holds 9.5, and high of the space is 9.0" in text
 
 
 def play_outside(kind: str, is_dict: bool) -> float:
@@ -187,3 +196,14 @@ def play_outside(kind: str, is_dict: bool) -> float:
             highest = max(highest, found)
         assert manager.failure_count == 0
     return highest
+
+
+@pytest.mark.parametrize(("time", "count"), [(256, 1), (258, 0), (272, 1)])
+def test_all_of_the_first_steps_and_every_17th_are_looked_at(
+    time: int, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with numbered_run(), make("in_process", [lambda: Outside(time)]) as manager:
+        manager.launch()
+        for _ in range(time):
+            manager.step_batch(np.array([4]))
+    assert len(caplog.records) == count

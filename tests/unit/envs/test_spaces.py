@@ -190,6 +190,25 @@ def test_value_that_a_cast_would_change_is_refused(
     )
 
 
+def test_first_value_beyond_the_bounds_of_a_box_is_named() -> None:
+    schema = ObservationSchema(NESTED)
+    assert schema.is_bounded
+    assert schema.beyond(columns(2)) is None
+    wide = columns(2)
+    wide["box"][1] = [-5, 2]
+    assert schema.beyond(wide) == "obs.box holds -5.0, and low of the space is -1.0"
+    assert schema.beyond({**part_of(columns(1), 0), "box": np.array([0, 4])}) == (
+        "obs.box holds 4, and high of the space is 3.0"
+    )
+    for space in (
+        gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        gym.spaces.Box(0, 255, (2,), np.uint8),
+        gym.spaces.Discrete(3),
+        gym.spaces.Text(3),
+    ):
+        assert not ObservationSchema(space).is_bounded
+
+
 def test_infinite_observations_do_not_count_as_nan() -> None:
     space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     assert ObservationSchema(space).conform([np.inf, 0]).tolist() == [np.inf, 0]
@@ -224,10 +243,15 @@ def test_columns_are_checked_in_shape_keys_and_values() -> None:
         assert (caught.value.key, caught.value.facts["found"]) == (key, found)
 
 
-def test_rows_are_stacked_and_read_back() -> None:
+def test_rows_are_stacked_replaced_and_read_back() -> None:
     schema = ObservationSchema(NESTED)
     rows = [part_of(columns(4), index) for index in range(4)]
     made = schema.stack(rows)
+    np.testing.assert_equal(made, columns(4))
+    sevens = {"box": np.array([7, 7]), "inner": {"n": 7}}
+    replaced = schema.replace(made, [1, 3], [sevens] * 2)
+    assert replaced["inner"]["n"].tolist() == [0, 7, 2, 7]
+    assert replaced["box"][:, 1].tolist() == [2, 7, 2, 7]
     np.testing.assert_equal(made, columns(4))
 
 
