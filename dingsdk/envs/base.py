@@ -183,6 +183,10 @@ class EnvManager(Configurable, Closing, ABC):
         episode_num: Annotated[float, Meta(ge=1)] = math.inf
         auto_reset: bool = True
 
+    meanwhile: Callable[[], None] | None = None
+    """Called once in each step while the envs step, by managers whose envs do not step in the
+    caller's thread; the others ignore it."""
+
     _saved: ClassVar[tuple[str, ...]] = (
         "_seeds",
         "_unapplied",

@@ -67,7 +67,10 @@ class SingleEnvManager(EnvManager):
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         checked = self._checked(actions)
-        return self._timesteps(checked, self._play_all(checked, has_infos=True))
+        timesteps = self._timesteps(checked, self._play_all(checked, has_infos=True))
+        if self._looks_beyond:
+            self._look_beyond([each.obs for each in timesteps.values()])
+        return timesteps
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -104,6 +107,8 @@ class SingleEnvManager(EnvManager):
                 if info.get(EPISODE_INFO):
                     episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
+        if self._looks_beyond:
+            self._look_beyond([final_obs])
         obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
