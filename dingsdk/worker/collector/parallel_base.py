@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class BaseParallelCollector(Configurable, ABC):
         """Section ``policy.collect.parallel_collector``.
 
         Attributes:
-            print_freq: Has no effect; kept for older configs.
+            print_freq: Rounds of env steps between two logs.
         """
 
         print_freq: Count = 5
@@ -66,6 +67,7 @@ class BaseParallelCollector(Configurable, ABC):
         # The config of a task has more keys than the section that the class declares.
         own = {key: cfg[key] for key in fields_of(self.Config) if key in cfg}
         self._section: BaseParallelCollector.Config = self.read(own)
+        self._print_freq = self._section.print_freq
         self._uid = uuid.uuid4().hex[:12]
         self._instance_name = str(cfg.get("instance_name") or self._uid)
         self._close_flag = threading.Event()
@@ -108,9 +110,14 @@ class BaseParallelCollector(Configurable, ABC):
                 self.yield_turn()
                 if not self._may_go_on():
                     break
+                began = time.perf_counter()
                 obs = self._observe()
                 output = self._policy_inference(obs)
-                self._process_timestep(obs, output, self._env_step(output))
+                inferred = time.perf_counter()
+                step = self._env_step(output)
+                stepped = time.perf_counter()
+                self._process_timestep(obs, output, step)
+                self._monitor.append((inferred - began, stepped - inferred))
                 self._iter_after_hook()
             self._finish_task()
             self._are_envs_usable = True
@@ -180,6 +187,15 @@ class BaseParallelCollector(Configurable, ABC):
     def env_manager(self, env_manager: EnvManager) -> None:
         self._env_manager = env_manager
 
+    @property
+    def monitor(self) -> dict[str, float]:
+        """Means over the last ``2 * print_freq`` rounds: ``policy_time``, ``env_time`` in s."""
+        rounds = list(self._monitor) or [(0.0, 0.0)]
+        return {
+            "policy_time": sum(each[0] for each in rounds) / len(rounds),
+            "env_time": sum(each[1] for each in rounds) / len(rounds),
+        }
+
     def info(self, text: str) -> None:
         """Write to the log of this collector."""
         self._logger.info("[%s] %s", self, text)
@@ -224,6 +240,7 @@ class BaseParallelCollector(Configurable, ABC):
         """Whether the task's episodes are all played."""
 
     def _setup_timer(self) -> None:
+        self._monitor: deque[tuple[float, float]] = deque(maxlen=2 * self._print_freq)
         self._start_time = time.time()
         self._duration_s = 0.0
 

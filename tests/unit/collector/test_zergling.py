@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutErr
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker.collector import rollout
+from dingsdk.worker.collector import parallel_base, rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
@@ -691,3 +692,33 @@ def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) ->
 
     assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
     assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05
+
+
+def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling, monkeypatch) -> None:
+    collector = make_zergling(wire=Wire(), print_freq=2)
+    assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
+    clock = SimpleNamespace(now=0.0, round=0)
+    fake = SimpleNamespace(perf_counter=lambda: clock.now, time=time.time)
+    monkeypatch.setattr(parallel_base, "time", fake)
+
+    def lasting(name: str, seconds: float) -> None:
+        method = getattr(collector, name)
+
+        def call(*args: Any) -> Any:
+            clock.now += seconds * clock.round
+            return method(*args)
+
+        setattr(collector, name, call)
+
+    def turn() -> None:
+        clock.round += 1
+        if clock.round == 9:
+            collector.close()
+
+    collector.yield_turn = turn
+    for name, seconds in (("_policy_inference", 1), ("_env_step", 10), ("_process_timestep", 100)):
+        lasting(name, seconds)
+    collector.start()
+
+    # The mean of rounds 6 to 9, which take 6 to 9 times as long.
+    assert collector.monitor == {"policy_time": 7.5, "env_time": 75.0}
