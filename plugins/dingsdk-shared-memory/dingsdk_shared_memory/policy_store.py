@@ -63,6 +63,8 @@ class SharedPolicyStore(PolicyStore):
         self._publishing = threading.Lock()
         self._returned = Returned()
         self._damaged: set[str] = set()
+        # Of versions after which no version of an earlier publisher is left.
+        self._until_clear = keep_versions + 1
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
         check_policy(policy_id, state, version)
@@ -78,7 +80,9 @@ class SharedPolicyStore(PolicyStore):
             self.segments.add(name, buffers, info.size_bytes)
             for old in there[self._keep_versions - 1 :]:
                 self.segments.delete(old.name)
-            self.segments.clear_dead()  # earlier publishers
+            if self._until_clear:
+                self._until_clear -= 1
+                self.segments.clear_dead()  # earlier publishers
 
     def newest(
         self, policy_id: str, newer_than: int | None = None
