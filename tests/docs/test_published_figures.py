@@ -33,3 +33,14 @@ def test_table_shows_the_medians_of_the_runs(row: str) -> None:
         medians.append(statistics.median(run["elapsed_s"] for run in runs))
     assert seconds == [f"{each:.1f} s" for each in medians]
     assert float(ratio) == pytest.approx(medians[0] / medians[2], abs=0.006)
+
+
+def test_text_states_the_medians_of_the_parallel_runs() -> None:
+    raw = json.loads((DOCS / "images" / "results" / "parallel-lunarlander-dqn.json").read_text())
+    for contender in ("serial", "shared_memory"):
+        runs = [run for run in raw["runs"] if run["contender"] == contender]
+        assert len(runs) == 5
+        assert all(run["reached"] for run in runs)
+        steps = statistics.median(run["env_steps"] for run in runs)
+        seconds = statistics.median(run["elapsed_s"] for run in runs)
+        assert f"{steps:,} env steps and {seconds:.1f} s" in " ".join(PAGE.split())
