@@ -75,14 +75,15 @@ class ArrayStorage(Storage):
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
         schema, is_batch = self._schema, isinstance(rows, SampleBatch)
-        columns = rows.columns if is_batch else SampleBatch.from_rows(rows).columns  # type: ignore[union-attr]
+        batch = rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
+        columns, n = batch.columns, batch.length
         if schema is None:
             if self._declared is not None:
                 columns = convert(self._declared, columns, "", strict=is_batch)
-            self._allocate(columns, len(rows))
+            self._allocate(columns, n)
         elif not schema.fits(columns):
             columns = convert(self._form, columns, "", strict=is_batch)
-        self.make_room(len(rows))
+        self.make_room(n)
         return columns
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:
