@@ -1,10 +1,9 @@
-"""Env managers that step guarded envs one by one, and the one whose envs are in this process."""
+"""An env manager that steps single envs in this process."""
 
 from __future__ import annotations
 
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from queue import SimpleQueue
@@ -42,18 +41,33 @@ def restart(env: GuardedEnv, keep_seed: bool, kwargs: Mapping[str, Any]) -> tupl
     return obs, env.take_failures()
 
 
-class SingleEnvManager(EnvManager):
-    """Base of managers of single envs, each with a ``GuardedEnv``.
+class InProcessEnvManager(EnvManager):
+    """Types ``in_process`` and ``base``: envs in this process, with all capabilities except one.
 
-    Each env has its own seed, is reset on its own and can be stepped on its own. Envs may have
-    any observation space in the dict form; the batched form needs columns.
+    Only ``asynchronous`` is missing. Each env has its own seed, is reset on its own and can be
+    stepped on its own. Envs may have any observation space in the dict form; the batched form needs
+    columns. The envs are stepped one after the other, or side by side by
+    ``threads``, with the same results.
     """
+
+    class Config(EnvManager.Config, frozen=True, kw_only=True):
+        """Section ``env_manager``.
+
+        Attributes:
+            threads: Number of threads that step and reset envs side by side; 0 for none. For envs
+                that release Python's lock while they wait, as for a simulator behind a socket. Any
+                of the threads may step an env, and all state of an env must be in its object.
+        """
+
+        threads: Whole = 0
 
     _saved = (*EnvManager._saved, "_obs")
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
+        self._envs: list[GuardedEnv] = []
         self._obs: list[Any] = [None] * self._env_num
+        self._threads: _Threads | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -65,9 +79,19 @@ class SingleEnvManager(EnvManager):
         running = np.flatnonzero(self._running()).tolist()
         return {env_id: self._obs[env_id] for env_id in running}
 
+    @property
+    def ready_imgs(self) -> dict[int, Any]:
+        """``{env_id: image [height, width, 3]}`` of the envs that wait for an action.
+
+        Raises:
+            ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``, or
+                a package that they render with is missing.
+        """
+        return {env_id: self._image(env_id) for env_id in self.ready_obs}
+
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         checked = self._checked(actions)
-        timesteps = self._timesteps(checked, self._play_all(checked, has_infos=True))
+        timesteps = self._timesteps(checked, self._play_all(checked))
         if self._looks_beyond:
             self._look_beyond([each.obs for each in timesteps.values()])
         return timesteps
@@ -94,7 +118,7 @@ class SingleEnvManager(EnvManager):
         # Plain booleans: for few envs any() of arrays takes longer than a step.
         is_parked, is_any_ended = self._parked.tolist(), False
         rows = [row for row, env_id in enumerate(ids) if not is_parked[env_id]]
-        played = self._play_all({ids[row]: actions[row] for row in rows}, has_infos=False)
+        played = self._play_all({ids[row]: actions[row] for row in rows})
         for row, each in zip(rows, played, strict=True):
             self._note(ids[row], each)
             last_obs[row], reward[row], has_terminated, was_truncated, info, *_ = each
@@ -113,17 +137,6 @@ class SingleEnvManager(EnvManager):
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
-
-    @abstractmethod
-    def _play_all(self, actions: Mapping[int, Any], *, has_infos: bool) -> Iterable[Played]:
-        """Step envs by ``play``; return the results in the order of ``actions``.
-
-        With ``has_infos`` False only an abnormal step and ``episode_info`` are read of an info.
-        """
-
-    @abstractmethod
-    def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Iterable[tuple[Any, int]]:
-        """Reset envs by ``restart``; return the results in the order of ``kwargs``."""
 
     def _timesteps(self, env_ids: Iterable[int], played: Iterable[Played]) -> dict[int, Timestep]:
         """Return the steps of envs in dict form."""
@@ -156,40 +169,6 @@ class SingleEnvManager(EnvManager):
             self._failure_count += failures
             self._returns[env_id], self._parked[env_id] = 0.0, False
 
-
-class InProcessEnvManager(SingleEnvManager):
-    """Types ``in_process`` and ``base``: envs in this process, with all capabilities except one.
-
-    Only ``asynchronous`` is missing. The envs are stepped one after the other, or side by side by
-    ``threads``, with the same results.
-    """
-
-    class Config(EnvManager.Config, frozen=True, kw_only=True):
-        """Section ``env_manager``.
-
-        Attributes:
-            threads: Number of threads that step and reset envs side by side; 0 for none. For envs
-                that release Python's lock while they wait, as for a simulator behind a socket. Any
-                of the threads may step an env, and all state of an env must be in its object.
-        """
-
-        threads: Whole = 0
-
-    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
-        super().__init__(cfg, env_fns)
-        self._envs: list[GuardedEnv] = []
-        self._threads: _Threads | None = None
-
-    @property
-    def ready_imgs(self) -> dict[int, Any]:
-        """``{env_id: image [height, width, 3]}`` of the envs that wait for an action.
-
-        Raises:
-            ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``, or
-                a package that they render with is missing.
-        """
-        return {env_id: self._image(env_id) for env_id in self.ready_obs}
-
     def _image(self, env_id: int) -> NDArray[Any]:
         env, path = self._envs[env_id], "env.kwargs.render_mode"
         try:
@@ -205,13 +184,15 @@ class InProcessEnvManager(SingleEnvManager):
             )
         return image
 
-    def _play_all(self, actions: Mapping[int, Any], *, has_infos: bool) -> Iterable[Played]:
-        goes_on, meanwhile = self._go_on(), self.meanwhile
+    def _play_all(self, actions: Mapping[int, Any]) -> Iterable[Played]:
+        """Step envs by ``play``; return the results in the order of ``actions``."""
+        goes_on = self._go_on()
         envs = [self._envs[env_id] for env_id in actions]
         columns = (envs, actions.values(), [goes_on[env_id] for env_id in actions])
-        return self._map(play, *columns, meanwhile=meanwhile)
+        return self._map(play, *columns, meanwhile=self.meanwhile)
 
     def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Iterable[tuple[Any, int]]:
+        """Reset envs by ``restart``; return the results in the order of ``kwargs``."""
         envs = [self._envs[env_id] for env_id in kwargs]
         return self._map(restart, envs, repeat(not self._dynamic_seed), kwargs.values())
 

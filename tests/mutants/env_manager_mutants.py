@@ -169,9 +169,9 @@ class AddsUpOverAFailure(Mutant):
 
 @mutant(19)
 class ForgivesNothing(Mutant):
-    def _play_all(self, actions: Mapping[int, Any], *, has_infos: bool) -> Any:
+    def _play_all(self, actions: Mapping[int, Any]) -> Any:
         before = [env._failures_in_row for env in self._envs]
-        played = list(super()._play_all(actions, has_infos=has_infos))
+        played = list(super()._play_all(actions))
         for env, count in zip(self._envs, before, strict=True):
             env._failures_in_row = max(count, env._failures_in_row)
         return played
