@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from dingsdk.policy.sac import SquashedGaussian as SquashedGaussian
     from dingsdk.policy.sac import Temperature as Temperature
     from dingsdk.policy.sac import TwinCritic as TwinCritic
+    from dingsdk.policy.sac import twin_loss as twin_loss
     from dingsdk.policy.sections import CollectSection as CollectSection
     from dingsdk.policy.sections import Effective as Effective
     from dingsdk.policy.sections import EpsilonSchedule as EpsilonSchedule

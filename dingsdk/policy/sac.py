@@ -157,6 +157,19 @@ class TwinCritic(nn.Module):
         return torch.cat([critic.forward(inputs) for critic in self.critics], -1).T
 
 
+def twin_loss(errors: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the mean squared errors of both critics, added up.
+
+    Args:
+        errors: TD errors float32[2, n].
+        weights: Importance weights [n] of the rows; None for equal ones.
+    """
+    squares = errors.square()
+    if weights is not None:
+        squares = squares * weights.to(squares)
+    return squares.mean(1).sum()
+
+
 class Temperature(nn.Module):
     """The weight of the entropy, stored as its logarithm."""
 
@@ -281,10 +294,7 @@ class SACPolicy(BasePolicy):
         next_value = self._target.forward(next_obs, next_action).amin(0) - alpha * next_log_prob
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), next_value)
         errors = self._critic.forward(obs, action) - target
-        squares = errors.square()
-        if (weights := batch.get("IS")) is not None:
-            squares = squares * weights.to(squares)
-        critic_loss = 0.5 * squares.mean(1).sum()
+        critic_loss = 0.5 * twin_loss(errors, batch.get("IS"))
         norm = self._critic_optimizer.minimize(critic_loss)
 
         drawn, log_prob = self._actor.sample(obs, noise)

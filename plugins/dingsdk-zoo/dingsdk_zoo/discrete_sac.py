@@ -30,6 +30,7 @@ from dingsdk.policy import (
     frozen,
     nstep_samples,
     target_of,
+    twin_loss,
 )
 
 _LOGGED = (
@@ -202,10 +203,7 @@ class DiscreteSACPolicy(BasePolicy):
         target = self.targets(batch, alpha)
         values = self._critic.forward(obs)
         errors = values.gather(2, action.expand(2, -1).unsqueeze(2)).squeeze(2) - target
-        squares = errors.square()
-        if (weights := batch.get("IS")) is not None:
-            squares = squares * weights.to(squares)
-        critic_loss = 0.5 * squares.mean(1).sum()
+        critic_loss = 0.5 * twin_loss(errors, batch.get("IS"))
         norm = self._critic_optimizer.minimize(critic_loss)
 
         log_probs = torch.log_softmax(self._actor.forward(obs), 1)

@@ -25,6 +25,7 @@ from dingsdk.policy import (
     make_encoder,
     nstep_samples,
     target_of,
+    twin_loss,
 )
 from dingsdk_zoo.bc import BCLearnSection, BCPolicy, BCSection
 
@@ -170,7 +171,7 @@ class IQLPolicy(BCPolicy):
         after = self._frozen_value.forward(next_obs)[0]
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), after)
         errors = self._critic.forward(obs, action) - target
-        critic_loss = errors.square().mean(1).sum()  # eq. 6
+        critic_loss = twin_loss(errors, None)  # eq. 6
         norm = self._critic_optimizer.minimize(critic_loss)
         self._target_flat.lerp_(self._critic_optimizer.flat, learn.target_theta)
 

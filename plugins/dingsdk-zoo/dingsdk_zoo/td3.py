@@ -31,6 +31,7 @@ from dingsdk.policy import (
     make_encoder,
     nstep_samples,
     target_of,
+    twin_loss,
 )
 
 _LOGGED = ("total_loss", "critic_loss", "actor_loss", "q_value", "target_q_value")
@@ -201,10 +202,7 @@ class TD3Policy(BasePolicy):
         obs, action = self.tensor(batch["obs"]), self._box.unscale(batch["action"])
         target = self.targets(batch)
         errors = self._critic.forward(obs, action) - target
-        squares = errors.square()
-        if (weights := batch.get("IS")) is not None:
-            squares = squares * weights.to(squares)
-        critic_loss = squares.mean(1).sum()
+        critic_loss = twin_loss(errors, batch.get("IS"))
         norm = self._critic_optimizer.minimize(critic_loss)
         if self._critic_optimizer.updates % learn.actor_update_freq == 0:
             value = self._frozen_critic.forward(obs, self._actor.forward(obs))[0]
