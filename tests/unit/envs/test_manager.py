@@ -229,6 +229,51 @@ def test_threads_step_and_reset_envs_side_by_side() -> None:
     assert threading.active_count() == thread_num
 
 
+class OneStep(gym.Env[Any, Any]):
+    """Episodes have one step, which waits for ``may_end``."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, may_end: threading.Event) -> None:
+        self._may_end, self.resets = may_end, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.resets += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        if not self._may_end.wait(10):
+            raise RuntimeError("nobody came")
+        return np.ones(1, np.float32), 1.0, True, False, {}
+
+
+def test_meanwhile_is_called_while_envs_step_in_threads() -> None:
+    may_end = threading.Event()
+    cfg = {"type": "in_process", "threads": 2, "max_retry": 0}
+    with create_env_manager(cfg, [lambda: OneStep(may_end)] * 2) as manager:
+        manager.launch()
+        manager.meanwhile = may_end.set
+        assert manager.step_batch(np.zeros(2, np.int64)).terminated.all()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_env_is_not_reset_after_its_last_episode(threads: int) -> None:
+    may_end, envs = threading.Event(), list[OneStep]()
+    may_end.set()
+
+    def make_env() -> OneStep:
+        envs.append(OneStep(may_end))
+        return envs[-1]
+
+    cfg = {"type": "in_process", "threads": threads, "episode_num": 2}
+    with create_env_manager(cfg, [make_env] * 2) as manager:
+        manager.launch()
+        while not manager.done:
+            manager.step(dict.fromkeys(manager.ready_obs, 0))
+        assert [env.resets for env in envs] == [2, 2]
+
+
 def test_env_that_is_registered_with_wrappers_is_not_native() -> None:
     entry = gym.spec("CartPole-v1")
     wrapper = gym.envs.registration.WrapperSpec("W", "gymnasium.wrappers:Autoreset", {})
