@@ -98,8 +98,8 @@ class _Run:
 
 
 def _check_use_in_runs(run: _Run) -> str:
-    """The policy, serial collector and evaluator that the config names can be used in a run."""
-    for path in ("policy", "policy.collect.collector", "policy.eval.evaluator"):
+    """The serial collector and evaluator that the config names can be used in a run."""
+    for path in ("policy.collect.collector", "policy.eval.evaluator"):
         if reason := run.fact(path, "not_for_runs", ""):
             kind = find(run.cfg, f"{path}.type")
             return f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python"
@@ -233,7 +233,8 @@ def _check_buffer(run: _Run) -> str:
                 f"{run.policy['type']!r} trains on train samples; set it to true"
             )
         return ""
-    if run.mode == "serial":
+    is_recorded = not run.fact("policy.collect.collector", "needs_env", True)
+    if run.mode == "serial" or is_recorded:
         serves = drawn == gives or (drawn == "sequences" and not by_episode)
     else:
         players = run.fact("policy.collect.parallel_collector", "max_players", 1)
