@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -202,7 +203,9 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
         config["policy"]["other"]["commander"] = {"max_policy_lag": 1}
     folder = Path(os.environ[MARKS]) / "run"
     with timed_collects() as taken:
-        result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=ENVS[name])
+        # Ray cannot import from the script of its driver, but from a module.
+        env = importlib.import_module("parallel_floor").ENVS[name]
+        result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=env)
     found = {"env_steps": result.env_steps, "updates": result.train_iter, "collect_s": sum(taken)}
     return {**found, "lag": result.policy_lag["mean"]} if result.policy_lag else found
 
