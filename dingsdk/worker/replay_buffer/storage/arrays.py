@@ -369,7 +369,7 @@ def _gather_of(array: Any) -> Callable[[NDArray[np.int64], int], NDArray[Any]]:
 def _flat_view(array: Any) -> Any:
     """Return the array as a memoryview of one dimension, or the array if that is impossible."""
     if array.flags.c_contiguous and array.size and array.dtype.isnative:
-        view = memoryview(array.reshape(-1))  # type: ignore[arg-type]
+        view = memoryview(array.reshape(-1))
         if view.format in _VIEWED_FORMATS:
             return view
     return array
