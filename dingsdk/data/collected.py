@@ -12,6 +12,11 @@ from dingsdk.data.sample_batch import SampleBatch
 
 COLLECTED = ("collect_iter", "seed", "env_id", "episode_return")
 """Their names: version of the policy, seed of the level, id of the env, return of the episode."""
+DISCOUNTED_RETURN = "discounted_return"
+"""Column of ``R[t] = gamma * R[t - 1] + reward[t]``, which begins at 0 in each episode.
+
+Collectors record it with each step for ``policy.normalize.reward``.
+"""
 
 
 def with_collected(

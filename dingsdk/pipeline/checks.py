@@ -336,6 +336,17 @@ def _check_policy_lag(run: _Run) -> str:
     )
 
 
+def _check_normalize(run: _Run) -> str:
+    """Observations and rewards are normalised only by a policy that can do it."""
+    wanted = [key for key in ("obs", "reward") if run.policy["normalize"][key]]
+    if not wanted or run.is_base_policy():
+        return ""
+    return (
+        f"policy.normalize.{wanted[0]} is true, but a policy of type {run.policy['type']!r} is no "
+        "BasePolicy, which normalises in its networks; set it to false"
+    )
+
+
 def _check_device(run: _Run) -> str:
     """If the policy uses a GPU, this machine has one."""
     if not run.policy["cuda"] or _gpu_count():
@@ -538,6 +549,7 @@ _ALWAYS = (
     _check_buffer,
     _check_pace,
     _check_policy_lag,
+    _check_normalize,
     _check_device,
     _check_learners,
     _check_replay,

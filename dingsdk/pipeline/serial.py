@@ -182,7 +182,10 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             workers.trained += len(samples) * workers.update_per_collect
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
+            # After the training: the samples were collected with the statistics from before.
+            workers.observe(samples)
         else:
+            workers.observe(samples)
             buffer.push(samples, cur_collector_envstep=collector.envstep)
             workers.updates_left = workers.update_per_collect
         team.advance()
@@ -325,6 +328,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
         player_num=player_num,
+        observe=getattr(learn_mode, "observe", None) or (lambda samples: None),
     )
 
 

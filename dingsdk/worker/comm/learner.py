@@ -169,6 +169,7 @@ class BaseCommLearner(CommWorker):
             self._close_home()
             self._learner = self._create_learner(task_info)
             self._home = self._create_home(task_info)
+            self._home.observe = getattr(self._learner.policy, "observe", None)
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
 

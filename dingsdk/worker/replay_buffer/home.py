@@ -81,9 +81,12 @@ class Home(ABC):
         known: Ids of the announced payloads that the home still needs.
         announced: Number of announcements that it has taken.
         retry_s: Seconds to wait before asking again for a batch; None: until an announcement.
+        observe: ``LearnMode.observe`` of the policy, which is called with the rows of each payload:
+            at most once, so not again for those that an earlier home has inserted.
     """
 
     retry_s: float | None = None
+    observe: Callable[[Any], None] | None = None
 
     def __init__(self) -> None:
         self.known: set[str] = set()
@@ -296,6 +299,8 @@ class TableHome(Home):
             self.buffer.end_trajectory()
         rows: Any = unpack_samples(batch) if has_lists(batch.columns) else batch
         pushed = [rows] if self._is_of_episodes else rows
+        if self.observe is not None and not announced.was_inserted:
+            self.observe(rows)
         with self._lock:
             self._numbers += 1
             self._payloads[self._numbers] = announced
@@ -341,6 +346,7 @@ class TrainingHome(Home):
         """Whether the learner has the batch."""
         self._uses = 0
         self._rows: dict[str, int] = {}  # of the training under way, by payload id
+        self._unobserved: list[SampleBatch] = []  # its payloads for ``observe``
         self._left: list[tuple[str, str, int]] = []
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
@@ -360,6 +366,8 @@ class TrainingHome(Home):
             if batch is not None:
                 parts.append(batch)
                 self._rows[announced.data_id] = len(batch)
+                if self.observe is not None and not announced.was_inserted:
+                    self._unobserved.append(batch)
         with self._lock:
             self._inserted += self._rows
         if any(has_lists(each.columns) for each in parts):
@@ -375,6 +383,10 @@ class TrainingHome(Home):
         if self._uses < self._trainings and not is_last:
             return
         self._batch, self._uses = None, 0
+        unobserved, self._unobserved = self._unobserved, []
+        for each in unobserved:
+            # Only now: the rows were collected, and scaled, with the statistics from before.
+            self.observe(unpack_samples(each) if has_lists(each.columns) else each)  # type: ignore[misc]
         rows, self._rows = self._rows, {}
         with self._lock:
             self._left += [(data_id, TRAINED, count) for data_id, count in rows.items()]

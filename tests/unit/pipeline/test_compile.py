@@ -441,6 +441,22 @@ REFUSED = (
             ("is 'human'", (*RENDERED, "env.kwargs.render_mode=human")),
         )
     ),
+    # normalisation
+    *(
+        refused(text, *sets, path=path, mode="both")
+        for text, path, *sets in (
+            (
+                "type 'foreign' is no BasePolicy, which normalises",
+                "policy.normalize.reward",
+                *("policy.type=foreign", "policy.normalize.reward=true"),
+            ),
+            (
+                "has no vector to normalise",
+                "policy.normalize.obs",
+                *("env.env_id=FrozenLake-v1", "env.stop_value=1", "policy.normalize.obs=true"),
+            ),
+        )
+    ),
     # workers
     refused(
         "runs workers as threads",
@@ -456,7 +472,7 @@ REFUSED = (
                 "runs all workers in one process; choose one whose",
                 ["system.transport.type=in_memory"],
             ),
-            ("type 'foreign' is no BasePolicy", ["policy.type=foreign"]),
+            ("type 'foreign' is no BasePolicy, whose act", ["policy.type=foreign"]),
             (
                 "and this is 'foreign' with the",
                 ["policy.collect.parallel_collector.type=foreign"],
@@ -883,8 +899,8 @@ def test_error_for_a_missing_section_shows_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("wrapper", "instead"),
     [
-        ("NormalizeObservation", "policy.model.normalize_obs"),
-        ("NormalizeReward", "clip_reward"),
+        ("NormalizeObservation", "policy.normalize.obs"),
+        ("NormalizeReward", "policy.normalize.reward"),
         ("ClipReward", None),
     ],
 )
