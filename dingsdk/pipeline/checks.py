@@ -338,13 +338,19 @@ def _check_policy_lag(run: _Run) -> str:
 
 def _check_normalize(run: _Run) -> str:
     """Observations and rewards are normalised only by a policy that can do it."""
-    wanted = [key for key in ("obs", "reward") if run.policy["normalize"][key]]
-    if not wanted or run.is_base_policy():
-        return ""
-    return (
-        f"policy.normalize.{wanted[0]} is true, but a policy of type {run.policy['type']!r} is no "
-        "BasePolicy, which normalises in its networks; set it to false"
-    )
+    normalize, path = run.policy["normalize"], "policy.collect.collector"
+    wanted = [key for key in ("obs", "reward") if normalize[key]]
+    if wanted and not run.is_base_policy():
+        return (
+            f"policy.normalize.{wanted[0]} is true, but a policy of type {run.policy['type']!r} is "
+            "no BasePolicy, which normalises in its networks; set it to false"
+        )
+    if normalize["reward"] and run.collect["collector"].get("reward_shaping"):
+        return (
+            f"policy.normalize.reward is true, but {path}.reward_shaping changes rewards after "
+            "their returns were recorded; set one of them to false"
+        )
+    return ""
 
 
 def _check_device(run: _Run) -> str:

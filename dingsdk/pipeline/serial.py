@@ -13,6 +13,7 @@ from typing import Any
 from easydict import EasyDict
 
 from dingsdk.config import to_easydict
+from dingsdk.data.collected import without_returns
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
@@ -186,7 +187,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             workers.observe(samples)
         else:
             workers.observe(samples)
-            buffer.push(samples, cur_collector_envstep=collector.envstep)
+            buffer.push(without_returns(samples), cur_collector_envstep=collector.envstep)
             workers.updates_left = workers.update_per_collect
         team.advance()
 

@@ -260,9 +260,11 @@ class ColumnsWriter(Writer):
                     raise _mismatch((name,), "an array, for policy.normalize.reward", None)
             self._discounted *= self.gamma
             self._discounted += columns["reward"]
-            columns = {**columns, DISCOUNTED_RETURN: self._discounted.astype(np.float32)}
-            self._discounted[columns["done"]] = 0.0
-        self._append(columns, train_iter)
+            returns = self._discounted.astype(np.float32)
+            self._append({**columns, DISCOUNTED_RETURN: returns}, train_iter)
+            self._discounted[columns["done"].astype(np.bool_)] = 0.0
+        else:
+            self._append(columns, train_iter)
 
     def _append(self, columns: Mapping[str, Any], train_iter: int | NDArray[np.int64]) -> None:
         if self._time == self._store.capacity:

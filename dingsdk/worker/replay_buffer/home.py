@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.collected import without_returns
 from dingsdk.data.list_samples import has_lists, unpack_samples
 from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
 from dingsdk.worker.replay_buffer.interface import rows_in
@@ -298,9 +299,10 @@ class TableHome(Home):
             self._stream = announced.stream
             self.buffer.end_trajectory()
         rows: Any = unpack_samples(batch) if has_lists(batch.columns) else batch
-        pushed = [rows] if self._is_of_episodes else rows
         if self.observe is not None and not announced.was_inserted:
             self.observe(rows)
+        rows = without_returns(rows)
+        pushed = [rows] if self._is_of_episodes else rows
         with self._lock:
             self._numbers += 1
             self._payloads[self._numbers] = announced

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
 from dingsdk.worker import create_buffer
@@ -235,12 +236,18 @@ def test_policy_observes_each_payload_once_and_none_of_an_earlier_home(kind: str
     home = TableHome(create_buffer({"type": kind, "seed": 0}), store.load)
     seen = observed_by(home)
     home.announce([{**store.add("3", 2), "was_inserted": True}, store.add("1", 3)])
+    for name, rows in (("3", 2), ("1", 3)):
+        returns = np.ones(rows, np.float32)
+        store[name] = SampleBatch({**store[name].columns, DISCOUNTED_RETURN: returns})
     assert seen == []  # it is not inserted yet
     for train_iter in range(3):
         home.sample(1, train_iter)
     home.announce([store.add("2", 1), {"data_id": "1", "rows": 3}])
     home.sample(1, 3)
     assert seen == [[1, 1, 1], [2]]
+    batch = home.sample(6, 4)
+    for part in batch if kind == "episode" else [batch]:  # type: ignore[union-attr, list-item]
+        assert DISCOUNTED_RETURN not in part.columns  # it was only for the policy
 
 
 def test_policy_observes_the_payloads_of_a_training_after_it() -> None:
