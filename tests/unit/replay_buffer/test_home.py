@@ -245,7 +245,7 @@ def test_policy_observes_each_payload_once_and_none_of_an_earlier_home(kind: str
     home.announce([store.add("2", 1), {"data_id": "1", "rows": 3}])
     home.sample(1, 3)
     assert seen == [[1, 1, 1], [2]]
-    batch = home.sample(6, 4)
+    batch = home.sample(3, 4)
     for part in batch if kind == "episode" else [batch]:  # type: ignore[union-attr, list-item]
         assert DISCOUNTED_RETURN not in part.columns  # it was only for the policy
 
