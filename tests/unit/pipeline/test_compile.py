@@ -451,6 +451,12 @@ REFUSED = (
                 *("policy.type=foreign", "policy.normalize.reward=true"),
             ),
             (
+                "reward_shaping changes rewards",
+                "policy.normalize.reward",
+                EPISODES.replace("}", ", reward_shaping: true}"),
+                *("policy.collect.n_episode=8", "policy.normalize.reward=true"),
+            ),
+            (
                 "has no vector to normalise",
                 "policy.normalize.obs",
                 *("env.env_id=FrozenLake-v1", "env.stop_value=1", "policy.normalize.obs=true"),
@@ -887,6 +893,13 @@ def test_unknown_env_id_names_the_nearest_one() -> None:
         compile_config(config_of("", "env.env_id=CartPoll-v1"))
 
     assert caught.value.nearest == "CartPole-v1"
+
+
+@pytest.mark.parametrize("value", ["true", "{obs: true}"])
+def test_normalize_in_another_place_is_refused_with_its_place(value: str) -> None:
+    with pytest.raises(UnknownKeyError, match=r"there is policy\.normalize") as caught:
+        compile_config(config_of("", f"normalize={value}"))
+    assert (caught.value.path, caught.value.elsewhere) == ("normalize", "policy.normalize")
 
 
 def test_error_for_a_missing_section_shows_what_to_write() -> None:
