@@ -2,6 +2,7 @@
 
     /tmp/peers/bin/python benchmarks/train.py [--jobs dqn ppo sac pong] [--seeds 5]
     /tmp/peers/bin/python benchmarks/train.py --contenders serial sb3 in_memory shared_memory
+    python benchmarks/train.py --jobs ppo --contenders serial normalized
 
 A job is an env, a network, a batch, a replay buffer and a number of env steps and updates, defined
 once in ``JOBS`` for both. Each run is a new process with one torch thread. Contenders take turns,
@@ -15,6 +16,8 @@ above 1 is faster; for CPU seconds below 1 is cheaper. The script fails if the s
 Stable-Baselines3 did not do the work of the job, or if the two trained different numbers of
 parameters. In parallel mode the updates are not tied to the env steps; its time is that of the
 whole run with the last evaluation, and its CPU seconds are those of all processes with start-up.
+``normalized`` is the serial run with ``policy.normalize`` of observations and rewards; its ratios
+are to the serial run, and its goal is 1.03 times the CPU seconds of PPO.
 For the peer see requirements-peers.txt; without it, only ours runs.
 """
 
@@ -91,6 +94,7 @@ JOBS: Final[Mapping[str, dict[str, Any]]] = {
 random action falls from 1 to 0.05. After every ``train_freq`` env steps come ``gradient_steps``
 updates. ``rollout`` is in steps per env. ``learning_starts`` must be a batch or more for ours."""
 PARALLEL: Final = ("in_memory", "shared_memory")
+NORMALIZED: Final = "normalized"
 
 
 class Clock:
@@ -123,8 +127,8 @@ class Clock:
         }
 
 
-def config_of(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a job."""
+def config_of(name: str, job: Mapping[str, Any], is_normalized: bool = False) -> dict[str, Any]:
+    """Return the config of a job; ``is_normalized``: with running statistics."""
     env_num = job.get("env_num", 1)
     learn = {"batch_size": job["batch_size"]}
     if name == "sac":
@@ -139,6 +143,7 @@ def config_of(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         "learn": learn,
         "other": other,
         "eval": {"evaluator": {"eval_freq": None}},
+        "normalize": {"obs": is_normalized, "reward": is_normalized},
     }
     if name == "ppo":
         learn |= {"epoch_per_collect": job["epochs"], "entropy_weight": 0.0}
@@ -179,8 +184,10 @@ def config_of(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_serial(name: str, job: Mapping[str, Any], seed: int, clock: Clock) -> dict[str, Any]:
-    """Train in one thread."""
+def run_serial(
+    name: str, job: Mapping[str, Any], seed: int, clock: Clock, is_normalized: bool = False
+) -> dict[str, Any]:
+    """Train in one thread; ``is_normalized`` as for ``config_of``."""
     import dingsdk
     from dingsdk.worker.learner.hooks import LearnerHook
 
@@ -206,7 +213,10 @@ def run_serial(name: str, job: Mapping[str, Any], seed: int, clock: Clock) -> di
             Note("note", 100, position="after_iter"),
             Count("count", 100, position="after_run"),
         ]
-        result = dingsdk.train(config_of(name, job), seed=seed, output=folder, callbacks=hooks)
+        config = config_of(name, job, is_normalized)
+        result = dingsdk.train(config, seed=seed, output=folder, callbacks=hooks)
+    if is_normalized:
+        del found["parameters"]  # the statistics are not trained
     return {**found, **clock.figures(), **counts(result)}
 
 
@@ -324,8 +334,11 @@ def run(contender: str, name: str, job: Mapping[str, Any], seed: int, spawned_at
     if contender in PARALLEL:
         found = run_parallel(contender, name, job, seed, spawned_at)
     else:
-        runner = run_sb3 if contender == "sb3" else run_serial
-        found = runner(name, job, seed, Clock(spawned_at))
+        given = name, job, seed, Clock(spawned_at)
+        if contender == "sb3":
+            found = run_sb3(*given)
+        else:
+            found = run_serial(*given, is_normalized=contender == NORMALIZED)
         # Our trajectory pieces end with an episode: one collect can be longer, the next shorter.
         is_in_reach = 0 <= found["env_steps"] - job["env_steps"] < job.get("train_freq", 1)
         if not is_in_reach or found["updates"] != updates_of(job):
@@ -344,9 +357,9 @@ def updates_of(job: Mapping[str, Any]) -> int:
 
 
 def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Print the medians of a job's runs and their ratios to Stable-Baselines3."""
-    peers = runs.get("sb3")
+    """Print the medians of a job's runs and their ratios to the contender to compare with."""
     for contender, found in runs.items():
+        peers = runs.get("serial" if contender == NORMALIZED else "sb3")
         line = f"{name:4} {contender:13}"
         line += f" return {statistics.mean(each['return'] for each in found):8.1f}"
         startup_s = statistics.median(each["startup_s"] for each in found)
@@ -367,7 +380,7 @@ def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
-    contenders = ("serial", "sb3", *PARALLEL)
+    contenders = ("serial", "sb3", *PARALLEL, NORMALIZED)
     parser.add_argument("--contenders", nargs="+", choices=contenders, help="default: serial sb3")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)

@@ -12,6 +12,11 @@ from dingsdk.data.sample_batch import SampleBatch
 
 COLLECTED = ("collect_iter", "seed", "env_id", "episode_return")
 """Their names: version of the policy, seed of the level, id of the env, return of the episode."""
+DISCOUNTED_RETURN = "discounted_return"
+"""Column of ``R[t] = gamma * R[t - 1] + reward[t]``, which begins at 0 in each episode.
+
+Collectors record it with each step for ``policy.normalize.reward``. It is not stored.
+"""
 
 
 def with_collected(
@@ -37,6 +42,27 @@ def with_collected(
         elif name == "collect_iter":
             added[name] = np.full(rows, column.min())
     return SampleBatch.trusted({**samples.columns, **added}, rows) if added else samples
+
+
+def without_returns(samples: Any) -> Any:
+    """Return samples of any form without the column ``discounted_return``, if they have it.
+
+    Args:
+        samples: A SampleBatch, a list of samples, or a list of episodes that are either.
+    """
+    if isinstance(samples, SampleBatch):
+        columns = samples.columns
+        if DISCOUNTED_RETURN not in columns:
+            return samples
+        rest = {name: column for name, column in columns.items() if name != DISCOUNTED_RETURN}
+        return SampleBatch.trusted(rest, len(samples))
+    if not isinstance(samples, list) or not samples:
+        return samples
+    if isinstance(samples[0], SampleBatch | list):
+        return [without_returns(each) for each in samples]
+    if not isinstance(samples[0], Mapping) or DISCOUNTED_RETURN not in samples[0]:
+        return samples
+    return [{name: row[name] for name in row if name != DISCOUNTED_RETURN} for row in samples]
 
 
 def versions_of(samples: SampleBatch) -> NDArray[np.int64] | None:

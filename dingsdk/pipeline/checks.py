@@ -337,6 +337,23 @@ def _check_policy_lag(run: _Run) -> str:
     )
 
 
+def _check_normalize(run: _Run) -> str:
+    """Observations and rewards are normalised only by a policy that can do it."""
+    normalize, path = run.policy["normalize"], "policy.collect.collector"
+    wanted = [key for key in ("obs", "reward") if normalize[key]]
+    if wanted and not run.is_base_policy():
+        return (
+            f"policy.normalize.{wanted[0]} is true, but a policy of type {run.policy['type']!r} is "
+            "no BasePolicy, which normalises in its networks; set it to false"
+        )
+    if normalize["reward"] and run.collect["collector"].get("reward_shaping"):
+        return (
+            f"policy.normalize.reward is true, but {path}.reward_shaping changes rewards after "
+            "their returns were recorded; set one of them to false"
+        )
+    return ""
+
+
 def _check_device(run: _Run) -> str:
     """If the policy uses a GPU, this machine has one."""
     if not run.policy["cuda"] or _gpu_count():
@@ -539,6 +556,7 @@ _ALWAYS = (
     _check_buffer,
     _check_pace,
     _check_policy_lag,
+    _check_normalize,
     _check_device,
     _check_learners,
     _check_replay,

@@ -46,10 +46,10 @@ def _warn_of_statistics(made: Any) -> None:
     while (inner := vars(layer).get("env")) is not None:
         if hasattr(type(layer), "update_running_mean"):
             instead = (
-                "policy.model.normalize_obs, or the wrapper normalize_obs with a file of "
+                "policy.normalize.obs, or the wrapper normalize_obs with a file of "
                 "dingsdk.envs.measure_observations"
                 if hasattr(layer, "obs_rms")
-                else "the wrapper clip_reward, or TransformReward with a fixed scale"
+                else "policy.normalize.reward, or the wrapper clip_reward"
             )
             _log.warning(
                 "env.wrappers: %s measures its mean and deviation during the run, in each env for "
@@ -112,6 +112,11 @@ def try_env(
     described = {name: describe_space(space) for name, space in found.items()}
     _fill_in(env, described, env["env_id"], "env")
     _fill_in(compiled["policy"]["model"], shapes, env["env_id"], "policy.model")
+    normalize = compiled["policy"]["normalize"]
+    if mode != "eval" and (normalize["obs"] or normalize["reward"]):
+        # Only its networks show whether the policy can normalise.
+        own = {**compiled["policy"], "cuda": False, "compile": False}
+        classes["policy"](to_easydict(own), enable_field=["collect"], seed=0)
     if mode != "eval":
         _check_memory(compiled, classes, found["observation_space"], mode)
     unroll_len = compiled["policy"]["collect"]["unroll_len"]

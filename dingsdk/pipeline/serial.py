@@ -13,6 +13,7 @@ from typing import Any
 from easydict import EasyDict
 
 from dingsdk.config import to_easydict
+from dingsdk.data.collected import without_returns
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
@@ -184,8 +185,11 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             workers.trained += len(samples) * workers.update_per_collect
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
+            # After the training: the samples were collected with the statistics from before.
+            workers.observe(samples)
         else:
-            buffer.push(samples, cur_collector_envstep=collector.envstep)
+            workers.observe(samples)
+            buffer.push(without_returns(samples), cur_collector_envstep=collector.envstep)
             workers.updates_left = workers.update_per_collect
         team.advance()
 
@@ -336,6 +340,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
         player_num=player_num,
+        observe=getattr(learn_mode, "observe", None) or (lambda samples: None),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ class Workers:
     update_per_collect: int
     on_policy: bool
     player_num: int
+    observe: Callable[[Any], None]
+    """Updates the statistics of the policy with collected samples, if it has any."""
     updates_left: int = 0
     """Updates after the last collect that are still to be made."""
     collected: int = 0

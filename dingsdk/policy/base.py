@@ -15,6 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
 from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import capture
-from dingsdk.data.collected import COLLECTED, with_collected
+from dingsdk.data.collected import COLLECTED, DISCOUNTED_RETURN, with_collected
 from dingsdk.data.columns import mismatch, rows_to_columns
 from dingsdk.data.pytree import flatten, map_leaves, named_leaves, part_of
 from dingsdk.data.seeding import derive_seed
@@ -38,9 +39,9 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.distributions import ActionBox, BoxModelSection
-from dingsdk.policy.encoders import Encoder, Scaled
 from dingsdk.policy.memory import Memory
-from dingsdk.policy.sections import PolicySection
+from dingsdk.policy.normalization import Normalizer, scaled_in
+from dingsdk.policy.sections import ModelSection, PolicySection
 from dingsdk.policy.threads import isolated, own_settings
 from dingsdk.policy.weights import load_state
 
@@ -54,7 +55,13 @@ _UINT8 = np.dtype(np.uint8)
 
 
 class LearnMode(NamedTuple):
-    """Functions for learners. ``forward(data)`` trains on a SampleBatch or a list of dicts."""
+    """Functions for learners. ``forward(data)`` trains on a SampleBatch or a list of dicts.
+
+    ``observe(samples)``, if it is not None, updates statistics of what was collected, such as those
+    of ``policy.normalize``. It is called once with all samples: a SampleBatch, a list of dicts, or
+    a list of episodes that are either. Off-policy before they are stored, on-policy after the
+    training on them.
+    """
 
     forward: Callable[..., dict[str, Any] | list[dict[str, Any]]]
     reset: Callable[..., None]
@@ -64,6 +71,7 @@ class LearnMode(NamedTuple):
     set_attribute: Callable[[str, Any], None]
     state_dict: Callable[[], dict[str, Any]]
     load_state_dict: Callable[[Mapping[str, Any]], None]
+    observe: Callable[[Any], None] | None = None
 
 
 class CollectMode(NamedTuple):
@@ -194,6 +202,10 @@ class BasePolicy(Configurable, ABC):
         seed: int | None = None,
     ) -> None:
         self.section = self.read(cfg, "policy")
+        normalize = self.section.normalize
+        if normalize.obs and isinstance(self.section.model, ModelSection):
+            model = self.section.model.normalized(normalize.clip)
+            self.section = msgspec.structs.replace(self.section, model=model)
         fields = FIELDS if enable_field is None else tuple(enable_field)
         if unknown := set(fields) - set(FIELDS):
             raise ConfigError(
@@ -208,10 +220,8 @@ class BasePolicy(Configurable, ABC):
         self.rng = np.random.default_rng(
             None if seed is None else derive_seed(seed, "policy", "exploration")
         )
-        self._keeps_float64 = bool(getattr(self.section.model, "normalize_obs", False))
-        self._average: Callable[[torch.Tensor], None] | None = None
-        self._encoders: list[Encoder] | None = None
-        """Encoders that normalise observations; None before the first training."""
+        self._keeps_float64 = normalize.obs
+        self._normalizer: Normalizer | None = None
         self._attributes = {
             "cfg": to_easydict(deep_merge_dicts(self.config, cfg)),
             "device": str(self.device),
@@ -234,6 +244,9 @@ class BasePolicy(Configurable, ABC):
                 else:
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
                 self._build()
+            if normalize.obs or normalize.reward:
+                name = type(self).__name__
+                self._normalizer = Normalizer(name, self.section, self.state(), self.device)
         if self.section.compile:
             self._compile()
         # One per mode, as envs for collecting and envs for evaluating have the same ids.
@@ -394,13 +407,31 @@ class BasePolicy(Configurable, ABC):
             if isinstance(part, Adam):
                 part.reset()
             elif name.startswith("target_") and source is not None:
-                part.load_state_dict(source.state_dict())
+                # A model has more than its target: the statistics of rewards.
+                wanted, found = part.state_dict(), source.state_dict()
+                part.load_state_dict({key: found[key] for key in wanted if key in found})
+
+    def steps_of(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Return the steps of collected samples, for the statistics of ``policy.normalize``.
+
+        A subclass whose ``samples`` repeat steps, as in sequences that overlap, must override it so
+        that each step is returned once.
+
+        Args:
+            samples: Tensors ``[n, ...]``, or ``[n, time, ...]`` of unrolls or sequences: those of
+                ``obs``, ``discounted_return`` and ``mask`` that the samples have.
+
+        Returns:
+            The steps with one or two leading dimensions, without those that a mask leaves out.
+        """
+        mask = samples.get("mask")
+        return samples if mask is None or mask.ndim < 2 else part_of(samples, mask.bool())
 
     def tensor(self, obs: Any) -> Any:
         """Return observation columns, arrays or tensors, as tensors on ``device``.
 
         Images of uint8 (columns of three dimensions or more) keep their dtype, and so does float64
-        with ``model.normalize_obs``, which subtracts the mean first. All other columns become
+        with ``normalize.obs``, where networks subtract the mean first. All other columns become
         float32.
 
         Raises:
@@ -486,6 +517,7 @@ class BasePolicy(Configurable, ABC):
             monitor_vars=lambda: list(self.monitored),
             state_dict=self._state_dict,
             load_state_dict=self._load_state_dict,
+            observe=None if self._normalizer is None else self._observe,
             **self._common("learn"),
         )
 
@@ -574,10 +606,9 @@ class BasePolicy(Configurable, ABC):
         try:
             if not self._is_on_cpu:
                 batch = map_leaves(self._staged, batch)
-            found = self.learn(batch)
-            # After the training: the data was collected with the statistics from before.
-            self._measure(batch)
-            return found
+            if self._normalizer is not None:
+                batch = self._normalizer.scale_batch(batch)
+            return self.learn(batch)
         except KeyError as error:
             raise self._missing(error, batch) from error
         except NonFiniteError as error:
@@ -597,6 +628,8 @@ class BasePolicy(Configurable, ABC):
     def _samples(self, columns: Mapping[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         own = {name: columns[name] for name in COLLECTED if name in columns}
         rest = {name: column for name, column in columns.items() if name not in own}
+        if self._normalizer is not None:
+            self._normalizer.scale_collected(rest)
         try:
             made = self.samples(rest, ends)
         except KeyError as error:
@@ -759,6 +792,8 @@ class BasePolicy(Configurable, ABC):
             return {"rng": capture(self.rng), "memories": memories}
         if key == "norms" and self.learns:
             return dict(self._norms())
+        if key == "statistics" and self._normalizer is not None:
+            return self._normalizer.statistics
         try:
             return self._attributes[key]
         except KeyError:
@@ -769,7 +804,6 @@ class BasePolicy(Configurable, ABC):
 
     def _set_attribute(self, key: str, value: Any) -> None:
         if key == "average_over_ranks" and self.is_data_parallel:
-            self._average = value
             for part in self.state().values():
                 if isinstance(part, Adam):
                     part.average = value
@@ -783,6 +817,9 @@ class BasePolicy(Configurable, ABC):
                         # torch's own schedulers use this key.
                         rate = group.setdefault("initial_lr", group["lr"])
                         group["lr"] = rate * float(value)
+            return
+        if key == "statistics" and self._normalizer is not None:
+            self._normalizer.statistics = value
             return
         if key == "acting_state":
             for field, memory in self._memories.items():
@@ -818,24 +855,20 @@ class BasePolicy(Configurable, ABC):
         load_state(parts, state)
         missing = parts.keys() - state.keys()
         self.on_loaded(missing)
-        own = _scaled(parts["model"])
+        own = scaled_in(parts["model"])
         for name in missing:
-            for target, source in zip(_scaled(parts[name]), own, strict=False):
+            for target, source in zip(scaled_in(parts[name]), own, strict=False):
                 target.load_state_dict(source.state_dict())
 
-    def _measure(self, batch: Mapping[str, Any]) -> None:
-        """Update the statistics of observations that networks normalise."""
-        if self._encoders is None:
-            modules = [each for part in self.state().values() for each in _modules(part)]
-            encoders = [each for each in modules if isinstance(each, Encoder)]
-            self._encoders = [each for each in encoders if _scaled(each)]
-        if not self._encoders:
-            return
-        obs, mask = batch["obs"], batch.get("mask")
-        if mask is not None and mask.ndim == 2:
-            obs = part_of(obs, mask)
-        for encoder in self._encoders:
-            encoder.features.measure(obs, self._average)
+    @isolated
+    def _observe(self, samples: Any) -> None:
+        """Update the statistics of ``policy.normalize``; see ``LearnMode``."""
+        assert self._normalizer is not None
+        for batch in _batches(samples):
+            tensors = batch.tensors()
+            names = ("obs", DISCOUNTED_RETURN, "mask")
+            columns = {name: tensors[name] for name in names if name in tensors}
+            self._normalizer.observe(self.steps_of(columns))
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> float:
@@ -843,12 +876,15 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
-def _modules(part: Any) -> Iterator[torch.nn.Module]:
-    return part.modules() if isinstance(part, torch.nn.Module) else iter(())
-
-
-def _scaled(part: Any) -> list[Scaled]:
-    return [each for each in _modules(part) if isinstance(each, Scaled)]
+def _batches(samples: Any) -> Iterator[SampleBatch]:
+    """Yield samples in columns: a SampleBatch, a list of dicts, or a list of such episodes."""
+    if isinstance(samples, SampleBatch):
+        yield samples
+    elif samples and isinstance(samples[0], Mapping):
+        yield SampleBatch.from_rows(samples)
+    else:
+        for episode in samples:
+            yield from _batches(episode)
 
 
 def _device(cuda: bool) -> str:

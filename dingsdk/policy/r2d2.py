@@ -173,6 +173,14 @@ class R2D2Policy(DQNPolicy):
         rows = np.where(mask, rows, start)
         return SampleBatch({**part_of(columns, rows), "mask": mask})
 
+    def steps_of(self, samples: dict[str, Any]) -> dict[str, Any]:
+        learn = self.section.learn
+        if not self.section.stores_steps:
+            # Sequences overlap by half, and by the burn-in.
+            end = learn.burn_in + max(1, learn.sequence_length // 2)
+            samples = part_of(samples, np.s_[:, learn.burn_in : end])
+        return super().steps_of(samples)
+
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Train once on a batch of sequences.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
 from dingsdk.config import (
     Count,
+    Finite,
     Part,
     PartSection,
     Positive,
@@ -32,7 +33,7 @@ Weight = Annotated[float, Meta(ge=0, le=LARGEST_INT)]
 """A finite number, not below 0."""
 
 
-class ModelSection(Section, frozen=True, kw_only=True):
+class ModelSection(Section, frozen=True, kw_only=True, dict=True):
     """Section ``policy.model``.
 
     Attributes:
@@ -44,16 +45,15 @@ class ModelSection(Section, frozen=True, kw_only=True):
         action_start: The first action, or a list of them; None: read from the env, or else 0.
         encoder_hidden_size_list: Widths of the hidden layers; for images they follow the
             convolutions.
-        normalize_obs: Whether networks subtract the mean from vectors of observations, and divide
-            by the deviation. Both are computed from the training batches, saved with the weights
-            and used wherever the policy acts.
     """
+
+    clip: ClassVar[float | None] = None
+    """Largest magnitude of normalised observations; None: they are not normalised."""
 
     obs_shape: Shape | None = None
     action_shape: Count | Annotated[list[Count], Meta(min_length=1, max_length=1)] | None = None
     action_start: int | list[int] | None = None
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [64, 64])
-    normalize_obs: bool = False
 
     def __post_init__(self) -> None:
         if self.obs_shape is not None:
@@ -67,7 +67,16 @@ class ModelSection(Section, frozen=True, kw_only=True):
             ConfigError: it was neither given nor read from an env.
         """
         shape = self._given("obs_shape")
-        return Normalized(shape) if self.normalize_obs else shape
+        return shape if self.clip is None else Normalized(shape, self.clip)
+
+    def normalized(self, clip: float) -> Self:
+        """Return the section whose ``observation`` is normalised, and clipped to ``clip``.
+
+        For the policy, which reads ``policy.normalize``; a config cannot set it here.
+        """
+        found = msgspec.structs.replace(self)
+        msgspec.structs.force_setattr(found, "clip", clip)
+        return found
 
     @property
     def action_count(self) -> int:
@@ -192,6 +201,22 @@ class EpsilonSchedule(Section, frozen=True, kw_only=True):
         return self.start
 
 
+class NormalizeSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.normalize``: what is scaled by running statistics of the collected steps.
+
+    Attributes:
+        obs: Whether networks subtract the mean from vectors of observations, and divide by the
+            deviation. Images, and discrete observations, are not changed.
+        reward: Whether the rewards that are trained on are divided by the deviation of the
+            discounted return. Returns in logs and results are not changed.
+        clip: Largest magnitude of a scaled number of an observation, and of a scaled reward.
+    """
+
+    obs: bool = False
+    reward: bool = False
+    clip: Finite = 10.0
+
+
 class PolicySection(PartSection, frozen=True, kw_only=True):
     """Section ``policy``; policy classes add their own keys.
 
@@ -206,6 +231,7 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
         nstep: Env steps whose rewards are summed before the bootstrap value; fewer near the end of
             a piece of a trajectory. Collectors cut trajectories after ``n_sample`` /
             ``collector_env_num`` steps.
+        normalize: Observations and rewards that are scaled by running statistics.
         model: Shape of the networks; values of None are read from the env's spaces.
         learn: How the policy is trained.
         collect: How training data is collected.
@@ -224,6 +250,7 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     priority: bool = False
     discount_factor: Share = 0.99
     nstep: SmallCount = 1
+    normalize: NormalizeSection = NormalizeSection()
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     learn: LearnSection = LearnSection()
     collect: CollectSection = CollectSection()

@@ -129,9 +129,15 @@ def unsupported_space(policy: str, which: str, space: Any, supported: str) -> Co
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """The shape of observations whose vectors the network normalises."""
+    """The shape of observations whose vectors the network normalises.
+
+    Attributes:
+        obs_shape: As in ``policy.model.obs_shape``.
+        clip: Largest magnitude of a normalised number.
+    """
 
     obs_shape: Any
+    clip: float = 10.0
 
 
 def check_shape(shape: Any, path: str = "obs_shape") -> None:

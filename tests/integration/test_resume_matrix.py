@@ -73,7 +73,7 @@ class Noise(gym.Env[Any, Any]):
 
 LSTM = {"model": {"recurrent": "lstm"}, "learn": {"sequence_len": 4}}
 ADVANCED = {"priority": True, "other": {"replay_buffer": {"type": "advanced"}}}
-NORMALIZED = {"model": {"normalize_obs": True}}
+NORMALIZED = {"normalize": {"obs": True, "reward": True}}
 CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     **{
         f"{policy}-{observation}": (policy, observation, "discrete", {})
@@ -86,6 +86,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "r2d2-prioritized": ("r2d2", "dict", "discrete", ADVANCED),
     "ppo-recurrent": ("ppo", "flat", "discrete", LSTM),
     "ppo-normalized": ("ppo", "dict", "box", NORMALIZED),
+    "dqn-normalized": ("dqn", "mask", "discrete", NORMALIZED),
 }
 
 
@@ -109,8 +110,7 @@ def config(case: str) -> dict[str, Any]:
         section["learn"]["epoch_per_collect"] = 2
         section["collect"]["n_sample"] = 64
     section["other"]["replay_buffer"] |= extra.get("other", {}).get("replay_buffer", {})
-    if "priority" in extra:
-        section["priority"] = True
+    section |= {key: extra[key] for key in ("priority", "normalize") if key in extra}
     return {
         "exp_name": "run",
         "seed": 5,

@@ -17,7 +17,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.policy.base import mixes_versions, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
-from dingsdk.worker.collector.factory import added_columns
+from dingsdk.worker.collector.factory import add_columns
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only, return_of
@@ -211,7 +211,9 @@ class BattleRollout(DictRollout):
 
     def _end_episodes(self, env_ids: list[int], episodes: Iterable[EpisodeRecord]) -> None:
         for env_id in env_ids:
-            self._end_game(env_id)
+            for writer in self._end_game(env_id):
+                if writer is not None:
+                    writer.drop([env_id])  # all is cut; its discounted return begins again
         super()._end_episodes(env_ids, episodes)
 
     def _end_game(self, env_id: int) -> Sequence[RowsWriter | None]:
@@ -319,7 +321,7 @@ class BattleCollector(ISerialCollector):
     ) -> RowsWriter:
         copies = self._cfg.deepcopy_obs
         writer = RowsWriter(self.env.env_num, traj_len, piece_only(make_samples), copies)
-        writer.added_columns = added_columns(self.policy[0])
+        add_columns(writer, self.policy[0])
         return writer
 
     def _rollout_of(

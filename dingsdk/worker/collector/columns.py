@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
-from dingsdk.data.collected import with_collected
+from dingsdk.data.collected import DISCOUNTED_RETURN, with_collected
 from dingsdk.data.pytree import Path, map_leaves, part_of
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
@@ -206,8 +206,7 @@ class ColumnsWriter(Writer):
     ) -> None:
         self._traj_len = _NEVER if traj_len is None else traj_len
         self._make_samples = make_samples
-        self._env_num = env_num
-        self.clear()
+        super().__init__(env_num)
 
     @property
     def unfinished_rows(self) -> int:
@@ -239,7 +238,7 @@ class ColumnsWriter(Writer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.clear()
         for time, iters in enumerate(state["iters"]):
-            self.record(part_of(state["rounds"], time), iters)
+            self._append(part_of(state["rounds"], time), iters)
         super().load_state_dict(state)
         self._starts = list(state["starts"])
         self._next_full = state["next_full"]
@@ -251,7 +250,23 @@ class ColumnsWriter(Writer):
             columns: Result of ``make_transitions``, one row per env.
             train_iter: Version of the behaviour policy, or of that of each env; recorded as the
                 column ``collect_iter``.
+
+        Raises:
+            SchemaMismatchError: there is a ``gamma``, and no ``reward`` or ``done``.
         """
+        if self.gamma is not None:
+            for name in ("reward", "done"):
+                if name not in columns:
+                    raise _mismatch((name,), "an array, for policy.normalize.reward", None)
+            self._discounted *= self.gamma
+            self._discounted += columns["reward"]
+            returns = self._discounted.astype(np.float32)
+            self._append({**columns, DISCOUNTED_RETURN: returns}, train_iter)
+            self._discounted[columns["done"].astype(np.bool_)] = 0.0
+        else:
+            self._append(columns, train_iter)
+
+    def _append(self, columns: Mapping[str, Any], train_iter: int | NDArray[np.int64]) -> None:
         if self._time == self._store.capacity:
             self._make_room()
         self._store.append(columns)
@@ -261,6 +276,7 @@ class ColumnsWriter(Writer):
     def drop(self, env_ids: Sequence[int]) -> None:
         for env_id in env_ids:
             self._starts[env_id] = self._time
+            self._discounted[env_id] = 0.0
 
     def cut(self, ended: Sequence[int]) -> None:
         """End the trajectories that the newest round ended or filled.
@@ -400,6 +416,7 @@ class UnrollWriter(ColumnsWriter):
         for env_id in env_ids:
             self._iters[self._time - 1, env_id] = _SKIPPED
             self._idle[env_id] += 1
+            self._discounted[env_id] = 0.0
 
     def cut(self, ended: Sequence[int]) -> None:
         time, starts, idle = self._time, self._starts, self._idle

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.config import PartSection
 from dingsdk.data import Dataset, SampleBatch
-from dingsdk.data.collected import with_collected
+from dingsdk.data.collected import DISCOUNTED_RETURN, with_collected, without_returns
 from dingsdk.envs.base import StepColumns
 from dingsdk.errors import ConfigError
 from dingsdk.policy.base import CollectMode, create_policy
 from dingsdk.worker.collector.base import ISerialCollector
-from dingsdk.worker.collector.factory import added_columns
+from dingsdk.worker.collector.factory import added_columns, gamma_of
 from dingsdk.worker.datasets import read_dataset
 from dingsdk.worker.factory import get_serial_collector_cls
 from dingsdk.worker.replay_buffer.interface import IBuffer
 
 
 def samples_of_dataset(
-    dataset: Dataset, policy: CollectMode, added: Collection[str] = ()
+    dataset: Dataset,
+    policy: CollectMode,
+    added: Collection[str] = (),
+    gamma: float | None = None,
 ) -> SampleBatch:
     """Return the train samples that a policy makes of the pieces of a data set.
 
@@ -34,6 +39,7 @@ def samples_of_dataset(
         policy: A collect mode with the batched form.
         added: Columns to add: ``env_id``, which is 0, and ``episode_return``, the return of the
             piece.
+        gamma: Discount of the column ``discounted_return``; None for no such column.
 
     Raises:
         SchemaMismatchError: the policy needs a column that data sets do not have.
@@ -56,6 +62,8 @@ def samples_of_dataset(
         truncated=columns["truncated"],
     )
     made = dict(make_transitions(columns["obs"], {"action": columns["action"]}, step))
+    if gamma is not None:
+        made[DISCOUNTED_RETURN] = discounted_returns(columns["reward"], ends, gamma)
     extra: dict[str, Any] = {}
     if "env_id" in added:
         extra["env_id"] = np.zeros(len(dataset), np.int64)
@@ -66,8 +74,36 @@ def samples_of_dataset(
     return with_collected(samples, extra, ends)
 
 
-def push_recorded(buffer: IBuffer, policy_cfg: Mapping[str, Any]) -> int:
+def discounted_returns(
+    reward: NDArray[Any], ends: NDArray[np.int64], gamma: float
+) -> NDArray[np.float32]:
+    """Return the column ``discounted_return`` of pieces laid end to end; each begins at 0.
+
+    Args:
+        reward: float[n].
+        ends: int64[k], exclusive end of each piece.
+        gamma: Discount of one step.
+    """
+    found = np.empty(len(reward), np.float32)
+    for start, stop in pairwise([0, *ends.tolist()]):
+        total = 0.0
+        for row, each in enumerate(reward[start:stop].tolist(), start):
+            total = gamma * total + each
+            found[row] = total
+    return found
+
+
+def push_recorded(
+    buffer: IBuffer,
+    policy_cfg: Mapping[str, Any],
+    observe: Callable[[Any], None] | None = None,
+) -> int:
     """Push the samples of the data set of a section ``policy`` into a buffer; return their number.
+
+    Args:
+        buffer: An empty buffer.
+        policy_cfg: The section ``policy``.
+        observe: ``LearnMode.observe`` of the policy, which is called with all samples.
 
     Raises:
         DatasetError: as ``read_dataset``.
@@ -76,8 +112,10 @@ def push_recorded(buffer: IBuffer, policy_cfg: Mapping[str, Any]) -> int:
     section = policy_cfg["collect"]["collector"]
     cls: Any = get_serial_collector_cls(section)
     mode = create_policy(policy_cfg, enable_field=["collect"]).collect_mode
-    samples = samples_of_dataset(cls.recorded(section), mode, added_columns(mode))
-    buffer.push(samples, 0)
+    samples = samples_of_dataset(cls.recorded(section), mode, added_columns(mode), gamma_of(mode))
+    if observe is not None:
+        observe(samples)
+    buffer.push(without_returns(samples), 0)
     return len(samples)
 
 
@@ -149,7 +187,9 @@ class DatasetCollector(ISerialCollector):
             return []
         started = time.perf_counter()
         dataset = read_dataset(self._cfg.path)
-        samples = samples_of_dataset(dataset, self.policy, added_columns(self.policy))
+        samples = samples_of_dataset(
+            dataset, self.policy, added_columns(self.policy), gamma_of(self.policy)
+        )
         self.is_exhausted = True
         self._logger.info("%d samples of %r", len(samples), dataset)
         self._end_collect(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dingsdk.envs.base import EnvManager
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, split_episodes
-from dingsdk.worker.collector.factory import added_columns, in_columns
+from dingsdk.worker.collector.factory import add_columns, in_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer, check_episodes
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 
@@ -129,10 +129,10 @@ class EpisodeSerialCollector(WholeEpisodeCollector):
         if is_batched and not cfg.reward_shaping:
             make = policy.make_samples if cfg.get_train_sample else split_episodes
             writer = ColumnsWriter(env.env_num, None, make)
-            writer.added_columns = added_columns(policy)
+            add_columns(writer, policy)
             return BatchedRollout(env, policy, writer, n_episode), [writer]
         writer = RowsWriter(env.env_num, None, self._convert, cfg.deepcopy_obs)
-        writer.added_columns = added_columns(policy)
+        add_columns(writer, policy)
         rollout = DictRollout(env, policy, writer, n_episode, cfg.transform_obs, cfg.deepcopy_obs)
         return rollout, [writer]
 

@@ -53,11 +53,11 @@ def create_collecting_rollout(
     if in_columns(env, policy, "make_transitions", "make_samples"):
         kind = UnrollWriter if is_unroll else ColumnsWriter
         columns = kind(env.env_num, traj_len, policy.make_samples)  # type: ignore[arg-type]
-        columns.added_columns = added_columns(policy)
+        add_columns(columns, policy)
         return BatchedRollout(env, policy, columns), columns
     make = piece_only(policy.get_train_sample)
     rows = RowsWriter(env.env_num, traj_len, make, deepcopy_obs, is_unroll)
-    rows.added_columns = added_columns(policy)
+    add_columns(rows, policy)
     return DictRollout(env, policy, rows, None, has_tensor_obs, deepcopy_obs), rows
 
 
@@ -74,6 +74,19 @@ def added_columns(policy: CollectMode) -> list[str]:
     """Return ``collect.added_columns`` of the policy's config."""
     collect = policy.get_attribute("cfg").get("collect") or {}
     return list(collect.get("added_columns") or ())
+
+
+def gamma_of(policy: CollectMode) -> float | None:
+    """Return the discount of the column ``discounted_return``; None if it is not needed."""
+    cfg = policy.get_attribute("cfg")
+    is_needed = (cfg.get("normalize") or {}).get("reward")
+    return float(cfg["discount_factor"]) if is_needed else None
+
+
+def add_columns(writer: Writer, policy: CollectMode) -> None:
+    """Make a writer add the columns to samples that the policy's config asks for."""
+    writer.added_columns = added_columns(policy)
+    writer.gamma = gamma_of(policy)
 
 
 def create_measuring_rollout(

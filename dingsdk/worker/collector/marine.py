@@ -9,7 +9,7 @@ from typing import Any, Self
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome, outcome_of
-from dingsdk.worker.collector.factory import added_columns
+from dingsdk.worker.collector.factory import add_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter, return_of
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
@@ -105,7 +105,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
                 for seat in self._modes
             ]
             for writer in self._all_writers[home]:
-                writer.added_columns = added_columns(self.policy)
+                add_columns(writer, self.policy)
         writers = self._all_writers[home]
         trains = zip(writers, self._are_updated, strict=True)
         self._games.write_to([writer if is_updated else None for writer, is_updated in trains])

@@ -107,16 +107,25 @@ class Writer(Savable, ABC):
     Attributes:
         level_seeds: Seeds by env id, recorded as the column ``seed``; None for no such column.
         added_columns: Columns to add to samples: any of ``env_id`` and ``episode_return``.
+        gamma: Discount of the column ``discounted_return``; None for no such column.
         episode_returns: Returns by env id of the episodes that ended in the round to be cut.
         pending_rows: How many transitions, samples or unrolls wait for ``flush``.
     """
 
-    saved: ClassVar[tuple[str, ...]] = ("level_seeds",)
+    saved: ClassVar[tuple[str, ...]] = ("level_seeds", "_discounted")
 
     level_seeds: Sequence[int] | None = None
     added_columns: Collection[str] = ()
+    gamma: float | None = None
     episode_returns: Mapping[int, float] = MappingProxyType({})
     pending_rows: int
+
+    def __init__(self, env_num: int) -> None:
+        self._env_num = env_num
+        self._discounted = np.zeros(env_num)
+        """Discounted return of each env's episode so far. Unlike the recorded data it is not
+        cleared when data of an older policy is dropped, as the episode goes on."""
+        self.clear()
 
     @property
     @abstractmethod

@@ -12,7 +12,8 @@ import numpy as np
 
 from dingsdk.data.action_mask import ACTION_MASK, legal_actions
 from dingsdk.data.capture import capture
-from dingsdk.data.columns import torch_to_numpy
+from dingsdk.data.collected import DISCOUNTED_RETURN
+from dingsdk.data.columns import mismatch, torch_to_numpy
 from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.envs.guard import plain_reward
@@ -150,6 +151,8 @@ class DictRollout(Rollout):
             self._write(env_id, timestep, train_iter)
         else:
             self.dropped_rows += self._rows_per_step
+            if timestep.done and self._writer is not None:
+                self._writer.drop([env_id])
         if timestep.done:
             length, self._lengths[env_id] = self._lengths[env_id], 0
             self._end_episodes([env_id], [self._episode(env_id, timestep, length)])
@@ -208,8 +211,7 @@ class RowsWriter(Writer):
         self._is_unroll = is_unroll
         self._make_samples = make_samples
         self._deepcopy = deepcopy
-        self._env_num = env_num
-        self.clear()
+        super().__init__(env_num)
 
     @property
     def unfinished_rows(self) -> int:
@@ -234,10 +236,22 @@ class RowsWriter(Writer):
     def record(
         self, env_id: int, transition: dict[str, Any], train_iter: int, is_done: bool
     ) -> None:
-        """Append one transition of one env."""
+        """Append one transition of one env.
+
+        Raises:
+            SchemaMismatchError: there is a ``gamma``, and no ``reward``.
+        """
         transition["collect_iter"] = train_iter
         if self.level_seeds is not None:
             transition["seed"] = self.level_seeds[env_id]
+        if self.gamma is not None:
+            if "reward" not in transition:
+                expected = "a number, for policy.normalize.reward"
+                raise mismatch("the policy's process_transition", "reward", expected, "none")
+            reward = float(transition["reward"])
+            discounted = self.gamma * float(self._discounted[env_id]) + reward
+            transition[DISCOUNTED_RETURN] = discounted
+            self._discounted[env_id] = 0.0 if is_done else discounted
         trajectory = self._trajectories[env_id]
         trajectory.append(transition)
         if (is_done and not self._is_unroll) or len(trajectory) == self._traj_len:
@@ -256,6 +270,7 @@ class RowsWriter(Writer):
     def drop(self, env_ids: Sequence[int]) -> None:
         for env_id in env_ids:
             self._trajectories[env_id].clear()
+            self._discounted[env_id] = 0.0
 
     def flush(self) -> list[Any] | None:
         return [sample for piece in self.flush_each() for sample in piece] or None

@@ -171,6 +171,7 @@ class BaseCommLearner(CommWorker):
             self._close_home()
             self._learner = self._create_learner(task_info)
             self._home = self._create_home(task_info)
+            self._home.observe = getattr(self._learner.policy, "observe", None)
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
 
@@ -341,7 +342,8 @@ class BaseCommLearner(CommWorker):
         pace = None if home["pace"] is None else EpisodePace(**home["pace"])
         table = TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
         if not takes_env_steps(task_info["policy"]):
-            table.dataset_rows = push_recorded(buffer, task_info["policy"])
+            observe = getattr(learner.policy, "observe", None)
+            table.dataset_rows = push_recorded(buffer, task_info["policy"], observe)
         return table
 
     # Run in the job of a task: the learner, and what it calls.

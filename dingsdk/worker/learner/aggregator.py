@@ -117,6 +117,7 @@ class LearnerAggregator(Closing):
             get_attribute=self._get_attribute,
             set_attribute=self._set_attribute,
             load_state_dict=lambda state: self._call("load_state_dict", state),
+            observe=None if learn_mode.observe is None else self._observe,
         )
         self._start()
 
@@ -230,6 +231,12 @@ class LearnerAggregator(Closing):
                 raise self._find_lost(error) from error
             found += self._answers()
         return cast(dict[str, Any] | list[dict[str, Any]], merge_logs(found))
+
+    def _observe(self, samples: Any) -> None:
+        """Update the statistics of this rank, and send them, which are few, to the others."""
+        observe: Any = self._policy.observe
+        observe(samples)
+        self._call("set_attribute", "statistics", self._policy.get_attribute("statistics"))
 
     def _find_lost(self, cause: Exception) -> WorkerCrashedError:
         """Return an error that names the lost rank that the others waited for."""

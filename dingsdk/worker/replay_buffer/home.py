@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.collected import without_returns
 from dingsdk.data.list_samples import has_lists, unpack_samples
 from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
 from dingsdk.worker.replay_buffer.interface import rows_in
@@ -83,10 +84,13 @@ class Home(ABC):
         retry_s: Seconds to wait before asking again for a batch; None: until an announcement.
         dataset_rows: Rows of a data set that it holds and that no collector sends; nothing is
             announced to such a home.
+        observe: ``LearnMode.observe`` of the policy, which is called with the rows of each payload:
+            at most once, so not again for those that an earlier home has inserted.
     """
 
     retry_s: float | None = None
     dataset_rows = 0
+    observe: Callable[[Any], None] | None = None
 
     def __init__(self) -> None:
         self.known: set[str] = set()
@@ -298,6 +302,9 @@ class TableHome(Home):
             self._stream = announced.stream
             self.buffer.end_trajectory()
         rows: Any = unpack_samples(batch) if has_lists(batch.columns) else batch
+        if self.observe is not None and not announced.was_inserted:
+            self.observe(rows)
+        rows = without_returns(rows)
         pushed = [rows] if self._is_of_episodes else rows
         with self._lock:
             self._numbers += 1
@@ -344,6 +351,7 @@ class TrainingHome(Home):
         """Whether the learner has the batch."""
         self._uses = 0
         self._rows: dict[str, int] = {}  # of the training under way, by payload id
+        self._unobserved: list[SampleBatch] = []  # its payloads for ``observe``
         self._left: list[tuple[str, str, int]] = []
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
@@ -363,6 +371,8 @@ class TrainingHome(Home):
             if batch is not None:
                 parts.append(batch)
                 self._rows[announced.data_id] = len(batch)
+                if self.observe is not None and not announced.was_inserted:
+                    self._unobserved.append(batch)
         with self._lock:
             self._inserted += self._rows
         if any(has_lists(each.columns) for each in parts):
@@ -378,6 +388,10 @@ class TrainingHome(Home):
         if self._uses < self._trainings and not is_last:
             return
         self._batch, self._uses = None, 0
+        unobserved, self._unobserved = self._unobserved, []
+        for each in unobserved:
+            # Only now: the rows were collected, and scaled, with the statistics from before.
+            self.observe(unpack_samples(each) if has_lists(each.columns) else each)  # type: ignore[misc]
         rows, self._rows = self._rows, {}
         with self._lock:
             self._left += [(data_id, TRAINED, count) for data_id, count in rows.items()]

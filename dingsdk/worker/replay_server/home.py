@@ -17,6 +17,9 @@ FIGURES_S = 0.5
 class ServedHome(Home):
     """Draws batches from a replay server, to which collectors send their samples themselves.
 
+    As the rows that are inserted do not pass this process, ``observe`` is called with each batch
+    that is drawn.
+
     Args:
         client: Connection to the server; the caller closes it.
         wait_s: Seconds that the server may wait for the rows of a batch.
@@ -36,6 +39,8 @@ class ServedHome(Home):
         batch = self._client.sample(size, train_iter=train_iter, timeout_s=self._wait_s)
         if time.monotonic() - self._asked_at > FIGURES_S:
             self._ask()
+        if batch is not None and self.observe is not None:
+            self.observe(batch)
         return batch
 
     def update(self, priorities: Mapping[str, Any]) -> None:

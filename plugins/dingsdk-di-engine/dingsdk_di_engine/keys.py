@@ -108,7 +108,7 @@ WITHOUT: Mapping[str, tuple[Any, str]] = {
 """Keys that are ignored, with a warning if they have another value than this."""
 
 ONLY: Mapping[str, tuple[Any, str]] = {
-    "env.norm_obs": (None, "observations are normalised by policy.model.normalize_obs"),
+    "env.norm_obs": (None, "observations are normalised by policy.normalize.obs"),
     "env.norm_reward": (None, "rewards are scaled by a wrapper, see env.wrappers"),
     "env.rew_clip": (None, "rewards are clipped by a wrapper, see env.wrappers"),
     "policy.collect.collector_logit": (False, "logits are not recorded"),

@@ -11,6 +11,7 @@ from dingsdk import train
 from dingsdk.config import load_config
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 ALL = {path.stem: path for path in Path(__file__).parents[1].glob("dingsdk_zoo/configs/*.yaml")}
 OFFLINE = {"cartpole-bc", "pendulum-iql"}
@@ -37,6 +38,21 @@ def test_config_trains(name: str, mode: str, tmp_path: Path) -> None:
 
     assert result.reason == "limit"
     assert result.train_iter > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_observations_and_rewards_are_normalised(name: str, mode: str, tmp_path: Path) -> None:
+    sets = (*SHORT, "policy.normalize.obs=true", "policy.normalize.reward=true")
+    transport = "in_memory" if mode == "parallel" else None
+    with use_manager(PluginManager()):
+        result = train(CONFIGS[name], mode, transport, sets, output=tmp_path)  # type: ignore[arg-type]
+
+    model = load_checkpoint(result.checkpoints["latest"]).state["model"]
+    counts = [float(value) for key, value in model.items() if key.endswith(".count")]
+    unroll_len = load_config(CONFIGS[name])["policy"]["collect"].get("unroll_len", 1)
+    assert counts == [result.samples.collected * unroll_len] * 2
 
 
 @pytest.mark.slow

@@ -60,7 +60,11 @@ class TestTD3(Zoo):
 class TestPrioritizedTD3(TestTD3):
     observation_space: ClassVar = DICT
     action_space: ClassVar = spaces.Box(-1, 1, (2, 3))
-    cfg: ClassVar = {"priority": True, "nstep": 3, "model": {"normalize_obs": True}}
+    cfg: ClassVar = {
+        "priority": True,
+        "nstep": 3,
+        "normalize": {"obs": True, "reward": True},
+    }
 
 
 class TestDiscreteSAC(Zoo):

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import create_policy, torch_threads
@@ -90,6 +91,25 @@ def test_two_ranks_train_like_one_learner_with_the_whole_batch() -> None:
         other._process.exitcode  # noqa: B018
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_ranks_have_the_statistics_of_all_rows() -> None:
+    cfg = {**CFG, "normalize": {"obs": True, "reward": True}}
+    modes = [create_policy(cfg, enable_field=["learn"], seed=0).learn_mode for _ in range(2)]
+    alone, together = modes
+    with LearnerAggregator(together, cfg, 2) as ranks:
+        for batch in batches(3):
+            collected = {**batch.columns, DISCOUNTED_RETURN: batch.columns["reward"] * 7}
+            alone.observe(SampleBatch(dict(collected)))  # type: ignore[misc]
+            ranks.learn_mode.observe(SampleBatch(dict(collected)))  # type: ignore[misc]
+            one, two = alone.forward(batch), ranks.learn_mode.forward(batch)
+            assert one["total_loss"] == pytest.approx(two["total_loss"], rel=2e-4)
+        key = "statistics"
+        first, second = ranks._call_each("get_attribute", [[key], [key]])
+        for layers in (first, second):
+            for layer, expected in zip(layers, alone.get_attribute(key), strict=True):
+                assert all(torch.equal(layer[name], expected[name]) for name in expected)
+        assert float(first[-1]["count"]) == 24
 
 
 def noisy_batches(count: int) -> Iterator[SampleBatch]:

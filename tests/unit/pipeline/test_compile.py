@@ -441,6 +441,28 @@ REFUSED = (
             ("is 'human'", (*RENDERED, "env.kwargs.render_mode=human")),
         )
     ),
+    # normalisation
+    *(
+        refused(text, *sets, path=path, mode="both")
+        for text, path, *sets in (
+            (
+                "type 'foreign' is no BasePolicy, which normalises",
+                "policy.normalize.reward",
+                *("policy.type=foreign", "policy.normalize.reward=true"),
+            ),
+            (
+                "reward_shaping changes rewards",
+                "policy.normalize.reward",
+                EPISODES.replace("}", ", reward_shaping: true}"),
+                *("policy.collect.n_episode=8", "policy.normalize.reward=true"),
+            ),
+            (
+                "has no vector to normalise",
+                "policy.normalize.obs",
+                *("env.env_id=FrozenLake-v1", "env.stop_value=1", "policy.normalize.obs=true"),
+            ),
+        )
+    ),
     # workers
     refused(
         "runs workers as threads",
@@ -456,7 +478,7 @@ REFUSED = (
                 "runs all workers in one process; choose one whose",
                 ["system.transport.type=in_memory"],
             ),
-            ("type 'foreign' is no BasePolicy", ["policy.type=foreign"]),
+            ("type 'foreign' is no BasePolicy, whose act", ["policy.type=foreign"]),
             (
                 "and this is 'foreign' with the",
                 ["policy.collect.parallel_collector.type=foreign"],
@@ -873,6 +895,13 @@ def test_unknown_env_id_names_the_nearest_one() -> None:
     assert caught.value.nearest == "CartPole-v1"
 
 
+@pytest.mark.parametrize("value", ["true", "{obs: true}"])
+def test_normalize_in_another_place_is_refused_with_its_place(value: str) -> None:
+    with pytest.raises(UnknownKeyError, match=r"there is policy\.normalize") as caught:
+        compile_config(config_of("", f"normalize={value}"))
+    assert (caught.value.path, caught.value.elsewhere) == ("normalize", "policy.normalize")
+
+
 def test_error_for_a_missing_section_shows_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"policy: \{type: dqn\}"):
         compile_config({"env": {"env_id": "CartPole-v1"}})
@@ -883,8 +912,8 @@ def test_error_for_a_missing_section_shows_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("wrapper", "instead"),
     [
-        ("NormalizeObservation", "policy.model.normalize_obs"),
-        ("NormalizeReward", "clip_reward"),
+        ("NormalizeObservation", "policy.normalize.obs"),
+        ("NormalizeReward", "policy.normalize.reward"),
         ("ClipReward", None),
     ],
 )

@@ -126,12 +126,28 @@ def workers_of(parts: Any, *, on_policy: bool = False, player: str | None = None
         update_per_collect=2,
         on_policy=on_policy,
         player_num=1,
+        observe=lambda samples: None,
     )
 
 
 def run(parts: Parts, *, on_policy: bool = False, saver: Any = None) -> str:
     only = workers_of(parts, on_policy=on_policy)
     return _run(parts.context, Team([only]), saver or Saver(parts))
+
+
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_policy_observes_samples_once_before_they_are_stored_or_after_the_training(
+    parts: Parts, on_policy: bool
+) -> None:
+    only = workers_of(parts, on_policy=on_policy)
+    only.observe = lambda samples: parts.calls.append(("observe", samples))
+    _run(parts.context, Team([only]), Saver(parts))  # type: ignore[arg-type]
+    names = parts.names()
+    expected = ["collect", "train", "train", "observe"]
+    if not on_policy:
+        expected = ["collect", "observe", "push"]
+    assert names[: len(expected)] == expected
+    assert [each[1] for each in parts.calls if each[0] == "observe"] == [[4], [8]]
 
 
 def test_each_round_collects_stores_and_trains(parts: Parts) -> None:

@@ -196,7 +196,7 @@ def test_ppo_does_not_change_the_logits_of_illegal_actions(kind: str) -> None:
 
 
 def test_mask_is_not_an_input_of_the_network() -> None:
-    policy = make(model={"normalize_obs": True})
+    policy = make(normalize={"obs": True})
     network = policy._network
     allowed = {**policy.tensor(OBS), "action_mask": torch.ones(4, 3)}
 

@@ -243,21 +243,24 @@ def test_value_without_a_use_is_refused(option: dict[str, Any], key: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "obs"),
+    ("shape", "is_normalized", "obs"),
     [
-        ({"obs_shape": 3}, SEEN),
-        ({"obs_shape": 3, "normalize_obs": True}, SEEN),
-        ({"obs_shape": "Discrete(3)"}, np.arange(3)),
-        (
-            {"obs_shape": {"arm": 1, "speed": 1}},
-            {"arm": SEEN[:, :1], "speed": SEEN[:, 1:2]},
-        ),
+        (3, False, SEEN),
+        (3, True, SEEN),
+        ("Discrete(3)", False, np.arange(3)),
+        ({"arm": 1, "speed": 1}, False, {"arm": SEEN[:, :1], "speed": SEEN[:, 1:2]}),
     ],
     ids=["vector", "normalized", "number", "dict"],
 )
-def test_value_errors_do_not_change_actions_without_images(model: dict[str, Any], obs: Any) -> None:
-    learn = {"entropy_weight": 0.0}
-    policy = PPOPolicy({"model": {**MODEL, **model}, "learn": learn}, seed=0)
+def test_value_errors_do_not_change_actions_without_images(
+    shape: Any, is_normalized: bool, obs: Any
+) -> None:
+    section = {
+        "model": {**MODEL, "obs_shape": shape},
+        "learn": {"entropy_weight": 0.0},
+        "normalize": {"obs": is_normalized},
+    }
+    policy = PPOPolicy(section, seed=0)
     network, seen = policy.state()["model"], policy.tensor(obs)
     far = {"advantage": np.zeros(3, np.float32), "return": np.full(3, 100, np.float32)}
     batch = collate(SampleBatch({"obs": obs, **policy.act(obs, explore=True), **far}))

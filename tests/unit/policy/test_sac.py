@@ -406,11 +406,11 @@ def test_observations_of_any_kind_are_trained_on(shape: Any, obs: Any) -> None:
 
 
 def test_actor_and_critics_normalise_observations() -> None:
-    policy = make(model={**MODEL, "normalize_obs": True})
+    policy = make(normalize={"obs": True})
     data = batch(64)
     data.columns["obs"] = data.columns["obs"] * 100 + 1000
 
-    policy.learn_mode.forward(data)
+    policy.learn_mode.observe(data)
 
     for encoder in (policy._actor.encoder, policy._critic.encoder, policy._target.encoder):
         scaled = encoder.features.forward(torch.from_numpy(data.columns["obs"]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
 from dingsdk.worker import create_buffer
@@ -220,6 +221,50 @@ def test_training_on_samples_that_are_lists_gets_a_list() -> None:
     )
     assert home.sample(1, 0) == [[{"n": 1}], [{"n": 2}], [{"n": 3}]]
     assert home.count() == 3
+
+
+def observed_by(home: Home) -> list[list[int]]:
+    """Return the list to which the home adds the payload of each row that it shows the policy."""
+    seen: list[list[int]] = []
+    home.observe = lambda rows: seen.append(rows.columns["payload"].tolist())
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["naive", "episode"])
+def test_policy_observes_each_payload_once_and_none_of_an_earlier_home(kind: str) -> None:
+    store = Store()
+    home = TableHome(create_buffer({"type": kind, "seed": 0}), store.load)
+    seen = observed_by(home)
+    home.announce([{**store.add("3", 2), "was_inserted": True}, store.add("1", 3)])
+    for name, rows in (("3", 2), ("1", 3)):
+        returns = np.ones(rows, np.float32)
+        store[name] = SampleBatch({**store[name].columns, DISCOUNTED_RETURN: returns})
+    assert seen == []  # it is not inserted yet
+    for train_iter in range(3):
+        home.sample(1, train_iter)
+    home.announce([store.add("2", 1), {"data_id": "1", "rows": 3}])
+    home.sample(1, 3)
+    assert seen == [[1, 1, 1], [2]]
+    batch = home.sample(3, 4)
+    for part in batch if kind == "episode" else [batch]:  # type: ignore[union-attr, list-item]
+        assert DISCOUNTED_RETURN not in part.columns  # it was only for the policy
+
+
+def test_policy_observes_the_payloads_of_a_training_after_it() -> None:
+    store = Store()
+    home = TrainingHome(store.load, trainings=2)
+    seen = observed_by(home)
+    found = announced_of(store, {"7": 1, "3": 1, "5": 2})
+    home.announce([{**each, "was_inserted": each["data_id"] == "3"} for each in found])
+    home.sample(1, 0)
+    home.sample(1, 1)
+    assert seen == []  # the second update on the same rows is not made yet
+    home.sample(1, 2)
+    assert seen == [[7, 7]]
+    home.end_batch(is_last=True)
+    assert seen == [[7, 7], [5, 5]]
+    home.end_batch(is_last=True)
+    assert len(seen) == 2
 
 
 def test_batches_are_limited_by_the_number_of_episodes() -> None:
