@@ -40,6 +40,7 @@ from dingsdk.policy.adam import Adam
 from dingsdk.policy.distributions import ActionBox, BoxModelSection
 from dingsdk.policy.encoders import Encoder, Scaled
 from dingsdk.policy.memory import Memory
+from dingsdk.policy.scheduled import ScheduledNumbers
 from dingsdk.policy.sections import PolicySection
 from dingsdk.policy.threads import isolated, own_settings
 from dingsdk.policy.weights import load_state
@@ -155,7 +156,8 @@ class BasePolicy(Configurable, ABC):
         seed: Seed of the initial weights and of the exploration; None for a random one.
 
     Attributes:
-        section: The typed config section.
+        section: The typed config section. Where a number of it is a schedule, it has the number of
+            today: that of the env steps of the latest training.
         device: Device of the networks.
         rng: Random numbers for exploration.
         learns: Whether the policy has the mode ``learn``; only then it needs optimizers.
@@ -193,6 +195,7 @@ class BasePolicy(Configurable, ABC):
         seed: int | None = None,
     ) -> None:
         self.section = self.read(cfg, "policy")
+        self._scheduled = ScheduledNumbers(self.section) or None
         fields = FIELDS if enable_field is None else tuple(enable_field)
         if unknown := set(fields) - set(FIELDS):
             raise ConfigError(
@@ -233,6 +236,8 @@ class BasePolicy(Configurable, ABC):
                 else:
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
                 self._build()
+            if self._scheduled is not None:
+                self._scheduled.bind(self.state().values())
         if self.section.compile:
             self._compile()
         # One per mode, as envs for collecting and envs for evaluating have the same ids.
@@ -570,6 +575,8 @@ class BasePolicy(Configurable, ABC):
     @isolated
     def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = collate(data)
+        if self._scheduled is not None:
+            self._scheduled.check_known()
         try:
             if not self._is_on_cpu:
                 batch = map_leaves(self._staged, batch)
@@ -758,6 +765,8 @@ class BasePolicy(Configurable, ABC):
             return {"rng": capture(self.rng), "memories": memories}
         if key == "norms" and self.learns:
             return dict(self._norms())
+        if key == "scheduled" and self.learns:
+            return {} if self._scheduled is None else dict(self._scheduled.values)
         try:
             return self._attributes[key]
         except KeyError:
@@ -773,7 +782,17 @@ class BasePolicy(Configurable, ABC):
                 if isinstance(part, Adam):
                     part.average = value
             return
+        if key == "env_steps" and self.learns:
+            if self._scheduled is not None:
+                self._scheduled.advance(int(value))
+            return
         if key == "learning_rate_factor" and self.learns:
+            if self._scheduled is not None and self._scheduled.sets_rates:
+                raise ConfigError(
+                    "learning_rate_factor cannot be set: a learning rate of policy.learn is a "
+                    "schedule; change that",
+                    path="policy.learn",
+                )
             for part in self.state().values():
                 if isinstance(part, Adam):
                     part.scale_rate(float(value))
@@ -815,6 +834,8 @@ class BasePolicy(Configurable, ABC):
     def _load_state_dict(self, state: Mapping[str, Any]) -> None:
         parts = self.state()
         load_state(parts, state)
+        if self._scheduled is not None:
+            self._scheduled.restore()
         missing = parts.keys() - state.keys()
         self.on_loaded(missing)
         own = _scaled(parts["model"])
