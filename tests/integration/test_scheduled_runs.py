@@ -73,7 +73,8 @@ def test_on_policy_training_uses_the_numbers_of_the_env_steps(tmp_path: Path, mo
 
 
 def test_resumed_run_has_the_rates_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    sets = (*QUICK, RATE, CLIP, "policy.learn.learner.train_iterations=60")
+    by_steps = ("policy.eval.evaluator.eval_interval_s=null", "policy.eval.evaluator.eval_freq=20")
+    sets = (*QUICK, *by_steps, RATE, CLIP, "policy.learn.learner.train_iterations=60")
 
     StopAndGo("cartpole-dqn", sets).run(tmp_path, after_iterations=[6, 41])
 

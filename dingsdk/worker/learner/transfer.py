@@ -110,7 +110,7 @@ def _no_part(part: str, checkpoint: Checkpoint, where: str) -> CheckpointError:
 
 def _names_in(state: Mapping[str, Any]) -> list[str]:
     """Return the modules of the model, and the other networks and their modules."""
-    found = set()
+    found: set[str] = set()
     for name, section in _weights(state).items():
         if not _is_network(section) or name.startswith(_TARGET):
             continue

@@ -233,7 +233,7 @@ def _convert_learning_rates(policy: dict[str, Any]) -> None:
     factor = found.get("min_lr_lambda")
     if not all(isinstance(count, int) and count > 0 for count in counts):
         return  # the check of the config names the key
-    if not all(isinstance(number, int | float) for number in (rate, factor)):
+    if not (isinstance(rate, int | float) and isinstance(factor, int | float)):
         return
     del learn["lr_scheduler"]
     learn["learning_rate"] = {
