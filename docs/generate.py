@@ -33,6 +33,7 @@ from dingsdk.config import (
     LARGEST_INT,
     Field,
     PartSection,
+    Schedule,
     Section,
     config_type,
     documentation_of,
@@ -40,6 +41,7 @@ from dingsdk.config import (
     load_config,
 )
 from dingsdk.config.plain import find
+from dingsdk.config.schedule import number_of
 from dingsdk.pipeline.sections import EnvSection, RunSection, SystemSection
 from dingsdk.plugins import (
     KINDS,
@@ -369,6 +371,12 @@ def config_page() -> str:
             waiting += _parts_in(section, f"{path}.")
         parts += _type_tables(path, types)
     parts += [
+        _section_table(
+            "Schedules\n\nWhere a table says so, a schedule may be given in place of a number: "
+            "`learning_rate: {start: 1e-3, end: 1e-5, env_steps: 100000}`. All its values must be "
+            "in the range of that number.",
+            Schedule,
+        ),
         *_hook_tables("policy.learn.learner.hook"),
         _section_table(
             "A replay server\n\n`ReplayServer` takes them as its first argument. "
@@ -453,7 +461,7 @@ def di_engine_keys_page() -> str:
         "A policy that dingsdk does not have, such as `td3`, becomes the policy `di_engine`, which "
         "runs DI-engine's own; its keys stay as they are. Characters of `exp_name` that a run "
         "folder cannot have become `_`. The shapes of observations and actions are read from the "
-        "env. `lr_scheduler` of PPO becomes the learner hook `lr_schedule`.\n\n"
+        "env. `lr_scheduler` of PPO becomes a schedule of `learning_rate`.\n\n"
         "The buffer of a policy with `priority` that has no type of its own is `advanced`. An "
         "env of the type `atari` gets the prefix `ale_py:` and the wrappers `episode_statistics` "
         "and `atari`, and with `env.frame_stack` that one too. Of "
@@ -811,7 +819,9 @@ def _takes(field: Field) -> str:
         return f"a part of the `{field.part.kind}`"
     if field.section is not None:
         return "a section"
-    return _schema_in_words(msgspec.json.schema(field.type))
+    number = number_of(field.type)
+    words = _schema_in_words(msgspec.json.schema(number or field.type))
+    return words if number is None else f"{words}, or a [schedule](#schedules)"
 
 
 def _schema_in_words(schema: Mapping[str, Any]) -> str:

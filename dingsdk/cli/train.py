@@ -57,6 +57,23 @@ PAGE_END_S = 15.0
     help="Folder in which the run folder is created.",
 )
 @click.option(
+    "--from",
+    "start_from",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Begin with the weights of this run's best checkpoint, or else its newest one.",
+)
+@click.option(
+    "--keep",
+    metavar="NAMES",
+    help="With --from: also take its optimizer, counters, or both (optimizer,counters).",
+)
+@click.option(
+    "--parts",
+    metavar="NAMES",
+    help="With --from: take only these parts of the model, as encoder, separated by commas.",
+)
+@click.option(
     "--watch",
     "is_watched",
     is_flag=True,
@@ -71,6 +88,9 @@ def train(
     sets: tuple[str, ...],
     seed: int | None,
     output: Path,
+    start_from: Path | None,
+    keep: str | None,
+    parts: str | None,
     is_watched: bool,
     quiet: bool,
 ) -> int:
@@ -88,7 +108,14 @@ def train(
             "torchrun starts one run several times here. `dingsdk train` starts all learners of "
             "system.learner_num by itself; on several hosts start `dingsdk learner` by torchrun."
         )
+    if start_from is None and (name := given_of(click.get_current_context(), ("keep", "parts"))):
+        raise click.UsageError(f"--{name} says what is taken of another run: give --from RUN too.")
     if resume is not None:
+        if start_from is not None:
+            raise click.UsageError(
+                "--resume continues a run with its own weights, and --from begins a new run with "
+                "those of another one: give one of them."
+            )
         others = ("config", "mode", "transport", "seed", "output")
         if (name := given_of(click.get_current_context(), others)) is not None:
             raise click.UsageError(
@@ -111,11 +138,19 @@ def train(
                 output=output,
                 progress=not quiet,
                 callbacks=callbacks,
+                start_from=start_from,
+                keep=_names(keep) or (),
+                parts=_names(parts),
             )
         say(summary(result))
         if page is not None and result.signal is None:
             page.wait()
     return exit_code(result.signal)
+
+
+def _names(text: str | None) -> list[str] | None:
+    """Return names that are separated by commas; None for an option that was not given."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 class LivePage:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dingsdk.config.plain import put as put
     from dingsdk.config.plain import to_easydict as to_easydict
     from dingsdk.config.plain import to_plain as to_plain
+    from dingsdk.config.schedule import Schedule as Schedule
+    from dingsdk.config.schedule import Scheduled as Scheduled
     from dingsdk.config.section import LARGEST_INT as LARGEST_INT
     from dingsdk.config.section import Count as Count
     from dingsdk.config.section import Field as Field

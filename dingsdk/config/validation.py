@@ -13,6 +13,7 @@ import msgspec
 from easydict import EasyDict
 
 from dingsdk.config.plain import copy_containers, deep_merge_dicts, join_key, to_easydict
+from dingsdk.config.schedule import Schedule, number_of
 from dingsdk.config.section import (
     LARGEST_INT,
     Field,
@@ -256,8 +257,21 @@ class _Walk:
                 return self._parts(field.part, value, path)
             return self._part(field.part, value, field.default, path)
         if field.name in given:
+            if isinstance(value, Mapping) and number_of(field.type) is not None:
+                return self._schedule(section, field, value, path)
             return _checked(value, field, path, section)
         return field.default if field.make_default is None else field.make_default()
+
+    def _schedule(
+        self, section: type[Section], field: Field, given: Mapping[str, Any], path: str
+    ) -> dict[str, Any]:
+        """Return the completed schedule of a number, all of whose values are in its range."""
+        before = self._count()
+        full = self.section(Schedule, given, path)
+        if self._count() == before:
+            for key, value in cast(Schedule, self.made).extremes.items():
+                _checked(value, field, f"{path}.{key}", section)
+        return full
 
     def _parts(self, part: Part, given: Any, path: str) -> dict[str, Any]:
         sections = _mapping(given, path, f"sections of {part.kind} by their type")
@@ -309,17 +323,29 @@ def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
 
 def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any:
     """Return a value converted to the type of its field in a section."""
+    kind = number_of(field.type) or field.type
     try:
-        converted = msgspec.convert(_plain(value), field.type)
+        converted = msgspec.convert(_plain(value), kind)
     except msgspec.ValidationError as error:
         try:
-            converted = msgspec.convert(_plain(value, whole=True), field.type)
+            converted = msgspec.convert(_plain(value, whole=True), kind)
         except msgspec.ValidationError:
             if len(choices := _choices(field.type)) == 1:
                 raise _only(
                     path, choices[0], value, documentation_of(section)[field.name]
                 ) from None
-            raise _not_valid(path, error, field, value) from None
+            wrong = _not_valid(path, error, field, value)
+            if isinstance(value, Mapping) and not _SCHEDULE_KEYS.isdisjoint(value):
+                fields = fields_of(section).values()
+                able = [each.name for each in fields if number_of(each.type) is not None]
+                raise wrong_type(
+                    path,
+                    wrong.facts["expected"],
+                    value,
+                    "; it cannot be a schedule, as it is not read in each training. Numbers of "
+                    f"this section that can: {listing(able)}",
+                ) from None
+            raise wrong from None
     if _has_nan(converted):
         raise _wrong(path, "a number", value)
     if isinstance(converted, int) and abs(converted) > LARGEST_INT:
@@ -351,8 +377,10 @@ def _not_valid(
 ) -> ConfigTypeError:
     what, _, inside = str(error).partition(" - at `$")
     if what.startswith("Invalid enum value"):
-        choices = ", ".join(map(str, _choices(field.type)))
-        expected = f"one of {choices}" if "," in choices else choices
+        known = [str(choice) for choice in _choices(field.type)]
+        expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
+        if isinstance(value, str) and (nearest := nearest_name(value, known)):
+            return wrong_type(path, expected, value, f"; did you mean {nearest!r}?")
     else:
         kinds, is_regex, _ = (
             what.removeprefix("Expected ").partition(", got")[0].partition(" matching regex ")
@@ -387,6 +415,7 @@ def _choices(kind: Any) -> list[Any]:
     return [choice for inner in get_args(kind) for choice in _choices(inner)]
 
 
+_SCHEDULE_KEYS = frozenset({"start", "end", "env_steps"})
 _WORDS = {
     "int": "a whole number",
     "float": "a number",

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from numpy.typing import NDArray
 from torch import nn
 
-from dingsdk.config import Positive
+from dingsdk.config import Positive, Scheduled
 from dingsdk.data import SampleBatch
 from dingsdk.envs import factory
 from dingsdk.plugins import hookimpl
@@ -91,7 +91,7 @@ class ReaderLearn(LearnSection, frozen=True, kw_only=True):
         learning_rate: Step size of Adam.
     """
 
-    learning_rate: Positive = 1e-3
+    learning_rate: Scheduled[Positive] = 1e-3
 
 
 class ReaderCollect(CollectSection, frozen=True, kw_only=True):

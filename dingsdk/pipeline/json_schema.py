@@ -8,7 +8,16 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.config import Field, Part, Section, config_type, documentation_of, fields_of
+from dingsdk.config import (
+    Field,
+    Part,
+    Schedule,
+    Section,
+    config_type,
+    documentation_of,
+    fields_of,
+)
+from dingsdk.config.schedule import number_of
 from dingsdk.pipeline.sections import RunSection
 from dingsdk.plugins import default_manager
 
@@ -48,7 +57,10 @@ def _property(field: Field, meaning: str, given: Any) -> dict[str, Any]:
     if field.section is not None:
         return {**described, **_section(field.section, given)}
     if field.part is None:
-        schema = msgspec.json.schema(field.type)
+        number = number_of(field.type)
+        schema = msgspec.json.schema(number or field.type)
+        if number is not None:
+            schema = {"anyOf": [schema, _section(Schedule, None)]}
         if not field.required and _fits_json(field.default):
             schema["default"] = field.default
         return {**described, **schema}

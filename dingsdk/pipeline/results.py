@@ -30,9 +30,10 @@ def write_result(
     seed: int,
     error: str | None = None,
     patience: Callable[[Callable[[], object]], object] = lambda write: write(),
+    started_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write ``result.json`` in one atomic step, called by ``patience``; return its content."""
-    written = result_record(run_dir, result, seed, error)
+    written = result_record(run_dir, result, seed, error, started_from)
     for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
         try:
             written[name] = finite(msgspec.to_builtins(value, str_keys=True))
@@ -43,13 +44,22 @@ def write_result(
 
 
 def result_record(
-    run_dir: Path, result: RunResult, seed: int, error: str | None = None
+    run_dir: Path,
+    result: RunResult,
+    seed: int,
+    error: str | None = None,
+    started_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of ``result.json`` without fields of plugins."""
+    """Return the content of ``result.json`` without fields of plugins.
+
+    Args:
+        started_from: The checkpoint that the run began with; None for new weights.
+    """
     record = dataclasses.asdict(result) | {
         "format": RESULT_FORMAT,
         "seed": seed,
         "error": error,
+        "started_from": started_from,
         "run_dir": str(result.run_dir),
         "checkpoints": _relative(result.checkpoints, run_dir),
         "players": {

@@ -22,6 +22,7 @@ from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver
 from dingsdk.pipeline.run_folder import SEEDS_NAME, write_config
 from dingsdk.pipeline.saved_run import Save
+from dingsdk.pipeline.start import without_loading
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import part_of
@@ -282,9 +283,10 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     if cfg.system.learner_num > 1:
         ranks = LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num, seed=seed)
         learn_mode = stack.enter_context(ranks).learn_mode
-    learner = create_learner(
-        policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
-    )
+    learner_cfg = policy_cfg.learn.learner
+    if context.resumed is not None:
+        learner_cfg = without_loading(learner_cfg)  # the run that it began with may be gone
+    learner = create_learner(learner_cfg, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name)
     learner.patience = context.patience()
     stack.callback(_close, context, "policy.learn.learner", learner.close)
     for hook in context.learner_hooks:

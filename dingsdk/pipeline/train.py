@@ -32,6 +32,7 @@ from dingsdk.pipeline.run_folder import (
     write_config,
 )
 from dingsdk.pipeline.signals import StopOnSignal, to_stderr
+from dingsdk.pipeline.start import begin_from, origin_of
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
@@ -65,6 +66,9 @@ def train(
     env: str | Callable[..., Any] | None = None,
     policy: type | None = None,
     callbacks: Sequence[Any] = (),
+    start_from: str | os.PathLike[str] | None = None,
+    keep: Sequence[str] = (),
+    parts: Sequence[str] | None = None,
 ) -> RunResult:
     """Train the policy of a config, and write a run folder.
 
@@ -93,6 +97,12 @@ def train(
             arguments; a callback may take any of them. If a callback raises, the error is logged
             with its name, and the run continues. Serial mode also takes ``LearnerHook`` objects;
             their exceptions end the run.
+        start_from: A run folder, from whose best checkpoint, or else the newest, this run takes its
+            first weights; or a checkpoint's file. Everything else is as in a new run.
+        keep: What else is taken from it: ``optimizer``, the moments of the optimizers, and
+            ``counters``, the iterations and env steps, which this run then continues.
+        parts: The parts of the model that are taken, by module path, as ``["encoder"]``; None for
+            all.
 
     Returns:
         How the run ended; ``result.run_dir`` is the run folder.
@@ -100,7 +110,8 @@ def train(
     Raises:
         ConfigError: the config cannot work, a callback implements no hook, or worker processes
             cannot import a class or call a callback. No file was written.
-        CheckpointError: a hook has to load a checkpoint that cannot be read. No file was written.
+        CheckpointError: the run begins with a checkpoint that cannot be read, or does not fit its
+            model. No file was written.
         RunFolderError: the run folder cannot be made.
         DingError: a part failed during the run; if possible, a checkpoint was saved first.
 
@@ -111,7 +122,13 @@ def train(
     """
     leave_if_importing()
     _check_progress(progress)
-    cfg = compile_run(config, mode, transport, sets, seed, env, policy, begins=True)
+    if start_from is None and (keep or parts is not None):
+        raise ConfigError(
+            "keep and parts say what is taken of another run; give start_from (--from RUN) too",
+            path="start_from",
+        )
+    start = None if start_from is None else (start_from, keep, parts)
+    cfg = compile_run(config, mode, transport, sets, seed, env, policy, begins=True, start=start)
     _check_first_checkpoint(cfg, mode)
     with _given(cfg, mode, env, callbacks) as hooks:
         folder = make_run_folder(Path(output), cfg.exp_name)
@@ -354,10 +371,12 @@ def compile_run(
     policy: type | None = None,
     makes_env: bool = True,
     begins: bool = False,
+    start: tuple[str | os.PathLike[str], Sequence[str], Sequence[str] | None] | None = None,
 ) -> Any:
     """Load and compile a config with the overrides of the command line; see ``train``.
 
-    For ``makes_env`` see ``compile_config``; ``begins`` says that the run begins afterwards.
+    For ``makes_env`` see ``compile_config``; ``begins`` says that the run begins afterwards;
+    ``start`` holds the arguments of ``begin_from``.
     """
     if mode not in ("serial", "parallel"):
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
@@ -383,6 +402,8 @@ def compile_run(
         apply_set(user, assignment)
     if transport is not None:
         apply_set(user, f"system.transport.type={json.dumps(transport)}")
+    if start is not None:
+        begin_from(user, *start)
     if mode == "parallel" and begins:
         _begin_processes(user)
     return compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
@@ -400,19 +421,26 @@ def _begin_processes(user: Mapping[str, Any]) -> None:
 
 
 def _check_first_checkpoint(cfg: Any, mode: Mode) -> None:
-    """Check the checkpoint that ``load_ckpt`` loads.
+    """Check the checkpoint that ``load_ckpt`` loads, on a policy that is made only for this.
 
     Raises:
-        CheckpointError: it cannot be read here.
+        CheckpointError: it cannot be read here, or does not fit the policy.
         ConfigError: it has already reached a limit of the run.
     """
-    from dingsdk.worker.learner.hooks import first_checkpoint
+    from dingsdk.policy import create_policy
+    from dingsdk.worker.learner.checkpoint import load_checkpoint
+    from dingsdk.worker.learner.hooks import loading_hook
 
     section = cfg.policy.learn.learner
     if mode == "parallel" and cfg.system.transport.get("address"):
         return  # a learner on another host may have other files
-    found = first_checkpoint(section.get("hook") or {})
-    if found is None:
+    hook = loading_hook(section.get("hook") or {})
+    if hook is None:
+        return
+    found = load_checkpoint(hook.args.load_path)
+    policy_cfg = {**cfg.policy, "cuda": False, "compile": False}
+    hook.load_into(create_policy(policy_cfg, ["learn"], seed=0).learn_mode, found)
+    if "counters" not in hook.args.keep:
         return
     for path, limit, count, what in (
         ("system.max_env_steps", cfg.system.max_env_steps, found.envstep, "env step"),
@@ -426,7 +454,7 @@ def _check_first_checkpoint(cfg: Any, mode: Mode) -> None:
         if limit is not None and count >= limit:
             raise ConfigError(
                 f"{path} is {limit}, but the checkpoint {found.path} is of {what} {count}: a run "
-                "that loads a checkpoint continues its counts, so the limit must be higher",
+                "that continues the counts of a checkpoint needs a higher limit",
                 path=path,
                 expected=f"> {count}",
                 found=limit,
@@ -485,7 +513,7 @@ def _write(
 ) -> Mapping[str, Any]:
     """Write ``result.json`` and the curve; return the former's content."""
     cfg, run_dir = context.cfg, context.run_dir
-    record = write_result(run_dir, result, cfg.seed, error, patience)
+    record = write_result(run_dir, result, cfg.seed, error, patience, origin_of(cfg))
     from dingsdk.pipeline.offline import task_of
 
     title = f"{cfg.policy.type} on {task_of(cfg)}, {result.mode}, seed {cfg.seed}"

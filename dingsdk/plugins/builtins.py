@@ -50,7 +50,6 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("learner_hooks", "log_reduce", f"{_WORKER}.learner.hooks:LogReduceHook"),
     ("learner_hooks", "norms", f"{_WORKER}.learner.measures:NormsHook"),
     ("learner_hooks", "throughput", f"{_WORKER}.learner.measures:ThroughputHook"),
-    ("learner_hooks", "lr_schedule", f"{_WORKER}.learner.schedules:LearningRateHook"),
     ("learner_hooks", "csv_log", f"{_WORKER}.learner.trackers:CsvHook"),
     ("learner_hooks", "jsonl_log", f"{_WORKER}.learner.trackers:JsonlHook"),
     ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from dingsdk.policy.sections import CollectSection as CollectSection
     from dingsdk.policy.sections import Effective as Effective
     from dingsdk.policy.sections import EpsilonSchedule as EpsilonSchedule
+    from dingsdk.policy.sections import EpsilonType as EpsilonType
     from dingsdk.policy.sections import EvalSection as EvalSection
     from dingsdk.policy.sections import LearnSection as LearnSection
     from dingsdk.policy.sections import ModelSection as ModelSection

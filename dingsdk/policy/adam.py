@@ -29,7 +29,7 @@ class Adam:
     Args:
         module: Its parameters are moved into one vector; they must be on their device already.
         learning_rate: Step size, > 0; may be changed between steps.
-        max_norm: Largest norm of a gradient; None for no limit.
+        max_norm: Largest norm of a gradient; None for no limit; may be changed between steps.
         eps: Added to the root of the second moment.
 
     Attributes:
@@ -54,7 +54,7 @@ class Adam:
         self.learning_rate = self._initial_rate = learning_rate
         self.gradient_norm = 0.0
         self._parameters = list(module.parameters())
-        self._max_norm = max_norm
+        self.max_norm = max_norm
         self._eps = eps
         self._updates = torch.zeros((), device=self.flat.device)
         self._first = torch.zeros_like(self.flat)
@@ -94,8 +94,8 @@ class Adam:
                 update=self.updates,
             )
         self.gradient_norm = float(norm)
-        if self._max_norm is not None and norm > self._max_norm:
-            gradient.mul_(self._max_norm / norm)
+        if self.max_norm is not None and norm > self.max_norm:
+            gradient.mul_(self.max_norm / norm)
         self.step(gradient)
         return float(norm)
 
@@ -134,6 +134,10 @@ class Adam:
             eps=self._eps,
             maximize=False,
         )
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Set the learning rate, as if it was the initial one."""
+        self.learning_rate = self._initial_rate = learning_rate
 
     def scale_rate(self, factor: float) -> None:
         """Set the learning rate to ``factor`` times the initial one."""

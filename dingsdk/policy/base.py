@@ -41,6 +41,7 @@ from dingsdk.policy.adam import Adam
 from dingsdk.policy.distributions import ActionBox, BoxModelSection
 from dingsdk.policy.memory import Memory
 from dingsdk.policy.normalization import Normalizer, scaled_in
+from dingsdk.policy.scheduled import ScheduledNumbers
 from dingsdk.policy.sections import ModelSection, PolicySection
 from dingsdk.policy.threads import isolated, own_settings
 from dingsdk.policy.weights import load_state
@@ -163,7 +164,8 @@ class BasePolicy(Configurable, ABC):
         seed: Seed of the initial weights and of the exploration; None for a random one.
 
     Attributes:
-        section: The typed config section.
+        section: The typed config section. Where a number of it is a schedule, it has the number of
+            today: that of the env steps of the latest training.
         device: Device of the networks.
         rng: Random numbers for exploration.
         learns: Whether the policy has the mode ``learn``; only then it needs optimizers.
@@ -206,6 +208,7 @@ class BasePolicy(Configurable, ABC):
         if normalize.obs and isinstance(self.section.model, ModelSection):
             model = self.section.model.normalized(normalize.clip)
             self.section = msgspec.structs.replace(self.section, model=model)
+        self._scheduled = ScheduledNumbers(self.section) or None
         fields = FIELDS if enable_field is None else tuple(enable_field)
         if unknown := set(fields) - set(FIELDS):
             raise ConfigError(
@@ -247,6 +250,8 @@ class BasePolicy(Configurable, ABC):
             if normalize.obs or normalize.reward:
                 name = type(self).__name__
                 self._normalizer = Normalizer(name, self.section, self.state(), self.device)
+            if self._scheduled is not None:
+                self._scheduled.bind(self.state().values())
         if self.section.compile:
             self._compile()
         # One per mode, as envs for collecting and envs for evaluating have the same ids.
@@ -603,6 +608,8 @@ class BasePolicy(Configurable, ABC):
     @isolated
     def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = collate(data)
+        if self._scheduled is not None:
+            self._scheduled.check_known()
         try:
             if not self._is_on_cpu:
                 batch = map_leaves(self._staged, batch)
@@ -794,6 +801,8 @@ class BasePolicy(Configurable, ABC):
             return dict(self._norms())
         if key == "statistics" and self._normalizer is not None:
             return self._normalizer.statistics
+        if key == "scheduled" and self.learns:
+            return {} if self._scheduled is None else dict(self._scheduled.values)
         try:
             return self._attributes[key]
         except KeyError:
@@ -808,7 +817,17 @@ class BasePolicy(Configurable, ABC):
                 if isinstance(part, Adam):
                     part.average = value
             return
+        if key == "env_steps" and self.learns:
+            if self._scheduled is not None:
+                self._scheduled.advance(int(value))
+            return
         if key == "learning_rate_factor" and self.learns:
+            if self._scheduled is not None and self._scheduled.sets_rates:
+                raise ConfigError(
+                    "learning_rate_factor cannot be set: a learning rate of policy.learn is a "
+                    "schedule; change that",
+                    path="policy.learn",
+                )
             for part in self.state().values():
                 if isinstance(part, Adam):
                     part.scale_rate(float(value))
@@ -853,6 +872,8 @@ class BasePolicy(Configurable, ABC):
     def _load_state_dict(self, state: Mapping[str, Any]) -> None:
         parts = self.state()
         load_state(parts, state)
+        if self._scheduled is not None:
+            self._scheduled.restore()
         missing = parts.keys() - state.keys()
         self.on_loaded(missing)
         own = scaled_in(parts["model"])

@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Finite
+from dingsdk.config import Count, Finite, Scheduled
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import Savable
@@ -132,13 +132,13 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
     """
 
     update_per_collect: Count = 16
-    learning_rate: Finite = 1e-3
+    learning_rate: Scheduled[Finite] = 1e-3
     loss: Literal["huber", "mse"] = "huber"
-    huber_delta: Effective = 1.0
+    huber_delta: Scheduled[Effective] = 1.0
     double: bool = True
-    grad_clip_norm: Effective | None = 10.0
+    grad_clip_norm: Scheduled[Effective | None] = 10.0
     target_update_freq: Count = 100
-    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] | None = None
+    target_theta: Scheduled[Annotated[float, Meta(ge=1e-6, le=1)] | None] = None
 
 
 class DQNCollectSection(CollectSection, frozen=True, kw_only=True):

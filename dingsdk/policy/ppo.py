@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dingsdk.config import Count, Finite, Positive, Share
+from dingsdk.config import Count, Finite, Positive, Scheduled, Share
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.pytree import part_of
@@ -74,13 +74,13 @@ class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
 
     epoch_per_collect: Count = 10
     sequence_len: Count = 32
-    learning_rate: Finite = 3e-4
-    clip_ratio: Effective = 0.2
+    learning_rate: Scheduled[Finite] = 3e-4
+    clip_ratio: Scheduled[Effective] = 0.2
     value_clip: bool = False
-    value_weight: Weight = 0.5
-    entropy_weight: Weight = 0.01
-    grad_clip_norm: Effective | None = 0.5
-    target_kl: Positive | None = None
+    value_weight: Scheduled[Weight] = 0.5
+    entropy_weight: Scheduled[Weight] = 0.01
+    grad_clip_norm: Scheduled[Effective | None] = 0.5
+    target_kl: Scheduled[Positive | None] = None
 
 
 class PPOCollectSection(CollectSection, frozen=True, kw_only=True):

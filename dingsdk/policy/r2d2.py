@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Part, Share, SmallCount, Whole, preset
+from dingsdk.config import Count, Part, Scheduled, Share, SmallCount, Whole, preset
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import map_leaves, part_of
 from dingsdk.policy.dqn import (
@@ -58,7 +58,7 @@ class R2D2LearnSection(DQNLearnSection, frozen=True, kw_only=True):
     sequence_length: SmallCount = _LENGTH
     burn_in: Whole = _BURN_IN
     value_rescale: bool = True
-    priority_max_share: Share = 0.9
+    priority_max_share: Scheduled[Share] = 0.9
 
 
 class R2D2OtherSection(DQNOtherSection, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Finite
+from dingsdk.config import Count, Finite, Scheduled
 from dingsdk.config.section import LARGEST_INT
 from dingsdk.data import SampleBatch
 from dingsdk.policy.adam import Adam
@@ -64,10 +64,10 @@ class SACLearnSection(LearnSection, frozen=True, kw_only=True):
 
     update_per_collect: Count = 8
     batch_size: Count = 256
-    learning_rate_q: Finite = 3e-4
-    learning_rate_policy: Finite = 3e-4
-    learning_rate_alpha: Finite = 3e-4
-    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] = 0.005
+    learning_rate_q: Scheduled[Finite] = 3e-4
+    learning_rate_policy: Scheduled[Finite] = 3e-4
+    learning_rate_alpha: Scheduled[Finite] = 3e-4
+    target_theta: Scheduled[Annotated[float, Meta(ge=1e-6, le=1)]] = 0.005
     alpha: Annotated[float, Meta(ge=1e-30, le=LARGEST_INT)] = 1.0
     auto_alpha: bool = True
     target_entropy: Annotated[float, Meta(ge=-LARGEST_INT, le=LARGEST_INT)] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
@@ -20,6 +19,7 @@ from dingsdk.config import (
     Whole,
     preset,
 )
+from dingsdk.config.schedule import check_ends, scheduled_value
 from dingsdk.config.section import LARGEST_INT
 from dingsdk.errors import ConfigError
 from dingsdk.policy.spaces import Normalized, check_shape
@@ -174,31 +174,42 @@ class OtherSection(Section, frozen=True, kw_only=True):
     league: Annotated[dict[str, Any], Part("leagues")] = preset("one_vs_one")
 
 
+EpsilonType = Literal["constant", "exp", "linear", "cosine", "exponential"]
+"""How epsilon changes; see ``EpsilonSchedule``."""
+_DECAY = 10_000
+
+
 class EpsilonSchedule(Section, frozen=True, kw_only=True):
     """Epsilon over env steps; call it with the number of env steps collected so far.
 
     Attributes:
-        type: ``linear`` goes from ``start`` to ``end`` in ``decay`` env steps and stays there;
-            ``exp`` approaches ``end`` with the time constant ``decay``; ``constant`` is ``start``
-            throughout.
+        type: ``linear``, ``cosine`` and ``exponential`` go from ``start`` to ``end`` in ``decay``
+            env steps and stay there; ``exp`` approaches ``end`` with the time constant ``decay``;
+            ``constant`` is ``start`` throughout.
         start: Epsilon before the first step.
         end: Final epsilon.
         decay: Env steps from ``start`` to ``end``, or the time constant; see ``type``.
+        env_steps: Another name of ``decay``, which other schedules have; if set, it counts.
     """
 
-    type: Literal["constant", "exp", "linear"] = "exp"
+    type: EpsilonType = "exp"
     start: Share = 1.0
     end: Share = 0.05
-    decay: Positive = 10_000
+    decay: Positive = _DECAY
+    env_steps: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_ends(self.type, self.start, self.end)
+        if self.env_steps is not None and self.decay not in (_DECAY, self.env_steps):
+            raise ValueError(
+                f"decay is {self.decay} and env_steps, its other name, {self.env_steps}; state one "
+                "of them"
+            )
 
     def __call__(self, envstep: float) -> float:
         """Return epsilon in [0, 1] after ``envstep`` env steps; negative counts as 0."""
-        progress = max(0.0, float(envstep)) / self.decay
-        if self.type == "linear":
-            return self.start + (self.end - self.start) * min(1.0, progress)
-        if self.type == "exp":
-            return self.end + (self.start - self.end) * math.exp(-progress)
-        return self.start
+        duration = self.decay if self.env_steps is None else self.env_steps
+        return scheduled_value(self.type, self.start, self.end, duration, envstep)
 
 
 class NormalizeSection(Section, frozen=True, kw_only=True):

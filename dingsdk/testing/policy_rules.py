@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 import torch
 
+from dingsdk.config import Section
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import different_leaves, flatten, map_leaves, named_leaves
 from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.base import FIELDS, Policy, piece_of
+from dingsdk.policy.scheduled import may_be_scheduled, settings_of
 from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
 from dingsdk.testing.runner import (
     PATIENCE_S,
@@ -488,6 +490,43 @@ def rule_26_batched_transitions_record_episode_ends(bench: PolicyBench) -> None:
     expect_equal(np.asarray(made["done"]).tolist(), [False, True, True], "done")
     if "next_obs" in made:
         expect_same(made["next_obs"], after, "what came next")
+
+
+def rule_27_numbers_that_may_be_schedules_are_used(bench: PolicyBench) -> None:
+    """Each number that ``section`` declares as ``Scheduled`` is read by ``learn`` each time.
+
+    Or it is a setting of an optimizer in ``state``. A schedule of another number would do nothing.
+    """
+    policy = bench.policy()
+    section = getattr(policy, "section", None)
+    if not isinstance(section, Section):
+        return
+    batches = [bench.samples(policy) for _ in range(3)]  # the first update may train only a critic
+    read: set[str] = set()
+    policy.section = _Recorded(section, "", read)
+    for samples in batches:
+        bench.train(policy, samples)
+    settings = [value for part in policy.state().values() for value, _, _ in settings_of(part)]
+    for path, value in may_be_scheduled(section):
+        expect(
+            path in read or any(value is each or value == each for each in settings),
+            f"{path} is declared as Scheduled, but learn does not read self.section.{path}, and no "
+            "optimizer in state was made with it; declare it as a plain number",
+        )
+
+
+class _Recorded:
+    """A section that records the paths of the fields that are read."""
+
+    def __init__(self, section: Section, path: str, read: set[str]) -> None:
+        self._section, self._path, self._read = section, path, read
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._section, name)
+        self._read.add(self._path + name)
+        if isinstance(value, Section):
+            return _Recorded(value, f"{self._path}{name}.", self._read)
+        return value
 
 
 POLICY_BOOK: Final = RuleBook(collect(__name__), POLICY_CAPABILITIES, PolicyBench)

@@ -9,8 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from dingsdk.config import Scheduled, Share
 from dingsdk.data import SampleBatch
-from dingsdk.policy import BasePolicy, CollectMode, CommandMode, DQNPolicy, EvalMode, LearnMode
+from dingsdk.policy import (
+    BasePolicy,
+    CollectMode,
+    CommandMode,
+    DQNLearnSection,
+    DQNPolicy,
+    DQNSection,
+    EvalMode,
+    LearnMode,
+)
 
 from .mutant_list import MutantList
 
@@ -261,3 +271,22 @@ class ForgetsTruncation(Mutant):
             return {**BasePolicy.transitions(self, obs, output, step), "done": step.terminated}
 
         return super().collect_mode._replace(make_transitions=make)
+
+
+class _LearnOnce(DQNLearnSection, frozen=True, kw_only=True):
+    """Section ``policy.learn`` with a number that is read only once."""
+
+    smoothing: Scheduled[Share] = 0.25
+
+
+class _SectionOnce(DQNSection, frozen=True, kw_only=True):
+    learn: _LearnOnce = _LearnOnce()
+
+
+@mutant(27)
+class ReadsAScheduledNumberOnce(Mutant):
+    Config = _SectionOnce
+
+    def build(self) -> None:
+        super().build()
+        self.smoothing = self.section.learn.smoothing

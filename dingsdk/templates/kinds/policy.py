@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from dingsdk.config import Positive, Share
+from dingsdk.config import Positive, Scheduled, Share
 from dingsdk.policy import BasePolicy, PolicySection, Stateful
 from torch import nn
 
@@ -38,7 +38,7 @@ class PluginNameSection(PolicySection, frozen=True, kw_only=True):
 
     type: str = "plugin_name"
     eps: Share = 0.1
-    learning_rate: Positive = 1e-3
+    learning_rate: Scheduled[Positive] = 1e-3
 
 
 class PluginNamePolicy(BasePolicy):

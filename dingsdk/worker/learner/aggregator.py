@@ -109,6 +109,7 @@ class LearnerAggregator(Closing):
         self._world_size, self._rank_s = world_size, rank_s
         self._remote, self._seed = remote, seed
         self._ranks: list[_Rank] = []
+        self._env_steps: int | None = None  # for the schedules of ranks that start again
         self._failure: BaseException | None = None
         """Why the ranks may not be at the same update; None while they are."""
         self.learn_mode = learn_mode._replace(
@@ -138,6 +139,8 @@ class LearnerAggregator(Closing):
                 with self._exchange():
                     self._connect(Path(folder))
                 self._call("load_state_dict", self._policy.state_dict())
+                if self._env_steps is not None:
+                    self._call("set_attribute", "env_steps", self._env_steps)
             except BaseException:
                 self.close()
                 raise
@@ -261,6 +264,8 @@ class LearnerAggregator(Closing):
 
     def _set_attribute(self, key: str, value: Any) -> Any:
         if key != _ACTING_STATE:
+            if key == "env_steps":
+                self._env_steps = value
             return self._call("set_attribute", key, value)
         if len(value) != len(self._ranks) + 1:
             raise ConfigError(

@@ -169,6 +169,9 @@ class BaseLearner(Configurable):
         self.patience: Callable[[Callable[[], object]], object] = lambda write: write()
         """Called with a function that writes a checkpoint that the run cannot do without."""
         self._policy: LearnMode | None = None
+        self.scheduled: Mapping[str, float] = {}
+        """Today's values of the policy's numbers that are schedules, by name, for the logs."""
+        self._scheduled_at: int | None = None  # env steps that the policy was last told
         self._data_time: float | None = None
         self._draw: Callable[[], Any] | None = None
         self._is_done = False
@@ -216,6 +219,7 @@ class BaseLearner(Configurable):
         if not hasattr(policy, "monitor_vars"):
             raise wrong_type("policy", "a learn mode, such as policy.learn_mode", policy)
         self._policy = policy
+        self.scheduled, self._scheduled_at = _scheduled(policy), None
         self.monitor = LearnerMonitor([*policy.monitor_vars(), *_OWN_VARS])
         if self._cfg.log_policy:
             self.info(policy.info())
@@ -272,7 +276,8 @@ class BaseLearner(Configurable):
         """Train the policy on one batch.
 
         Args:
-            envstep: Environment steps collected so far; -1 if unknown.
+            envstep: Environment steps collected so far; -1 if unknown. The policy's schedules need
+                it.
             policy_kwargs: Passed on to the policy's ``forward``.
 
         Returns:
@@ -280,12 +285,14 @@ class BaseLearner(Configurable):
             returns a list), without ``priority`` and without entries that only log hooks use.
 
         Raises:
-            ConfigError: No policy is set.
+            ConfigError: No policy is set, or it has schedules and ``envstep`` is unknown.
             PolicyOutputTypeError: The policy returned neither a dict nor a list of dicts.
             NonFiniteError: The policy's ``total_loss`` is NaN or infinite.
         """
         policy = self.policy
         self.call_hook("before_iter")
+        if self.scheduled and envstep != self._scheduled_at:
+            self._advance_schedules(policy, envstep)
         started = perf_counter()
         output = policy.forward(data, **policy_kwargs) if policy_kwargs else policy.forward(data)
         timings = {"train_time": perf_counter() - started}
@@ -302,6 +309,8 @@ class BaseLearner(Configurable):
         answers = []
         self._untold = len(logs)
         for log in logs:
+            if self.scheduled:
+                log = {**log, **self.scheduled}
             scalars = self._fill_log_buffer(log, timings)
             self.call_hook("after_iter")
             observers.after_iter(learner=self, iteration=self.last_iter.val, log_vars=scalars)
@@ -470,6 +479,12 @@ class BaseLearner(Configurable):
             self._data_time = perf_counter() - started
             self.train(data, self.collector_envstep)
 
+    def _advance_schedules(self, policy: LearnMode, envstep: int) -> None:
+        """Tell the policy the env steps, by which it sets the numbers that are schedules."""
+        if envstep >= 0:
+            policy.set_attribute("env_steps", int(envstep))
+            self.scheduled, self._scheduled_at = _scheduled(policy), envstep
+
     def _fill_log_buffer(self, log: Mapping[str, Any], timings: Mapping[str, float]) -> Any:
         self.clear_log_buffer()
         scalars = {}
@@ -536,6 +551,15 @@ def to_batch(data: Any) -> Batch:
         return [item() if callable(item) else item for item in data]
     wanted = "a SampleBatch, a list of rows, a list of callables that return rows, or None"
     raise _wrong_type("get_data", "SampleBatch | list | None", data, wanted)
+
+
+def _scheduled(policy: LearnMode) -> dict[str, float]:
+    """Return the scheduled numbers of a policy as log variables; none of other policies."""
+    try:
+        found = policy.get_attribute("scheduled")
+    except (NotImplementedError, KeyError, AttributeError):
+        return {}
+    return {f"scheduled/{name}": value for name, value in found.items()}
 
 
 def _check_logs(logs: Any) -> None:

@@ -10,8 +10,9 @@ import logging
 from abc import ABC, abstractmethod
 from bisect import insort_right
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 
 from dingsdk.config import Count, Section, join_unknown, read_section, to_easydict
@@ -34,9 +35,11 @@ from dingsdk.worker.learner.checkpoint import (
     save_checkpoint,
 )
 from dingsdk.worker.learner.monitor import as_number
+from dingsdk.worker.learner.transfer import state_to_load
 from dingsdk.worker.run_logger import LogPace
 
 if TYPE_CHECKING:
+    from dingsdk.policy.base import LearnMode
     from dingsdk.worker.learner.base import BaseLearner
 
 HookTable = dict[str, list["LearnerHook"]]
@@ -339,12 +342,32 @@ class _LoadArgs(Section, frozen=True, kw_only=True):
 
     Attributes:
         load_path: Path of a checkpoint; see ``load_checkpoint``; empty loads nothing.
+        keep: What is taken besides the weights: ``optimizer``, the moments of the optimizers, and
+            ``counters``, the iterations and env steps. What is left out begins anew.
+        parts: Parts of the model to take, by module path, as ``encoder``; the others begin anew.
+            None takes all. Needs ``keep`` without ``optimizer``.
         restores_settings: Whether learning rates, weight decay and other settings of optimizers are
             those in the checkpoint, as in a resumed run; else they are those of the config.
     """
 
     load_path: str
+    keep: list[Literal["optimizer", "counters"]] = msgspec.field(
+        default_factory=lambda: ["optimizer", "counters"]
+    )
+    parts: list[str] | None = None
     restores_settings: bool = False
+
+    def __post_init__(self) -> None:
+        has_optimizer = "optimizer" in self.keep
+        if self.parts is not None and has_optimizer:
+            raise ValueError(
+                "keep has 'optimizer', but the moments of an optimizer are for all parts of the "
+                f"model, and parts are {', '.join(self.parts)}; leave one of them out"
+            )
+        if self.restores_settings and not has_optimizer:
+            raise ValueError(
+                "restores_settings is true, but keep has no 'optimizer', whose settings it means"
+            )
 
 
 class PeriodArgs(Section, frozen=True, kw_only=True):
@@ -362,7 +385,7 @@ class LoadCkptHook(LearnerHook):
 
     A run begins at these counts: exploration, limits such as ``system.max_env_steps``, records and
     curves continue from the checkpoint's. The moments of optimizers are loaded too; their settings,
-    such as the learning rate, are those of the run's config.
+    such as the learning rate, are those of the run's config. ``keep`` and ``parts`` choose less.
     """
 
     Args = _LoadArgs
@@ -372,54 +395,46 @@ class LoadCkptHook(LearnerHook):
         if not self.args.load_path:
             return
         checkpoint = load_checkpoint(self.args.load_path)
+        self.load_into(engine.policy, checkpoint)
+        text = f"loaded checkpoint {checkpoint.path} of iteration {checkpoint.iteration}"
+        if "counters" in self.args.keep:
+            engine.last_iter.update(checkpoint.iteration)
+            engine.collector_envstep = checkpoint.envstep
+        if self.args.parts is not None:
+            text += f"; only {', '.join(self.args.parts)}"
+        engine.info(text)
+
+    def load_into(self, policy: LearnMode, checkpoint: Checkpoint) -> None:
+        """Load what ``args`` choose of a checkpoint into a new policy.
+
+        Raises:
+            CheckpointError: it does not fit; the policy is not changed.
+        """
+        args = self.args
         try:
-            state: Any = checkpoint.state
-            if not self.args.restores_settings:
-                state = _with_settings_of(engine.policy.state_dict(), state)
-            engine.policy.load_state_dict(state)
+            state = state_to_load(
+                policy.state_dict(),
+                checkpoint,
+                with_optimizers="optimizer" in args.keep,
+                with_settings=args.restores_settings,
+                parts=args.parts,
+            )
+            policy.load_state_dict(state)
+        except CheckpointError:
+            raise
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint {checkpoint.path} does not fit this policy: {error}. Use the "
                 "config that it was saved under (beside it in the run folder).",
                 path=str(checkpoint.path),
             ) from error
-        engine.last_iter.update(checkpoint.iteration)
-        engine.collector_envstep = checkpoint.envstep
-        engine.info(f"loaded checkpoint {checkpoint.path} of iteration {checkpoint.iteration}")
 
 
-def _with_settings_of(own: Any, saved: Any) -> Any:
-    """Return a saved policy state with the optimizer settings of another state.
-
-    Settings are all entries of the ``param_groups`` of optimizers, such as learning rate, weight
-    decay and betas, and the ``base_lrs`` of torch's schedulers. Moments and counts stay.
-
-    Args:
-        own: The state of a new policy, whose settings are those of its config.
-        saved: A state of the same form; not changed.
-    """
-    if not (isinstance(own, Mapping) and isinstance(saved, Mapping)):
-        return saved
-    made = {key: _with_settings_of(own.get(key), value) for key, value in saved.items()}
-    groups: list[Any] = [own.get("param_groups"), saved.get("param_groups")]
-    if all(isinstance(each, list) for each in groups) and len(groups[0]) == len(groups[1]):
-        made["param_groups"] = [
-            {**ours, **{key: theirs[key] for key in ("params",) if key in theirs}}
-            for ours, theirs in zip(*groups, strict=True)
-        ]
-    if "base_lrs" in own and "base_lrs" in saved:
-        made["base_lrs"] = own["base_lrs"]
-    return made
-
-
-def first_checkpoint(cfg: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint that a run with these hooks begins with; None for new weights.
+def loading_hook(cfg: Mapping[str, Any]) -> LoadCkptHook | None:
+    """Return the hook that loads the checkpoint a run begins with; None for new weights.
 
     Args:
         cfg: As for ``build_learner_hook_by_cfg``. Only hooks of the type ``load_ckpt`` count.
-
-    Raises:
-        CheckpointError: A checkpoint cannot be read.
     """
     loading = {
         key: value
@@ -430,8 +445,23 @@ def first_checkpoint(cfg: Mapping[str, Any]) -> Checkpoint | None:
     found = None
     for hook in build_learner_hook_by_cfg(loading)["before_run"]:
         if isinstance(hook, LoadCkptHook) and hook.args.load_path:
-            found = load_checkpoint(hook.args.load_path)
+            found = hook
     return found
+
+
+def first_checkpoint(cfg: Mapping[str, Any]) -> Checkpoint | None:
+    """Return the checkpoint whose counts a run continues; None for a run that begins at 0.
+
+    Args:
+        cfg: As for ``loading_hook``.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read.
+    """
+    hook = loading_hook(cfg)
+    if hook is None or "counters" not in hook.args.keep:
+        return None
+    return load_checkpoint(hook.args.load_path)
 
 
 class SaveCkptHook(LearnerHook):
@@ -488,7 +518,8 @@ class LogShowHook(LearnerHook):
     long run, ``LogPace`` leaves out what would fill the disk.
     Shown are the variables that the policy's ``monitor_vars()`` names, as a text table and as
     tensorboard curves ``{instance}_iter/{var}_avg`` over iterations and (where env steps are
-    known) ``{instance}_step/{var}_avg`` over env steps; ``[scalars]name`` as
+    known) ``{instance}_step/{var}_avg`` over env steps. Numbers that are schedules are shown as
+    ``scheduled/{number}``, as they are; ``[scalars]name`` as
     ``{instance}_iter/{name}/{key}`` (DI-engine never writes them), ``[histogram]name`` as
     ``{instance}/{name}``.
     """
@@ -512,7 +543,7 @@ class LogShowHook(LearnerHook):
     def _show(self, engine: BaseLearner) -> None:
         iteration, envstep = engine.last_iter.val, engine.collector_envstep
         averages = engine.monitor.averages()
-        means = {f"{name}_avg": mean for name, mean in averages.items()}
+        means = {f"{name}_avg": mean for name, mean in averages.items()} | dict(engine.scheduled)
         if means:
             table = engine.logger.get_tabulate_vars_hor(means)
             engine.info(f"iteration {iteration}, env step {envstep}\n{table}")

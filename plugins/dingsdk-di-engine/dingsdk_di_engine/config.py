@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,6 +16,8 @@ from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, NO_SECTION, NOT_OURS, 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_SMALLEST_FACTOR = 1e-6
+"""Factor in place of a final learning rate of 0, which is no value of ``learning_rate``."""
 _PARTS = {
     "policy": "policy",
     "collector": "policy.collect.collector",
@@ -221,19 +222,26 @@ def _run_by_di_engine(policy: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _convert_learning_rates(policy: dict[str, Any]) -> None:
-    """Replace PPO's ``lr_scheduler``, which counts collects, by a hook that counts iterations."""
+    """Replace PPO's ``lr_scheduler``, which counts collects, by a schedule over env steps."""
     found, learn = policy["learn"].get("lr_scheduler"), policy["learn"]
     if not isinstance(found, Mapping):
         return
-    epochs, batch_size = learn.get("epoch_per_collect", 10), learn.get("batch_size", 64)
-    counts = policy["collect"].get("n_sample"), batch_size, epochs, found.get("epoch_num")
+    from dingsdk.policy import PPOPolicy
+
+    counts = policy["collect"].get("n_sample"), found.get("epoch_num")
+    rate = learn.get("learning_rate", PPOPolicy.config["learn"]["learning_rate"])
+    factor = found.get("min_lr_lambda")
     if not all(isinstance(count, int) and count > 0 for count in counts):
         return  # the check of the config names the key
+    if not (isinstance(rate, int | float) and isinstance(factor, int | float)):
+        return
     del learn["lr_scheduler"]
-    iterations = counts[3] * epochs * math.ceil(counts[0] / batch_size)
-    args = {"iterations": iterations, "final": found.get("min_lr_lambda")}
-    hook = {"type": "lr_schedule", "position": "before_iter", "ext_args": args}
-    put(policy, "learn.learner.hook.lr_schedule", hook)
+    learn["learning_rate"] = {
+        "type": "linear",
+        "start": rate,
+        "end": rate * max(factor, _SMALLEST_FACTOR),
+        "env_steps": counts[0] * counts[1],
+    }
 
 
 def _without_own_imports(section: Mapping[str, Any], name: str) -> dict[str, Any]:

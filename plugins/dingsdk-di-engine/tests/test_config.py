@@ -351,19 +351,19 @@ def test_experiment_name_becomes_the_name_of_a_run_folder(theirs: str, ours: str
     assert compile_config(shape).exp_name == ours
 
 
-def test_learning_rate_scheduler_of_ppo_becomes_a_hook_that_counts_iterations() -> None:
+def test_learning_rate_scheduler_of_ppo_becomes_a_schedule_over_env_steps() -> None:
     shape = serial_shape()
     shape["create_config"]["policy"]["type"] = "ppo"
     policy = shape["main_config"]["policy"] = {
-        "learn": {"epoch_per_collect": 3, "batch_size": 64},
+        "learn": {"epoch_per_collect": 3, "batch_size": 64, "learning_rate": 0.01},
         "collect": {"n_sample": 200},
     }
     policy["learn"]["lr_scheduler"] = {"epoch_num": 50, "min_lr_lambda": 0.1}
 
-    hook = compile_config(shape).policy.learn.learner.hook.lr_schedule
+    found = compile_config(shape).policy.learn.learning_rate
 
-    assert hook.type == "lr_schedule"
-    assert hook.ext_args == {"iterations": 50 * 3 * 4, "final": 0.1}  # 4 batches of 64 for 200
+    line = {"type": "linear", "start": 0.01, "end": 0.001}
+    assert found == {**line, "env_steps": 10_000, "warmup": 0}
 
 
 @pytest.mark.parametrize("garbage", [3, "a b/c d-v-1", [1], {"a": {}}, [[]], True])

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dingsdk.config import Scheduled
 from dingsdk.policy import Effective, action_model
 from dingsdk_zoo.impala import IMPALALearnSection, IMPALAPolicy, IMPALASection, VTrace
 
@@ -19,7 +20,7 @@ class APPOLearnSection(IMPALALearnSection, frozen=True, kw_only=True):
         clip_ratio: Largest change of an action's probability ratio that improves the objective.
     """
 
-    clip_ratio: Effective = 0.2
+    clip_ratio: Scheduled[Effective] = 0.2
 
 
 class APPOSection(IMPALASection, frozen=True, kw_only=True):

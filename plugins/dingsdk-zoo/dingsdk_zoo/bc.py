@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Finite
+from dingsdk.config import Finite, Scheduled
 from dingsdk.data import legal_actions
 from dingsdk.policy import (
     ActionDistribution,
@@ -35,7 +35,7 @@ class BCLearnSection(LearnSection, frozen=True, kw_only=True):
         learning_rate: Step size of Adam.
     """
 
-    learning_rate: Finite = 1e-3
+    learning_rate: Scheduled[Finite] = 1e-3
 
 
 class BCSection(PolicySection, frozen=True, kw_only=True):

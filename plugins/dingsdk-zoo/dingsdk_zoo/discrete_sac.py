@@ -14,7 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import LARGEST_INT, Count, Finite
+from dingsdk.config import LARGEST_INT, Count, Finite, Scheduled
 from dingsdk.data import SampleBatch, legal_actions
 from dingsdk.policy import (
     Adam,
@@ -67,10 +67,10 @@ class DiscreteSACLearnSection(LearnSection, frozen=True, kw_only=True):
 
     update_per_collect: Count = 8
     batch_size: Count = 64
-    learning_rate_q: Finite = 3e-4
-    learning_rate_policy: Finite = 3e-4
-    learning_rate_alpha: Finite = 3e-4
-    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] = 0.005
+    learning_rate_q: Scheduled[Finite] = 3e-4
+    learning_rate_policy: Scheduled[Finite] = 3e-4
+    learning_rate_alpha: Scheduled[Finite] = 3e-4
+    target_theta: Scheduled[Annotated[float, Meta(ge=1e-6, le=1)]] = 0.005
     alpha: Annotated[float, Meta(ge=1e-30, le=LARGEST_INT)] = 1.0
     auto_alpha: bool = True
     target_entropy: Annotated[float, Meta(ge=0, le=LARGEST_INT)] | None = None

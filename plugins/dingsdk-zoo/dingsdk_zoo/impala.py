@@ -11,7 +11,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dingsdk.config import Count, Finite, Part, Share, SmallCount, preset
+from dingsdk.config import Count, Finite, Part, Scheduled, Share, SmallCount, preset
 from dingsdk.data import legal_actions, map_leaves, part_of
 from dingsdk.policy import (
     ActionModelSection,
@@ -45,20 +45,20 @@ class IMPALALearnSection(LearnSection, frozen=True, kw_only=True):
             policy nearer to the one that collected.
         c_clip: Largest weight of the TD errors of later steps, c-bar.
         trace_lambda: Factor of that weight.
-        value_weight: Weight of the value loss in the total loss.
-        entropy_weight: Weight of the entropy bonus in the total loss.
+        value_weight: Scheduled[Weight] of the value loss in the total loss.
+        entropy_weight: Scheduled[Weight] of the entropy bonus in the total loss.
         grad_clip_norm: Largest norm of a gradient; None for no limit.
     """
 
     update_per_collect: Count = 1
     batch_size: Count = 8
-    learning_rate: Finite = 6e-4
-    rho_clip: Clip = 1.0
-    c_clip: Clip = 1.0
-    trace_lambda: Share = 1.0
-    value_weight: Weight = 0.5
-    entropy_weight: Weight = 0.01
-    grad_clip_norm: Effective | None = 40.0
+    learning_rate: Scheduled[Finite] = 6e-4
+    rho_clip: Scheduled[Clip] = 1.0
+    c_clip: Scheduled[Clip] = 1.0
+    trace_lambda: Scheduled[Share] = 1.0
+    value_weight: Scheduled[Weight] = 0.5
+    entropy_weight: Scheduled[Weight] = 0.01
+    grad_clip_norm: Scheduled[Effective | None] = 40.0
 
 
 class IMPALACollectSection(CollectSection, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import LARGEST_INT, Count, Finite, SmallCount
+from dingsdk.config import LARGEST_INT, Count, Finite, Scheduled, SmallCount
 from dingsdk.data import SampleBatch
 from dingsdk.policy import (
     MLP,
@@ -58,10 +58,10 @@ class IQLLearnSection(BCLearnSection, frozen=True, kw_only=True):
     """
 
     batch_size: Count = 256
-    learning_rate: Finite = 3e-4
-    expectile: Annotated[float, Meta(gt=0, lt=1)] = 0.7
-    beta: Annotated[float, Meta(ge=0, le=LARGEST_INT)] = 3.0
-    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] = 0.005
+    learning_rate: Scheduled[Finite] = 3e-4
+    expectile: Scheduled[Annotated[float, Meta(gt=0, lt=1)]] = 0.7
+    beta: Scheduled[Annotated[float, Meta(ge=0, le=LARGEST_INT)]] = 3.0
+    target_theta: Scheduled[Annotated[float, Meta(ge=1e-6, le=1)]] = 0.005
 
 
 class IQLSection(BCSection, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,13 +13,14 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from msgspec import Meta
 from torch import Tensor, nn
 
-from dingsdk.config import LARGEST_INT, Count, Finite, Part, Share, SmallCount, preset
+from dingsdk.config import LARGEST_INT, Count, Finite, Part, Scheduled, Share, SmallCount, preset
 from dingsdk.policy import (
     DQNModelSection,
     DQNOtherSection,
     DQNPolicy,
     DQNSection,
     EpsilonSchedule,
+    EpsilonType,
     LearnSection,
     TDLoss,
     discrete_model,
@@ -71,11 +72,11 @@ class RainbowLearnSection(LearnSection, frozen=True, kw_only=True):
     """
 
     update_per_collect: Count = 16
-    learning_rate: Finite = 1e-3
+    learning_rate: Scheduled[Finite] = 1e-3
     double: bool = True
-    grad_clip_norm: Finite | None = 10.0
+    grad_clip_norm: Scheduled[Finite | None] = 10.0
     target_update_freq: Count = 100
-    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] | None = None
+    target_theta: Scheduled[Annotated[float, Meta(ge=1e-6, le=1)] | None] = None
 
 
 class RainbowEpsilon(EpsilonSchedule, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class RainbowEpsilon(EpsilonSchedule, frozen=True, kw_only=True):
         start: Epsilon before the first step.
     """
 
-    type: Literal["constant", "exp", "linear"] = "constant"
+    type: EpsilonType = "constant"
     start: Share = 0.0
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Finite, NotNegative, Whole
+from dingsdk.config import Count, Finite, NotNegative, Scheduled, Whole
 from dingsdk.data import SampleBatch
 from dingsdk.policy import (
     MLP,
@@ -68,12 +68,12 @@ class TD3LearnSection(LearnSection, frozen=True, kw_only=True):
 
     update_per_collect: Count = 8
     batch_size: Count = 256
-    learning_rate_actor: Finite = 3e-4
-    learning_rate_critic: Finite = 3e-4
+    learning_rate_actor: Scheduled[Finite] = 3e-4
+    learning_rate_critic: Scheduled[Finite] = 3e-4
     actor_update_freq: Count = 2
-    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] = 0.005
-    target_noise: NotNegative = 0.2
-    noise_clip: NotNegative = 0.5
+    target_theta: Scheduled[Annotated[float, Meta(ge=1e-6, le=1)]] = 0.005
+    target_noise: Scheduled[NotNegative] = 0.2
+    noise_clip: Scheduled[NotNegative] = 0.5
 
 
 class TD3CollectSection(CollectSection, frozen=True, kw_only=True):

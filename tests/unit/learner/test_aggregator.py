@@ -112,6 +112,26 @@ def test_ranks_have_the_statistics_of_all_rows() -> None:
         assert float(first[-1]["count"]) == 24
 
 
+def test_ranks_agree_on_scheduled_numbers() -> None:
+    rate = {"start": 0.1, "end": 0.02, "env_steps": 100}
+    cfg = {**CFG, "learn": {**CFG["learn"], "learning_rate": rate}}
+    alone, together = (create_policy(cfg, ["learn"], seed=0).learn_mode for _ in range(2))
+    with LearnerAggregator(together, cfg, 2) as ranks:
+        for number, batch in enumerate(batches(4)):
+            if number == 2:  # ranks that start again get the same numbers
+                ranks.close()
+                ranks.start()
+            else:
+                ranks.learn_mode.set_attribute("env_steps", 50 * number)
+                alone.set_attribute("env_steps", 50 * number)
+            # Its mean over the ranks is the number of each.
+            rates = [mode.forward(batch)["cur_lr"] for mode in (alone, ranks.learn_mode)]
+            assert rates == pytest.approx([(0.1, 0.06, 0.06, 0.02)[number]] * 2)
+        assert ranks.learn_mode.get_attribute("scheduled") == {"learning_rate": 0.02}
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-5)
+
+
 def noisy_batches(count: int) -> Iterator[SampleBatch]:
     for batch in batches(count):
         columns = dict(batch.columns)

@@ -1,18 +1,15 @@
-"""The built-in hooks for norms, learning rates, throughput and files; ``log_vars``."""
+"""The built-in hooks for norms, throughput and files; ``log_vars``."""
 
 import csv
 import json
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
 import dingsdk
-from dingsdk.errors import ConfigError, HookError
+from dingsdk.errors import HookError
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy import BasePolicy
 from dingsdk.worker.learner.hooks import LearnerHook
 
 QUIET = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
@@ -112,108 +109,6 @@ class TestNorms:
         learner = make_learner(scripted(losses(1.0)), hooked(norms={}))
 
         with pytest.raises(HookError, match="'norms' needs a policy"):
-            learner.train([{}])
-
-
-class Plain(BasePolicy):
-    """Trains one weight w with an optimizer of torch; the loss is w * 3, so the gradient is 3."""
-
-    def build(self):
-        self.network = torch.nn.Linear(1, 1, bias=False)
-        torch.nn.init.constant_(self.network.weight, 4.0)
-        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.5)
-
-    def act(self, obs, env_ids=None, *, explore, **setting):
-        return {"action": np.zeros(len(obs))}
-
-    def learn(self, batch):
-        self.optimizer.zero_grad()
-        (self.network.weight.sum() * 3).backward()
-        self.optimizer.step()
-        return {"total_loss": 0.0}
-
-    def state(self):
-        return {"model": self.network, "optimizer": self.optimizer}
-
-
-def lr_hook(position, **args):
-    with use_manager(PluginManager()) as manager:
-        hook_type = manager.get("learner_hooks", "lr_schedule")
-    return hook_type("lr", 100, position=position, ext_args=args)
-
-
-def rate(iteration, **args):
-    return lr_hook("before_iter", **{"iterations": 10, **args}).factor(iteration)
-
-
-class TestLearningRate:
-    @pytest.mark.parametrize(
-        ("args", "expected"),
-        [
-            # iterations 0, 1, 5, 10 and 20
-            ({}, [1.0, 0.9, 0.5, 0.0, 0.0]),
-            ({"final": 0.2}, [1.0, 0.92, 0.6, 0.2, 0.2]),
-            ({"kind": "cosine"}, [1.0, 0.975528, 0.5, 0.0, 0.0]),
-            ({"kind": "cosine", "final": 0.5}, [1.0, 0.987764, 0.75, 0.5, 0.5]),
-            ({"kind": "exponential", "final": 0.01}, [1.0, 0.630957, 0.1, 0.01, 0.01]),
-            ({"warmup": 4}, [0.25, 0.5, 5 / 6, 0.0, 0.0]),
-            ({"warmup": 5}, [0.2, 0.4, 1.0, 0.0, 0.0]),
-        ],
-    )
-    def test_factors_equal_a_hand_calculation(self, args, expected):
-        found = [rate(iteration, **args) for iteration in (0, 1, 5, 10, 20)]
-
-        assert found == pytest.approx(expected, abs=1e-6)
-
-    @pytest.mark.parametrize(
-        ("args", "text"),
-        [
-            ({"kind": "exponential"}, "final"),
-            ({"warmup": 10}, "warmup"),
-            ({"final": 1.5}, "final"),
-            ({"iterations": 0}, "iterations"),
-            ({"kind": "stairs"}, "kind"),
-        ],
-    )
-    def test_invalid_args_are_refused(self, args, text):
-        with pytest.raises(ConfigError, match=text):
-            rate(0, **args)
-
-    def test_other_position_is_refused(self):
-        with pytest.raises(HookError, match="before_iter"):
-            lr_hook("after_iter", iterations=10)
-
-    def test_schedule_sets_the_rate_of_our_adam(self, learn_mode, make_learner, batch):
-        entry = {"position": "before_iter", "ext_args": {"iterations": 4}}
-        mode = learn_mode(learn={"learning_rate": 0.1})
-        learner = make_learner(mode, hooked(lr_schedule=entry))
-
-        found = [learner.train(batch())[0]["cur_lr"] for _ in range(6)]
-
-        assert found == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0])
-
-    @pytest.mark.slow  # torch.optim imports a compiler
-    def test_schedule_sets_the_rate_of_torch_optimizers(self, make_learner, batch):
-        policy = Plain({"type": "plain", "model": {}}, enable_field=["learn"])
-        entry = {"position": "before_iter", "ext_args": {"iterations": 2}}
-        learner = make_learner(policy.learn_mode, hooked(lr_schedule=entry))
-
-        found = []
-        for _ in range(3):
-            learner.train(batch())
-            found.append(policy.network.weight.item())
-
-        # The first step is 0.5 * 3, the second is half of it, the third is 0.
-        assert found == pytest.approx([2.5, 1.75, 1.75])
-        norms = learner.policy.get_attribute("norms")
-        assert norms == pytest.approx({"param_norm/model": 1.75, "grad_norm/optimizer": 3.0})
-
-    def test_policy_without_learning_rate_factor_is_refused(self, scripted, make_learner):
-        policy = scripted(losses(1.0))._replace(set_attribute=lambda name, value: {}[name])
-        entry = {"position": "before_iter", "ext_args": {"iterations": 2}}
-        learner = make_learner(policy, hooked(lr_schedule=entry))
-
-        with pytest.raises(HookError, match="learning_rate_factor"):
             learner.train([{}])
 
 

@@ -44,7 +44,7 @@ def test_example_and_its_compiled_form_are_valid(schema: dict[str, Any]) -> None
         "policy.learn.batchsize=3",
         "policy.learn.batch_size=0",
         "policy.learn.batch_size=text",
-        "policy.other.eps.type=cosine",
+        "policy.other.eps.type=stairs",
         "policy.other.replay_buffer.sampler.type=3",
         "system.coordinator.lease_s=0",
         "env.env_id=3",
@@ -104,13 +104,16 @@ def test_key_has_description_type_bounds_and_default(schema: dict[str, Any]) -> 
     policies = {each["title"]: each for each in schema["properties"]["policy"]["anyOf"]}
     learn = policies["policies: dqn"]["properties"]["learn"]["properties"]
 
-    assert learn["learning_rate"] == {
-        "description": "Step size of Adam.",
-        "type": "number",
-        "exclusiveMinimum": 0,
+    assert learn["target_update_freq"] == {
+        "description": "Iterations between two copies to the target network.",
+        "type": "integer",
+        "minimum": 1,
         "maximum": LARGEST_INT,
-        "default": 0.001,
+        "default": 100,
     }
+    number, schedule = learn["learning_rate"]["anyOf"]
+    assert number == {"type": "number", "exclusiveMinimum": 0, "maximum": LARGEST_INT}
+    assert schedule["required"] == ["start", "end", "env_steps"]
 
 
 def test_command_prints_the_schema_of_a_config() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dingsdk import hookimpl
-from dingsdk.config import Positive
+from dingsdk.config import Positive, Scheduled
 from dingsdk.data import SampleBatch
 from dingsdk.policy import BasePolicy, CollectSection, LearnSection, PolicySection
 
@@ -20,7 +20,7 @@ class ReinforceLearn(LearnSection, frozen=True, kw_only=True):
         learning_rate: Step size of Adam.
     """
 
-    learning_rate: Positive = 5e-3
+    learning_rate: Scheduled[Positive] = 5e-3
 
 
 class ReinforceCollect(CollectSection, frozen=True, kw_only=True):

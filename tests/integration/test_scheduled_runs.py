@@ -1,0 +1,110 @@
+"""Runs whose learning rate and other numbers are schedules over env steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dingsdk
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.train import compile_run
+from dingsdk.testing import StopAndGo
+
+from .short_runs import QUICK
+
+RATE = "policy.learn.learning_rate={start: 0.01, end: 0.002, env_steps: 400}"
+CLIP = "policy.learn.grad_clip_norm={type: exponential, start: 16, end: 1, env_steps: 400}"
+LIMITS = ("system.max_env_steps=800", "env.stop_value=1000")
+ON_POLICY = (
+    "env.collector_env_num=4",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.collect.n_sample=128",
+    "policy.learn.batch_size=64",
+    "policy.learn.epoch_per_collect=2",
+    "policy.learn.clip_ratio={type: cosine, start: 0.4, end: 0.1, env_steps: 400}",
+)
+
+
+def run(tmp_path: Path, config: str, mode: Any, *sets: str) -> list[tuple[int, dict[str, float]]]:
+    """Train; return the env steps and the logged numbers of each iteration."""
+    found: list[tuple[int, dict[str, float]]] = []
+
+    def after_iter(learner: Any, log_vars: Any) -> None:
+        found.append((learner.collector_envstep, dict(log_vars)))
+
+    sets = (*sets, RATE, *LIMITS)
+    dingsdk.train(config, mode, sets=sets, output=tmp_path, seed=2, callbacks=[after_iter])
+    return found
+
+
+def linear(env_steps: int) -> float:
+    return 0.01 - 0.008 * min(1.0, env_steps / 400)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_off_policy_training_uses_the_numbers_of_the_env_steps(tmp_path: Path, mode: Any) -> None:
+    found = run(tmp_path, "cartpole-dqn", mode, *QUICK, CLIP)
+
+    steps = [envstep for envstep, _ in found]
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 5
+    for envstep, log in found:
+        assert log["cur_lr"] == log["scheduled/learning_rate"] == pytest.approx(linear(envstep))
+        clip = 16 * (1 / 16) ** min(1.0, envstep / 400)
+        assert log["scheduled/grad_clip_norm"] == pytest.approx(clip)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_on_policy_training_uses_the_numbers_of_the_env_steps(tmp_path: Path, mode: Any) -> None:
+    found = run(tmp_path, "cartpole-ppo", mode, *ON_POLICY)
+
+    steps = [envstep for envstep, _ in found]
+    assert len(set(steps)) > 3
+    assert steps[0] < 400 <= steps[-1]
+    for envstep, log in found:
+        assert log["scheduled/learning_rate"] == pytest.approx(linear(envstep))
+    first, last = found[0][1], found[-1][1]
+    assert first["scheduled/clip_ratio"] > 0.2
+    assert last["scheduled/clip_ratio"] == 0.1
+
+
+def test_resumed_run_has_the_rates_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    by_steps = ("policy.eval.evaluator.eval_interval_s=null", "policy.eval.evaluator.eval_freq=20")
+    sets = (*QUICK, *by_steps, RATE, CLIP, "policy.learn.learner.train_iterations=60")
+
+    StopAndGo("cartpole-dqn", sets).run(tmp_path, after_iterations=[6, 41])
+
+
+@pytest.mark.parametrize(
+    ("config", "assignment", "text"),
+    [
+        (
+            "cartpole-dqn",
+            "batch_size={start: 64, end: 8, env_steps: 9}",
+            "batch_size: expected a w",
+        ),
+        (
+            "cartpole-dqn",
+            "batch_size={start: 64, end: 8, env_steps: 9}",
+            "that can: grad_clip_norm",
+        ),
+        ("pendulum-sac", "alpha={start: 1, end: 0.1, env_steps: 9}", "alpha: .*cannot be a sched"),
+        ("cartpole-ppo", "clip_ratio={start: 1, end: 0, env_steps: 9}", "clip_ratio.end: expected"),
+        ("cartpole-ppo", "clip_ratio={typ: linear}", "clip_ratio.typ; did you mean 'type'"),
+    ],
+)
+def test_useless_schedule_is_refused_when_the_config_is_compiled(
+    config: str, assignment: str, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        compile_run(config, sets=[f"policy.learn.{assignment}"])
+
+
+def test_compiled_schedule_compiles_to_itself() -> None:
+    cfg = compile_run("cartpole-dqn", sets=[RATE])
+
+    assert json.loads(json.dumps(cfg)) == json.loads(json.dumps(compile_run(cfg)))

@@ -1,0 +1,156 @@
+"""What a new run takes from a checkpoint: weights, parts of the model, moments and counts."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.errors import CheckpointError, ConfigError
+from dingsdk.policy import create_policy
+from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+from dingsdk.worker.learner.transfer import state_to_load
+
+NO_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
+WIDER = {"obs_shape": 4, "action_shape": 5}
+
+
+@pytest.fixture
+def trained(make_learner, learn_mode, batch, tmp_path):
+    """A learner after three iterations and 16 env steps, which has saved a checkpoint."""
+    learner = make_learner(learn_mode(seed=1), {"hook": NO_SAVE}, exp_name=str(tmp_path / "a"))
+    for seed in range(3):
+        learner.train(batch(seed=seed), envstep=8 * seed)
+    learner.save_checkpoint("source")
+    return learner
+
+
+@pytest.fixture
+def begin(make_learner, tmp_path):
+    """Returns a learner that has loaded what the arguments say, and its state before."""
+
+    def make(mode, **args):
+        args = {"load_path": str(tmp_path / "a" / "ckpt" / "source.safetensors"), **args}
+        hook = {**NO_SAVE, "load_ckpt_before_run": {"ext_args": args}}
+        learner = make_learner(mode, {"hook": hook}, exp_name=str(tmp_path / "b"))
+        before = copy.deepcopy(mode.state_dict())
+        learner.call_hook("before_run")
+        return learner, before
+
+    return make
+
+
+def same(first, second):
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_weights_alone_leave_the_optimizer_and_the_counters_new(trained, begin, learn_mode):
+    learner, before = begin(learn_mode(seed=2), keep=[])
+
+    found, saved = learner.policy.state_dict(), trained.policy.state_dict()
+    assert same(found["model"], saved["model"])
+    assert same(found["target_model"], saved["target_model"])
+    assert not same(before["model"], saved["model"])
+    assert found["optimizer"]["step"] == 0
+    assert not found["optimizer"]["exp_avg"].any()
+    assert saved["optimizer"]["exp_avg"].any()
+    assert (learner.train_iter, learner.collector_envstep) == (0, 0)
+
+
+@pytest.mark.parametrize("keep", [["optimizer"], ["counters"]])
+def test_kept_are_only_the_named_ones(trained, begin, learn_mode, keep):
+    learner, _ = begin(learn_mode(seed=2), keep=keep)
+
+    found, saved = learner.policy.state_dict(), trained.policy.state_dict()
+    assert same(found["model"], saved["model"])
+    has_moments = keep == ["optimizer"]
+    assert torch.equal(found["optimizer"]["exp_avg"], saved["optimizer"]["exp_avg"]) is has_moments
+    assert found["optimizer"]["step"] == (3 if has_moments else 0)
+    counts = (0, 0) if has_moments else (3, 16)
+    assert (learner.train_iter, learner.collector_envstep) == counts
+
+
+def test_part_of_the_model_is_taken_and_the_rest_is_new(trained, begin, learn_mode, batch):
+    learner, before = begin(learn_mode(seed=2, model=WIDER), keep=[], parts=["encoder"])
+
+    found, saved = learner.policy.state_dict(), trained.policy.state_dict()["model"]
+    for key, tensor in found["model"].items():
+        source = saved if key.startswith("encoder.") else before["model"]
+        assert torch.equal(tensor, source[key]), key
+    assert same(found["target_model"], found["model"])
+    assert found["optimizer"]["step"] == 0
+    learner.train(batch(), 0)
+
+
+def test_another_head_is_refused_with_both_shapes_and_the_parts_that_fit(
+    trained, begin, learn_mode
+):
+    mode = learn_mode(seed=2, model=WIDER)
+    before = copy.deepcopy(mode.state_dict()["model"])
+
+    with pytest.raises(CheckpointError) as caught:
+        begin(mode, keep=[])
+
+    text = str(caught.value)
+    assert "source.safetensors" in text
+    assert "model.head.bias is of shape (2,) there, and of shape (5,) in the model" in text
+    assert text.endswith("give --parts encoder")
+    assert same(mode.state_dict()["model"], before)
+
+
+def test_part_that_does_not_fit_is_refused(trained, begin, learn_mode):
+    with pytest.raises(CheckpointError, match=r"model.head.bias is of shape \(2,\) there"):
+        begin(learn_mode(model=WIDER), keep=[], parts=["encoder", "head"])
+
+
+def test_unknown_part_is_refused_with_the_names_of_the_checkpoint(trained, begin, learn_mode):
+    with pytest.raises(CheckpointError, match="no part 'encodr'; did you mean 'encoder'") as caught:
+        begin(learn_mode(), keep=[], parts=["encodr"])
+
+    assert caught.value.known == ["encoder", "head"]
+
+
+def test_moments_are_not_for_parts(begin, learn_mode):
+    with pytest.raises(ConfigError, match="keep has 'optimizer'"):
+        begin(learn_mode(), parts=["encoder"])
+    with pytest.raises(ConfigError, match="restores_settings"):
+        begin(learn_mode(), keep=[], restores_settings=True)
+
+
+def test_other_networks_are_taken_by_name_with_their_targets(tmp_path):
+    model = {
+        "obs_shape": 3,
+        "action_shape": 1,
+        "action_low": [-1.0],
+        "action_high": [1.0],
+        "encoder_hidden_size_list": [8],
+    }
+    modes = [
+        create_policy({"type": "sac", "model": model}, ["learn"], seed=seed).learn_mode
+        for seed in (1, 2)
+    ]
+    path = save_checkpoint(tmp_path, "source", modes[0].state_dict(), iteration=1)
+    own = copy.deepcopy(modes[1].state_dict())
+
+    state = state_to_load(own, load_checkpoint(path), with_optimizers=False, parts=["critic"])
+    modes[1].load_state_dict(state)
+
+    found, saved = modes[1].state_dict(), modes[0].state_dict()
+    names = [name for name in own if "critic" in name and "optimizer" not in name]
+    assert len(names) == 2
+    for name in names:
+        assert same(found[name], saved["critic"])
+    assert same(found["model"], own["model"])
+
+
+def test_a_policy_that_lacks_the_part_is_told(trained, tmp_path):
+    checkpoint = load_checkpoint(tmp_path / "a" / "ckpt" / "source.safetensors")
+    checkpoint.state["critic"] = {"net": torch.zeros(2)}
+
+    with pytest.raises(CheckpointError, match="the model of this run has no part 'critic'"):
+        state_to_load(
+            {"model": {"net": np.zeros(2)}}, checkpoint, with_optimizers=False, parts=["critic"]
+        )
