@@ -205,8 +205,13 @@ def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object)
 
 
 @hookspec
-def dingsdk_after_episode(source: str, env_id: int, episode_return: float, length: int) -> None:
+def dingsdk_after_episode(
+    source: str, env_id: int, episode_return: float, length: int, numbers: Mapping[str, float]
+) -> None:
     """An episode ended after ``length`` env steps, with the undiscounted ``episode_return``.
+
+    ``numbers`` are those that the env told of the episode: the chosen ones of
+    ``env.info_numbers``, and those of its ``episode_info``; none is NaN or infinite.
 
     ``source`` is the instance name of the collector or evaluator; ``evaluator`` if a collector of
     parallel mode evaluates. Called in the process and thread that plays the episode.
