@@ -433,7 +433,7 @@ class RunContext:
         if not answers.has_listener("should_stop"):
             return None
         status = self.status()
-        names = ("elapsed_s", "last_return", "best_return", "buffer_fill", "workers")
+        names = ("elapsed_s", "last_return", "best_return", "buffer_fill", "workers", "numbers")
         facts = {name: getattr(status, name) for name in names}
         facts |= {"env_steps": env_steps, "train_iter": train_iter}
         self.stopped_by = answers.should_stop(run_dir=self.run_dir, status=facts)

@@ -138,10 +138,11 @@ def dingsdk_should_stop(run_dir: Path, status: Mapping[str, Any]) -> str | None:
     """Return a text that says why the run has to end now, or None to let it continue.
 
     ``status`` has ``env_steps``, ``train_iter``, ``elapsed_s``, ``last_return``, ``best_return``
-    (both None before an evaluation), ``buffer_fill`` and ``workers``. The run ends as at a limit,
-    with a checkpoint and a last evaluation; ``result.json`` has the text as ``stopped_by``. Called
-    in the process that started the run: in serial mode before each collect, in parallel mode
-    ten times a second.
+    (both None before an evaluation), ``buffer_fill``, ``workers``, and ``numbers``: the means of
+    the numbers of the env in the last evaluation, by name. The run ends as at a limit, with a
+    checkpoint and a last evaluation; ``result.json`` has the text as ``stopped_by``. Called in the
+    process that started the run: in serial mode before each collect, in parallel mode ten times a
+    second.
     """
 
 
