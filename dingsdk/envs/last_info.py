@@ -37,7 +37,7 @@ def number_of(value: Any) -> float | None:
     try:
         return float(value)
     except OverflowError:  # an int beyond the range of floats
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def finite_number_of(value: Any) -> float | None:

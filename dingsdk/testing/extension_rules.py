@@ -484,7 +484,8 @@ class ObserverBench(RuleBench[Any]):
         config = copy.deepcopy(self.config)
         config.exp_name = name
         status = {"env_steps": 64, "train_iter": 2, "elapsed_s": 1.0, "buffer_fill": 64,
-                  "workers": 1, "last_return": mean_return, "best_return": mean_return}  # fmt: skip
+                  "workers": 1, "last_return": mean_return, "best_return": mean_return,
+                  "numbers": {}}  # fmt: skip
         result = self.result(config, run_dir, mean_return)
         plugin = {"plugin": self._make, "name": "observer", "manager": self.manager}
         return [

@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
         "eval": {"evaluator": {"eval_freq": 1000}},
     },
 }
-SUCCESSES = {"mean": 0.5, "min": 0.0, "max": 1.0}
+HALF = {"mean": 0.5, "min": 0.0, "max": 1.0}
 
 
 def run(
@@ -65,7 +65,7 @@ def check(result: Any, written: dict[str, Any]) -> None:
     first = written["evaluations"][0]
     # Four episodes of one env: successes are those with an even number, and scores begin at 7.
     assert first["numbers"] == {
-        "is_success": SUCCESSES,
+        "is_success": HALF,
         "score": {"mean": 8.5, "min": 7.0, "max": 10.0},
     }
     assert (first["mean"], first["min"], first["max"]) == (6.0, 6.0, 6.0)
@@ -109,7 +109,7 @@ def test_numbers_and_returns_of_the_env_are_in_all_results(
         numbers for source, env_id, _, numbers in told if source[:9] == "collector" and not env_id
     ]
     assert {"is_success": 1.0, "score": 7.0} in collected
-    text = capsys.readouterr().err
+    text = capsys.readouterr().out
     assert "mean return 6.0 (6 to 6, 4 episodes), success 0.50, score 8.50 after" in text
     assert "return 6.0 (best 6.0), success 0.50, score " in text
     again = evaluate(result.run_dir, episodes=2, seed=5)

@@ -11,6 +11,8 @@ import numpy as np
 class Scored(gym.Env[Any, Any]):
     """Ends after three steps of reward 2. Episode 0 is a success, 1 is none, 2 is one, and so on.
 
+    Episodes that were reset before their end do not count.
+
     The score of episode 0 is 7, that of episode 1 is 8, and so on.
 
     Args:
@@ -22,11 +24,10 @@ class Scored(gym.Env[Any, Any]):
 
     def __init__(self, **more: Any) -> None:
         self._more = more
-        self._episode = -1
+        self._ended = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self._episode += 1
         self._time = 0
         return np.zeros(1, np.float32), {}
 
@@ -35,8 +36,11 @@ class Scored(gym.Env[Any, Any]):
         is_over = self._time == 3
         info: dict[str, Any] = {"time": self._time, "text": "on its way"}
         if is_over:
-            is_success = np.bool_(self._episode % 2 == 0)
-            info |= {"is_success": is_success, "score": 7 + self._episode, **self._more}
+            is_success = np.bool_(self._ended % 2 == 0)
+            distance = np.array([4.5])
+            info |= {"is_success": is_success, "score": 7 + self._ended, "distance": distance}
+            info |= self._more
+            self._ended += 1
         return np.array([self._time], np.float32), 2.0, is_over, False, info
 
 
