@@ -316,7 +316,7 @@ def chosen_by(env_fn: Callable[[], Any]) -> tuple[InfoNumbers, str]:
 
     ``EnvFn`` has both as attributes; for other functions nothing is chosen.
     """
-    name = getattr(env_fn, "env_id", None) or getattr(env_fn, "__name__", "the env")
+    name = str(getattr(env_fn, "env_id", None) or getattr(env_fn, "__name__", "the env"))
     return getattr(env_fn, "info_numbers", ()), name
 
 

@@ -483,9 +483,9 @@ class ObserverBench(RuleBench[Any]):
         run_dir.mkdir(exist_ok=True)
         config = copy.deepcopy(self.config)
         config.exp_name = name
-        status = {"env_steps": 64, "train_iter": 2, "elapsed_s": 1.0, "buffer_fill": 64,
-                  "workers": 1, "last_return": mean_return, "best_return": mean_return,
-                  "numbers": {}}  # fmt: skip
+        status: Facts = {"env_steps": 64, "train_iter": 2, "elapsed_s": 1.0, "buffer_fill": 64,
+                         "workers": 1, "last_return": mean_return, "best_return": mean_return,
+                         "numbers": {}}  # fmt: skip
         result = self.result(config, run_dir, mean_return)
         plugin = {"plugin": self._make, "name": "observer", "manager": self.manager}
         return [
