@@ -29,6 +29,7 @@ def registered() -> Iterator[None]:
     manager = PluginManager()
     registry = manager.registry("env_wrappers")
     registry.register("tenth", Tenth)
+    registry.register("single_steps", SingleSteps)
     registry.register("mean", lambda env: gym.wrappers.TransformReward(env, np.mean))
     with use_manager(manager):
         yield
@@ -186,6 +187,27 @@ def test_return_counts_where_a_wrapper_ends_the_episode() -> None:
             step = manager.step_batch(np.zeros(2, np.int64))
             assert step.truncated.all()
             assert step.episode_info[0] == {"eval_episode_return": 4.0}
+
+
+class SingleSteps(gym.Wrapper[Any, Any, Any, Any]):
+    """Makes an episode of each step; its reset lets the env inside go on, as for games with lives."""
+
+    at: Any = None
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.env.reset(**kwargs) if self.at is None else (self.at, {})
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, _, info = self.env.step(action)
+        self.at = None if terminated else obs
+        return obs, reward, terminated, True, info
+
+
+def test_rewards_of_earlier_episodes_do_not_count_if_the_env_inside_goes_on() -> None:
+    with make("in_process", 1, wrappers=["tenth", "single_steps"]) as manager:
+        manager.launch()
+        steps = [manager.step_batch(np.zeros(1, np.int64)) for _ in range(4)]
+    assert [each.episode_info[0]["eval_episode_return"] for each in steps] == [2.0] * 4
 
 
 @pytest.mark.parametrize("wrappers", [[], ["tenth"]])
