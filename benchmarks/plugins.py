@@ -82,7 +82,7 @@ def hook_call(observers: int, repeats: int) -> float:
             manager.register_plugin(Idle(), f"idle-{number}")
 
         def call() -> None:
-            observe().after_episode(source="a", env_id=0, episode_return=1.0, length=9)
+            observe().after_episode(source="a", env_id=0, episode_return=1.0, length=9, numbers={})
 
         return per_call(call, repeats)
 

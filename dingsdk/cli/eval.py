@@ -29,7 +29,7 @@ def evaluate(
 
     found = play(run, checkpoint=checkpoint, episodes=episodes, seed=seed)
     if as_json:
-        names = ("train_iter", "mean", "std", "min", "max", "returns")
+        names = ("train_iter", "mean", "std", "min", "max", "returns", "numbers")
         record = {name: getattr(found, name) for name in names}
         click.echo(json.dumps({"checkpoint": str(found.checkpoint), **record}))
         return
@@ -39,3 +39,9 @@ def evaluate(
     figures = (found.mean, found.std, found.min, found.max)
     row = (str(len(found.returns)), *(f"{figure:.2f}" for figure in figures))
     show_table([row], ("episodes", "mean return", "std", "min", "max"))
+    if found.numbers:
+        numbers = [
+            (name, *(f"{each[key]:.4g}" for key in ("mean", "min", "max")))
+            for name, each in found.numbers.items()
+        ]
+        show_table(numbers, ("number", "mean", "min", "max"))

@@ -39,6 +39,7 @@ def status(run: Path, as_json: bool) -> None:
 
 def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[str, str]]:
     from dingsdk.pipeline.progress import workers_in_words
+    from dingsdk.worker.collector.episode_numbers import in_words
 
     samples = found["samples"]
     acknowledged = samples["acknowledged"]
@@ -54,6 +55,7 @@ def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[
         ("env steps", f"{found['env_steps']:,}"),
         ("iterations", f"{found['train_iter']:,}"),
         ("return", f"{_number(found['last_return'])} (best {_number(found['best_return'])})"),
+        *[("numbers", text) for text in [", ".join(in_words(found["numbers"]))] if text],
         ("collected", f"{samples['collected']:,} samples"),
         ("acknowledged", f"{acknowledged:,}{waiting}"),
         ("trained on", f"{samples['trained']:,}{uses}"),

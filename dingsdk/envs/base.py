@@ -26,8 +26,9 @@ from dingsdk.config import Configurable
 from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
 from dingsdk.data.pytree import part_of
-from dingsdk.envs.guard import ABNORMAL, RetrySection, close_quietly
-from dingsdk.envs.players import PLAYERS, player_num
+from dingsdk.envs.guard import RetrySection, close_quietly
+from dingsdk.envs.last_info import ABNORMAL, EPISODE_RETURN, PLAYERS
+from dingsdk.envs.players import player_num
 from dingsdk.envs.saving import set_attributes
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import (
@@ -95,8 +96,9 @@ class StepColumns(NamedTuple):
             Their ``reward``, ``terminated`` and ``truncated`` are 0 and False.
         abnormal: bool[n], or None for all False. True: the env failed in this step; drop the
             unfinished trajectory of that env, ``obs`` is the first of a fresh episode.
-        episode_info: ``{row: dict}``, the extra statistics that envs report for episodes that
-            ended in this step.
+        episode_info: ``{row: dict}``, for episodes that ended in this step: the statistics that
+            envs report, the numbers that ``env.info_numbers`` chooses, and as
+            ``eval_episode_return`` the return that counts, if it is not the sum of ``reward``.
     """
 
     obs: Obs
@@ -575,7 +577,7 @@ class EnvManager(Configurable, Closing, ABC):
             reward = float(reward)
         if done:
             for each, total in zip(infos, np.atleast_1d(self._returns[env_id]), strict=True):
-                each.setdefault("eval_episode_return", float(total))
+                each.setdefault(EPISODE_RETURN, float(total))
             self._returns[env_id] = 0.0
         return Timestep(obs, reward, done, infos if self._reward_shape else info)
 

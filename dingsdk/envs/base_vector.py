@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from dingsdk.data.action_mask import legal_action, open_masks
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
-from dingsdk.envs.guard import (
+from dingsdk.envs.guard import ERROR, chosen_by, close_quietly, count_failure, restart_seed
+from dingsdk.envs.last_info import (
     ABNORMAL,
+    EPISODE,
     EPISODE_INFO,
-    ERROR,
-    close_quietly,
-    count_failure,
-    restart_seed,
+    EPISODE_RETURN,
+    episode_info_of,
 )
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
@@ -28,7 +28,9 @@ from dingsdk.errors import ConfigError, PolicyOutputError
 
 _NOT_STATE = ("envs", "env_fns")
 """Attributes of gymnasium's vector envs that are saved env by env."""
-_UNUSUAL = frozenset((ABNORMAL, EPISODE_INFO))
+_TOLD = frozenset((EPISODE, EPISODE_INFO, EPISODE_RETURN))
+"""Keys of infos that say something about an episode that has ended."""
+_UNUSUAL = _TOLD | {ABNORMAL}
 
 
 class BaseVectorEnvManager(EnvManager):
@@ -70,6 +72,7 @@ class BaseVectorEnvManager(EnvManager):
         # Whether an env may have to stop after an episode.
         self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
         self._failures_in_row = self._rebuilds = 0
+        self._info_numbers, self._env_name = chosen_by(self._env_fns[0])
         # Infos of the last step, and the infos that include those of the ended episodes.
         self._infos: Mapping[str, Any] = {}
         self._final_infos: Mapping[str, Any] = {}
@@ -145,10 +148,12 @@ class BaseVectorEnvManager(EnvManager):
             step = StepColumns(self._obs, obs, reward, terminated, truncated, valid)
             if (
                 self._may_park
-                or (has_ended and self._resetting is None)
+                or (has_ended and (self._resetting is None or self._info_numbers))
                 or (infos and not _UNUSUAL.isdisjoint(infos))
             ):
                 step = self._settle(step, infos)
+        except ConfigError:
+            raise  # new envs would not correct it
         except Exception as error:
             return self._restart(error)
         if self._looks_beyond:
@@ -177,6 +182,9 @@ class BaseVectorEnvManager(EnvManager):
         for row in ready:
             has_ended = columns.terminated[row] or columns.truncated[row]
             info = info_row(self._final_infos if has_ended else self._infos, row)
+            if row in columns.episode_info:
+                info[EPISODE_INFO] = own = columns.episode_info[row]
+                info |= {key: own[key] for key in (EPISODE_RETURN,) if key in own}
             timesteps[row] = self._timestep_of(columns, row, row, info)
         if not self._ready() and self._resetting is not None:
             self.step_batch(self._fillers())
@@ -272,7 +280,9 @@ class BaseVectorEnvManager(EnvManager):
             schema, ended_rows = self._spaces[0], np.flatnonzero(ended).tolist()
             last = [schema.conform(part_of(infos["final_obs"], row)) for row in ended_rows]
             final_obs = schema.replace(obs, ended_rows, last)
-            self._final_infos = infos.get("final_info", infos)
+            # gymnasium's vector RecordEpisodeStatistics does not write into the final info.
+            told = {key: infos[key] for key in (EPISODE, f"_{EPISODE}") if key in infos}
+            self._final_infos = {**infos.get("final_info", infos), **told}
         elif ended.any() and self._autoreset is AutoresetMode.DISABLED:
             self._reset_vec(None if self._dynamic_seed else self._seeds[0], ended)
             obs = self._obs
@@ -296,10 +306,14 @@ class BaseVectorEnvManager(EnvManager):
         return step_columns(obs, obs, reward, terminated, truncated, valid, abnormal, {})
 
     def _episode_info(self, rows: NDArray[np.int64]) -> Mapping[int, Mapping[str, Any]]:
-        if EPISODE_INFO not in self._final_infos:
+        infos, chosen = self._final_infos, self._info_numbers
+        if not chosen and _TOLD.isdisjoint(infos):
             return {}
-        infos = {row: info_row(self._final_infos, row) for row in rows.tolist()}
-        return {row: info[EPISODE_INFO] for row, info in infos.items() if info.get(EPISODE_INFO)}
+        found = {
+            row: episode_info_of(info_row(infos, row), chosen, self._env_name)
+            for row in rows.tolist()
+        }
+        return {row: info for row, info in found.items() if info}
 
     def _ready(self) -> list[int]:
         ready: list[int] = np.flatnonzero(self._running()).tolist()

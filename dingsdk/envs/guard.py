@@ -14,6 +14,15 @@ import numpy as np
 
 from dingsdk.config import NotNegative, PartSection, Whole
 from dingsdk.data.seeding import derive_seed
+from dingsdk.envs.last_info import (
+    ABNORMAL,
+    EPISODE_INFO,
+    EPISODE_RETURN,
+    PLAYERS,
+    InfoNumbers,
+    episode_info_of,
+    return_told,
+)
 from dingsdk.envs.players import player_num, set_first_seat
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ObservationSchema
@@ -22,12 +31,8 @@ from dingsdk.plugins import default_manager
 from dingsdk.plugins.kinds import COMM_KINDS
 from dingsdk.runtime.deadline import returns_within
 
-ABNORMAL = "abnormal"
-"""Info key, True: the env failed in this step and is at the start of a new episode."""
 ERROR = "error"
 """Info key of an abnormal step: the error in one line."""
-EPISODE_INFO = "episode_info"
-"""Info key of an episode's last step: a dict of the env's own statistics."""
 
 RESET_PARTS = "obs, info"
 STEP_PARTS = "obs, reward, terminated, truncated, info"
@@ -63,6 +68,10 @@ class GuardedEnv(gym.Env[Any, Any]):
     ``info['abnormal']`` set by the env itself. The episode is dropped: the step returns the
     first observation of a new one, and ``info[ABNORMAL]``. Failures are in a row while no
     episode is completed between them.
+
+    The last info of an episode gets the numbers that ``info_numbers`` of ``env_fn`` chooses, in
+    ``episode_info``, and the return that counts, if it is known to be another one than the sum of
+    the rewards, as ``eval_episode_return``. Other infos are passed on unread.
 
     Args:
         env_fn: Makes the env; called again for each rebuild.
@@ -133,6 +142,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             return obs, nothing, False, False, info
         if terminated or truncated:
             self._failures_in_row = 0
+            info = self._last_info(info)
         return obs, reward, terminated, truncated, info
 
     def take_failures(self) -> int:
@@ -161,7 +171,7 @@ class GuardedEnv(gym.Env[Any, Any]):
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of env and guard; errors as ``env_state``."""
-        guard = attributes_of(self, skipped=("env", "_env_fn", "_section", "_schema"))
+        guard = attributes_of(self, skipped=("env", "_env_fn", "_section", "_schema", "_raw"))
         return {"guard": guard, "env": env_state(self.env)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -194,10 +204,34 @@ class GuardedEnv(gym.Env[Any, Any]):
                 found=type(env).__name__,
             )
         set_first_seat(env, self._env_id)
+        self._raw = raw_return_of(env)
         return env  # type: ignore[no-any-return]
+
+    def _last_info(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Return the last info of an episode with its return and its numbers.
+
+        Raises:
+            ConfigError: see ``chosen_numbers``.
+        """
+        total = None if self._raw is None else self._raw.total
+        if total is not None and self.player_num > 1:
+            each = zip(info.get(PLAYERS) or [{}] * self.player_num, total.tolist(), strict=True)
+            info = {**info, PLAYERS: [{EPISODE_RETURN: gained, **own} for own, gained in each]}
+            total = None
+        elif isinstance(total, np.ndarray):
+            total = total.item(0)  # the opponents of player 0 are part of its env
+        made = episode_info_of(info, *chosen_by(self._env_fn), total)
+        if not made:
+            return info
+        info = {**info, EPISODE_INFO: made}
+        if EPISODE_RETURN in made:
+            info[EPISODE_RETURN] = made[EPISODE_RETURN]
+        return info
 
     def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
         while True:
+            if self._raw is not None:
+                self._raw.restart()
             try:
                 obs, info = parts_of(
                     "reset", self.env.reset(seed=seed, **self._reset_kwargs), RESET_PARTS
@@ -224,6 +258,66 @@ class GuardedEnv(gym.Env[Any, Any]):
                 error = again
             else:
                 return restart_seed(self._seed, self._rebuilds, self.keep_seed)
+
+
+class RawReturn(gym.Wrapper[Any, Any, Any, Any]):
+    """Sums the rewards of an env beneath the wrappers of the config, which may scale them.
+
+    The last info of its episodes gets the sum as ``eval_episode_return``, unless it has one. An
+    episode may also end above it, for example by a wrapper with a limit of steps: a ``GuardedEnv``
+    reads ``total`` then.
+
+    Attributes:
+        total: Return of the episode so far; float64[players] for several players, None if a reward
+            was no finite number. If the env tells the return of the episode in
+            ``info["episode"]["r"]``, as ``RecordEpisodeStatistics`` does, it is that one.
+    """
+
+    total: Any
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._players = player_num(env)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin another episode."""
+        self.total = 0.0 if self._players == 1 else np.zeros(self._players)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.restart()
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        step = self.env.step(action)
+        obs, reward, terminated, truncated, info = parts_of("step", step, STEP_PARTS)
+        if self.total is not None:
+            try:
+                self.total = self.total + plain_reward(reward, self._players)
+            except SchemaMismatchError:  # of an env whose wrappers make its rewards
+                self.total = None
+        if (terminated or truncated) and self._players == 1:
+            told = return_told(info)
+            self.total = self.total if told is None else told
+            if self.total is not None:
+                info = {EPISODE_RETURN: self.total, **info}
+        return obs, reward, terminated, truncated, info
+
+
+def raw_return_of(env: Any) -> RawReturn | None:
+    """Return the wrapper ``RawReturn`` of an env, or None."""
+    while env is not None and not isinstance(env, RawReturn):
+        env = getattr(env, "env", None)
+    return env
+
+
+def chosen_by(env_fn: Callable[[], Any]) -> tuple[InfoNumbers, str]:
+    """Return which numbers of infos are chosen for the envs that ``env_fn`` makes, and their name.
+
+    ``EnvFn`` has both as attributes; for other functions nothing is chosen.
+    """
+    name = str(getattr(env_fn, "env_id", None) or getattr(env_fn, "__name__", "the env"))
+    return getattr(env_fn, "info_numbers", ()), name
 
 
 class GuardedEnvFn:

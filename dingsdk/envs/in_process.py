@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dingsdk.config import Whole
 from dingsdk.data.action_mask import open_masks
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
-from dingsdk.envs.guard import ABNORMAL, CLOSE_S, EPISODE_INFO, GuardedEnv, close_quietly
+from dingsdk.envs.guard import CLOSE_S, GuardedEnv, close_quietly
+from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import msgspec
@@ -16,6 +16,7 @@ from dingsdk.config import Section, read_section, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.extras import missing_extra_hint
+from dingsdk.envs.guard import RawReturn
 from dingsdk.envs.players import OpponentEnv, adapted, player_num
 from dingsdk.envs.pooled import PREFIX, pooled_spec
 from dingsdk.errors import (
@@ -53,6 +54,7 @@ class _EnvKeys(Section, frozen=True, kw_only=True):
     is_evaluation: bool = False
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     wrappers: list[str | dict[str, Any]] = msgspec.field(default_factory=list)
+    info_numbers: Literal["all"] | list[str] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         for entry in self.wrappers:
@@ -76,7 +78,8 @@ class EnvFn:
             false, or ``evaluate`` is not set and the wrapper is ``clip_reward``,
             ``NormalizeReward`` or a class whose ``training_only`` is true. A PettingZoo env, as
             ``pettingzoo.classic.tictactoe_v3:env``, has several players (``PlayersEnv``), or one
-            if ``eval_opponent`` names the opponent that plays the others. Other keys are ignored.
+            if ``eval_opponent`` names the opponent that plays the others. ``info_numbers`` is for
+            the env manager, see ``GuardedEnv``. Other keys are ignored.
             ``module:`` imports the module. Its class or function is called only if it is known to
             make envs; see ``why_refused``.
 
@@ -89,6 +92,7 @@ class EnvFn:
         section = read_section(_EnvKeys, given, "env")
         self.env_id = section.env_id
         self.eval_opponent = section.eval_opponent
+        self.info_numbers = section.info_numbers
         self.kwargs: dict[str, Any] = to_plain(section.kwargs)
         self.wrappers: list[dict[str, Any]] = [
             {"type": entry} if isinstance(entry, str) else to_plain(entry)
@@ -108,6 +112,8 @@ class EnvFn:
         """
         options = {"disable_env_checker": True, **self.kwargs}
         env = self._make(lambda spec: gym.make(spec, **options))
+        if self.wrappers:
+            env = RawReturn(env)
         for index, section in enumerate(self.wrappers):
             env = _wrap(env, section, f"env.wrappers[{index}]")
         if self.eval_opponent is not None and player_num(env) > 1:

@@ -26,11 +26,9 @@ from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.pytree import part_of
+from dingsdk.envs.last_info import EPISODE_INFO, EPISODE_RETURN, PLAYERS
 from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 from dingsdk.plugins.user_functions import find_function
-
-PLAYERS = "players"
-"""Info key: a list of one dict per player."""
 
 Opponent = Callable[[Any, Any, NDArray[np.bool_] | None, np.random.Generator], Any]
 """``opponent(obs, action_space, action_mask, rng)`` returns an action; the mask is bool[actions],
@@ -238,12 +236,12 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
             total += reward
         own = self._own(info)
         if terminated or truncated:
-            own["episode_info"] = {**own.get("episode_info", {}), "points": self._points()}
+            own[EPISODE_INFO] = {**own.get(EPISODE_INFO, {}), "points": self._points()}
         return part_of(self._all_obs, 0), total, terminated, truncated, own
 
     def _points(self) -> float:
         returns = [
-            float(np.sum(info.get("eval_episode_return", gained)))
+            float(np.sum(info.get(EPISODE_RETURN, gained)))
             for info, gained in zip(self._players, self._returns, strict=True)
         ]
         return (1.0 + float(np.sign(returns[0] - max(returns[1:])))) / 2

@@ -23,8 +23,6 @@ from dingsdk.data.action_mask import open_masks
 from dingsdk.data.pytree import map_leaves, part_of
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
-    ABNORMAL,
-    EPISODE_INFO,
     ERROR,
     GuardedEnv,
     GuardedEnvFn,
@@ -32,6 +30,7 @@ from dingsdk.envs.guard import (
     count_failure,
     restart_seed,
 )
+from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
 from dingsdk.runtime.deadline import set_patience

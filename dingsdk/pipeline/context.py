@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.config.section import Number
@@ -15,6 +17,7 @@ from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.saved_run import JournaledRun, Save
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Patience
+from dingsdk.worker.collector.episode_numbers import Summaries
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.sample_counts import SampleCounts
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from dingsdk.pipeline.worker import WorkerGroup
     from dingsdk.worker import LearnerHook
     from dingsdk.worker.comm.master import Master
+
+_log = logging.getLogger(__name__)
 
 NO_LIMIT = 10**9
 """Default of the learner's ``train_iterations``; it is too large for any run to reach."""
@@ -41,6 +46,8 @@ class Evaluation:
         train_iter: Iterations that the evaluated policy was trained for.
         player: The evaluated player; None for the first player, or the only one.
         opponent: Who played the others, of ``env.eval_opponents``; None if no games were played.
+        numbers: The numbers that the env told of the episodes, by name: ``mean``, ``min`` and
+            ``max`` over the episodes that have it.
     """
 
     elapsed_s: float
@@ -52,6 +59,12 @@ class Evaluation:
     episodes: int
     player: str | None = None
     opponent: str | None = None
+    numbers: Summaries = field(default_factory=dict)
+
+    @property
+    def number_means(self) -> dict[str, float]:
+        """The means of ``numbers``."""
+        return {name: each["mean"] for name, each in self.numbers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,7 @@ class RunStatus:
         loaded_env_steps, loaded_train_iter: Counts of the checkpoint that the run began with,
             which ``env_steps`` and ``train_iter`` include; 0 for new weights.
         players: If several players train, the status of each by its id, in order.
+        numbers: Means of the ``numbers`` of the last evaluation.
     """
 
     env_steps: Number = 0
@@ -158,6 +172,7 @@ class RunStatus:
     loaded_env_steps: Number = 0
     loaded_train_iter: Number = 0
     players: Mapping[str, PlayerStatus] = field(default_factory=dict)
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class RunRecorder:
@@ -206,6 +221,7 @@ class RunRecorder:
         train_iter: int,
         player: str | None = None,
         opponent: str | None = None,
+        numbers: Summaries = MappingProxyType({}),
     ) -> Evaluation:
         """Record one evaluation from its returns: one per episode, at least one."""
         evaluation = Evaluation(
@@ -218,6 +234,7 @@ class RunRecorder:
             episodes=len(returns),
             player=player,
             opponent=opponent,
+            numbers={name: dict(each) for name, each in numbers.items()},
         )
         self.take(evaluation)
         return evaluation
@@ -354,6 +371,7 @@ class RunContext:
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)
     loaded: PlayerProgress = NO_PROGRESS
+    _has_missed: bool = False
 
     def patience(self) -> Patience:
         """Return a new ``Patience`` for writes, which ends its wait when the run has to stop."""
@@ -367,11 +385,29 @@ class RunContext:
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
 
+    def warn_of_missing_numbers(self) -> None:
+        """Warn, once, of names in ``env.info_numbers`` that no evaluated episode has had so far."""
+        chosen = self.cfg.env.get("info_numbers") or ()
+        if self._has_missed or isinstance(chosen, str):
+            return
+        found = {name for each in self.recorder.all_evaluations for name in each.numbers}
+        missing = [name for name in chosen if name not in found]
+        if missing:
+            self._has_missed = True
+            _log.warning(
+                "env.info_numbers names %s, and so far no last info of an evaluated episode had a "
+                "finite number there%s",
+                ", ".join(map(repr, missing)),
+                f"; it had {', '.join(sorted(found))}" if found else "",
+            )
+
     def known(self, players: Mapping[str, PlayerProgress]) -> dict[str, Any]:
         """Return the fields of ``RunStatus`` that the context knows; ``players`` are in order."""
         train_iter = self.cfg.policy.learn.learner.train_iterations
         first = self.recorder.progress_of(None, 0, 0)
+        evaluations = self.recorder.evaluations
         return {
+            "numbers": evaluations[-1].number_means if evaluations else {},
             "last_return": first.last_return,
             "best_return": first.best_return,
             "elapsed_s": self.recorder.elapsed_s,
@@ -397,7 +433,7 @@ class RunContext:
         if not answers.has_listener("should_stop"):
             return None
         status = self.status()
-        names = ("elapsed_s", "last_return", "best_return", "buffer_fill", "workers")
+        names = ("elapsed_s", "last_return", "best_return", "buffer_fill", "workers", "numbers")
         facts = {name: getattr(status, name) for name in names}
         facts |= {"env_steps": env_steps, "train_iter": train_iter}
         self.stopped_by = answers.should_stop(run_dir=self.run_dir, status=facts)

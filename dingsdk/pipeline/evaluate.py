@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dingsdk.pipeline.user_objects import numbered_run
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import create_serial_evaluator
+from dingsdk.worker.collector.episode_numbers import Summaries, summaries
 from dingsdk.worker.evaluator.base import returns_of
 
 
@@ -29,12 +30,14 @@ class EvalResult:
         checkpoint: The checkpoint that was evaluated.
         train_iter: Iterations that its policy was trained for.
         returns: Undiscounted return of each episode.
+        numbers: As in ``Evaluation``.
     """
 
     env_id: str
     checkpoint: Path
     train_iter: int
     returns: tuple[float, ...]
+    numbers: Summaries = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -105,4 +108,5 @@ def evaluate(
         checkpoint=found.path,
         train_iter=found.iteration,
         returns=tuple(returns_of(info)),
+        numbers=summaries(info) if isinstance(info, Mapping) else {},
     )

@@ -14,6 +14,7 @@ from dingsdk.pipeline.context import RunContext, best_of
 from dingsdk.plugins import observe
 from dingsdk.worker import Coordinator
 from dingsdk.worker.collector.battle import game_statistics
+from dingsdk.worker.collector.episode_numbers import summary_statistics
 from dingsdk.worker.collector.rollout import return_statistics
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
@@ -74,16 +75,21 @@ class ParallelResults:
         player = info.get("player")
         env_steps = int(info["env_steps"])
         tb_logger = self.tb_logger(player)
+        numbers = info.get("numbers") or {}
         evaluation = self._context.recorder.add_evaluation(
-            returns, env_steps, int(info["train_iter"]), player, info.get("opponent")
+            returns, env_steps, int(info["train_iter"]), player, info.get("opponent"), numbers
         )
+        self._context.warn_of_missing_numbers()
         self.coordinator.note_evaluation(dataclasses.asdict(evaluation))
         if self._is_due("evaluate", player):
             write_statistics(
                 tb_logger,
                 "evaluator",
-                evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
-                | info.get("episode_info", {}),
+                info.get("episode_info", {})
+                | summary_statistics(numbers)
+                | evaluation_statistics(
+                    returns, info.get("step_count", 0), info.get("duration", 0.0)
+                ),
                 evaluation.train_iter,
                 env_steps,
             )
@@ -163,7 +169,7 @@ def write_collected(
     """Write the statistics and settings of a collecting task, with the names of serial mode."""
     returns, steps = finished.get("reward_raw") or [], int(finished.get("step_count", 0))
     samples, seconds = finished.get("sample_count", 0), max(finished.get("duration", 0.0), 1e-9)
-    statistics = {
+    statistics = summary_statistics(finished.get("numbers") or {}) | {
         "episode_count": len(returns),
         "envstep_count": steps,
         "train_sample_count": samples,

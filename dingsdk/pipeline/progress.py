@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from dingsdk.pipeline.context import Evaluation, RunStatus
+from dingsdk.worker.collector.episode_numbers import in_words
 
 TERMINAL_INTERVAL_S = 0.5
 """Interval at which the live table is drawn again."""
@@ -135,10 +136,12 @@ class ConsoleProgress:
         """Print one line for an evaluation; a terminal keeps it above the live table."""
         of = "" if evaluation.player is None else f" of {evaluation.player}"
         against = "" if evaluation.opponent is None else f" against {evaluation.opponent}"
+        numbers = "".join(f", {each}" for each in in_words(evaluation.number_means))
         self._console.print(
             f"[{self._time(evaluation.elapsed_s)}] evaluation{of}{against}: "
             f"mean return {evaluation.mean:.1f} "
-            f"({evaluation.min:.0f} to {evaluation.max:.0f}, {evaluation.episodes} episodes) "
+            f"({evaluation.min:.0f} to {evaluation.max:.0f}, {evaluation.episodes} episodes)"
+            f"{numbers} "
             f"after {_env_steps(evaluation)}iteration {evaluation.train_iter:,}",
             highlight=False,
             markup=False,
@@ -170,6 +173,7 @@ class ConsoleProgress:
             f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)" if has_steps else "",
             f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
             f"return {_number(status.last_return)} (best {_number(status.best_return)})",
+            *in_words(status.numbers),
             f"loss {status.loss:.4g}" if status.loss is not None else "",
             _exploration(status),
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",

@@ -30,8 +30,10 @@ class EnvSection(Section, frozen=True, kw_only=True):
         kwargs: Keyword arguments for ``gymnasium.make``.
         wrappers: Wrappers by type key, innermost first. Each is a type, or a section with ``type``,
             the arguments of the wrapper and ``evaluate``: whether the envs of evaluations have it
-            too (default: true, but false for ``clip_reward`` and ``NormalizeReward``, so that
-            evaluations and ``stop_value`` are in the env's own rewards).
+            too (default: true, but false for ``clip_reward`` and ``NormalizeReward``). The returns
+            of a run are sums of the env's own rewards, beneath all wrappers of this list.
+        info_numbers: Numbers and booleans in the last ``info`` of each episode to show and log with
+            the returns: a list of their names, or ``all`` for all that are numbers.
         collector_env_num: Number of envs that a collector steps together.
         evaluator_env_num: Number of envs that an evaluator steps together.
         n_evaluator_episode: Episodes of one evaluation, spread evenly over the envs.
@@ -51,6 +53,7 @@ class EnvSection(Section, frozen=True, kw_only=True):
     env_id: str | None = None
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     wrappers: list[Any] = msgspec.field(default_factory=list)
+    info_numbers: Literal["all"] | list[str] = msgspec.field(default_factory=list)
     collector_env_num: SmallCount = 8
     evaluator_env_num: SmallCount = 5
     n_evaluator_episode: Count = 5

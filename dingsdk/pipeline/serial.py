@@ -39,6 +39,7 @@ from dingsdk.worker import (
     get_serial_evaluator_cls,
 )
 from dingsdk.worker.collector.dataset import no_batch
+from dingsdk.worker.collector.episode_numbers import summaries
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
@@ -235,7 +236,11 @@ def _evaluate(context: RunContext, workers: Workers) -> bool:
     is_reached, info = evaluation_of(workers.evaluator, save, train_iter, envstep)
     plays = workers.player_num > 1 and plays_episodes(workers.evaluator)
     opponent = context.cfg.env.eval_opponents[-1] if plays else None
-    context.recorder.add_evaluation(returns_of(info), envstep, train_iter, workers.player, opponent)
+    numbers = summaries(info) if isinstance(info, Mapping) else {}
+    context.recorder.add_evaluation(
+        returns_of(info), envstep, train_iter, workers.player, opponent, numbers
+    )
+    context.warn_of_missing_numbers()
     return bool(is_reached) and workers.player is None
 
 

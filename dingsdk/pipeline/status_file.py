@@ -59,6 +59,7 @@ CURVES = (
     "workers",
     "policy_lag",
     "exploration",
+    "numbers",
     "columns",
 )
 """The fields of the status that are in a line of ``progress.jsonl``."""
@@ -199,7 +200,7 @@ class StatusRecord(RunStatus):
     updates_per_s: float | None
     left_s: float | None
     columns: dict[str, Scalar]
-    evaluations: list[dict[str, Scalar]]
+    evaluations: list[dict[str, Scalar | dict[str, dict[str, Scalar]]]]
 
 
 def read_record(folder: Folder) -> dict[str, Any]:

@@ -138,10 +138,11 @@ def dingsdk_should_stop(run_dir: Path, status: Mapping[str, Any]) -> str | None:
     """Return a text that says why the run has to end now, or None to let it continue.
 
     ``status`` has ``env_steps``, ``train_iter``, ``elapsed_s``, ``last_return``, ``best_return``
-    (both None before an evaluation), ``buffer_fill`` and ``workers``. The run ends as at a limit,
-    with a checkpoint and a last evaluation; ``result.json`` has the text as ``stopped_by``. Called
-    in the process that started the run: in serial mode before each collect, in parallel mode
-    ten times a second.
+    (both None before an evaluation), ``buffer_fill``, ``workers``, and ``numbers``: the means of
+    the numbers of the env in the last evaluation, by name. The run ends as at a limit, with a
+    checkpoint and a last evaluation; ``result.json`` has the text as ``stopped_by``. Called in the
+    process that started the run: in serial mode before each collect, in parallel mode ten times a
+    second.
     """
 
 
@@ -205,8 +206,13 @@ def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object)
 
 
 @hookspec
-def dingsdk_after_episode(source: str, env_id: int, episode_return: float, length: int) -> None:
+def dingsdk_after_episode(
+    source: str, env_id: int, episode_return: float, length: int, numbers: Mapping[str, float]
+) -> None:
     """An episode ended after ``length`` env steps, with the undiscounted ``episode_return``.
+
+    ``numbers`` are those that the env told of the episode: the chosen ones of
+    ``env.info_numbers``, and those of its ``episode_info``; none is NaN or infinite.
 
     ``source`` is the instance name of the collector or evaluator; ``evaluator`` if a collector of
     parallel mode evaluates. Called in the process and thread that plays the episode.

@@ -483,8 +483,9 @@ class ObserverBench(RuleBench[Any]):
         run_dir.mkdir(exist_ok=True)
         config = copy.deepcopy(self.config)
         config.exp_name = name
-        status = {"env_steps": 64, "train_iter": 2, "elapsed_s": 1.0, "buffer_fill": 64,
-                  "workers": 1, "last_return": mean_return, "best_return": mean_return}  # fmt: skip
+        status: Facts = {"env_steps": 64, "train_iter": 2, "elapsed_s": 1.0, "buffer_fill": 64,
+                         "workers": 1, "last_return": mean_return, "best_return": mean_return,
+                         "numbers": {}}  # fmt: skip
         result = self.result(config, run_dir, mean_return)
         plugin = {"plugin": self._make, "name": "observer", "manager": self.manager}
         return [
@@ -515,7 +516,8 @@ class ObserverBench(RuleBench[Any]):
     def work(self, run_dir: Path) -> list[tuple[str, Facts]]:
         """Return the hooks that workers call, in this process or another one."""
         task, answer = self.task, TaskAnswer("t1", True, {"message": "collector task has started"})
-        episode = {"source": "collector", "env_id": 0, "episode_return": 5.0, "length": 5}
+        episode = {"source": "collector", "env_id": 0, "episode_return": 5.0, "length": 5,
+                   "numbers": {"is_success": 1.0}}  # fmt: skip
         collect = {"source": "collector", "sample_count": 32, "envstep": 32, "train_iter": 0}
         evaluation = {"source": "evaluator", "mean_return": 5.0, "train_iter": 2, "envstep": 64}
         with closing(small_learner(str(run_dir))) as learner:

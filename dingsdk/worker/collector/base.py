@@ -12,6 +12,11 @@ from dingsdk.config import PartSection, Whole
 from dingsdk.data.capture import capture
 from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
+from dingsdk.worker.collector.episode_numbers import (
+    numbers_of_episode,
+    summaries_of_episodes,
+    summary_statistics,
+)
 from dingsdk.worker.collector.rollout import EpisodeRecord, return_statistics, tell_observers
 from dingsdk.worker.run_logger import floats_of, write_statistics
 from dingsdk.worker.serial_worker import SerialWorker, whole_number
@@ -108,7 +113,11 @@ class ISerialCollector(SerialWorker):
         # Logs use no other info, and infos may hold objects of the env that cannot be saved.
         kept = ("players", "names")
         finished = [
-            (*each[:3], {key: each.info[key] for key in kept if key in each.info})
+            (
+                *each[:3],
+                {key: each.info[key] for key in kept if key in each.info}
+                or numbers_of_episode(each),
+            )
             for each in self._finished
         ]
         return {**super().state_dict(), "finished": capture(finished, "finished")}
@@ -197,7 +206,9 @@ class ISerialCollector(SerialWorker):
         lengths = np.array([each.length for each in self._finished])
         seconds = max(self._duration_s, 1e-9)
         episodes = len(self._finished)
+        numbers = summaries_of_episodes(map(numbers_of_episode, self._finished))
         return {
+            **summary_statistics(numbers),
             "episode_count": episodes,
             "envstep_count": self._logged_envsteps,
             "avg_envstep_per_episode": float(lengths.mean()),

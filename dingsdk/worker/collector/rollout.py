@@ -22,6 +22,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import observe
 from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.worker.collector.episode_numbers import numbers_of_episode
 from dingsdk.worker.collector.policy_output import RandomActions
 
 _log = logging.getLogger(__name__)
@@ -36,9 +37,11 @@ class EpisodeRecord(NamedTuple):
 
     Attributes:
         env_id: The env it ran in.
-        episode_return: Undiscounted sum of rewards, or the return that the env reports.
+        episode_return: Undiscounted sum of the env's own rewards, beneath the wrappers of the
+            config, or the return that the env reports.
         length: Number of transitions, >= 1.
-        info: Further statistics that the env reported at the end.
+        info: Further statistics that the env reported at the end, and the chosen numbers of
+            ``env.info_numbers``.
     """
 
     env_id: int
@@ -64,8 +67,14 @@ def tell_observers(source: str, episodes: Iterable[EpisodeRecord]) -> None:
     if not observers.has_listener("after_episode"):
         return
     after_episode = observers.after_episode
-    for env_id, episode_return, length, _ in episodes:
-        after_episode(source=source, env_id=env_id, episode_return=episode_return, length=length)
+    for each in episodes:
+        after_episode(
+            source=source,
+            env_id=each.env_id,
+            episode_return=each.episode_return,
+            length=each.length,
+            numbers=numbers_of_episode(each),
+        )
 
 
 def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from dingsdk.data import SampleBatch, derive_seed
 from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.worker.collector.env_pool import EnvKind
+from dingsdk.worker.collector.episode_numbers import numbers_of_episode
 from dingsdk.worker.collector.rollout import Rollout
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
@@ -160,6 +161,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
             ended = self._serial.last_episodes
             returns = [each.episode_return for each in ended or ()]
             self._lengths.extend(each.length for each in ended or ())
+            self._numbers.extend(filter(None, map(numbers_of_episode, ended or ())))
             # Collectors that do not set `last_episodes` play the episodes that the policy asks for.
             asked = self._cfg["policy"]["collect"].get("n_episode") or 0
             self._unsent_episodes += asked if ended is None else len(returns)

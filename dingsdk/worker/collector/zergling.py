@@ -19,6 +19,11 @@ from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
 from dingsdk.policy.base import mixes_versions, piece_of
 from dingsdk.worker.collector.env_pool import EnvKind, Unfinished
+from dingsdk.worker.collector.episode_numbers import (
+    numbers_of_episode,
+    summaries,
+    summaries_of_episodes,
+)
 from dingsdk.worker.collector.factory import (
     create_collecting_rollout,
     create_measuring_rollout,
@@ -99,6 +104,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._last_update = -math.inf
         self._returns: deque[float] = deque(maxlen=MAX_RETURNS_KEPT)
         self._lengths: deque[int] = deque(maxlen=MAX_RETURNS_KEPT)
+        self._numbers: deque[Mapping[str, float]] = deque(maxlen=MAX_RETURNS_KEPT)
         self._infos: list[Mapping[str, Any]] = []  # infos of an evaluation's episodes
         self._episode_count = 0
         self._sample_count = 0
@@ -129,8 +135,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
         """Return the result of the task.
 
         Returns:
-            Counts, mean times in s (0 if nothing was counted), and the episode returns
-            (``reward_mean`` is 0 without an episode).
+            Counts, mean times in s (0 if nothing was counted), the episode returns
+            (``reward_mean`` is 0 without an episode), and summaries of the episodes' ``numbers``.
         """
         duration = self._duration_s or max(time.time() - self._start_time, 0.0)
         episodes, samples, steps = self._counts().values()
@@ -158,10 +164,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
             "finish_time": time.time(),
         }
         if self._eval_flag:
-            info["episode_info"] = numbers_of(self._episode_info())
+            merged = self._episode_info()
+            info["episode_info"], info["numbers"] = numbers_of(merged), summaries(merged)
             info["opponent"] = self._opponent
         else:
             info["collect_setting"] = dict(self.collect_setting)
+            info["numbers"] = summaries_of_episodes(self._numbers)
         return info
 
     @property
@@ -302,6 +310,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         own = [each for each in episodes if self._is_own(each)]
         self._returns.extend(each.episode_return for each in own)
         self._lengths.extend(each.length for each in own)
+        self._numbers.extend(filter(None, map(numbers_of_episode, own)))
         if self._eval_flag:
             self._infos.extend(info_of(each) for each in episodes)
         tell_observers("evaluator" if self._eval_flag else self._instance_name, episodes)

@@ -16,6 +16,7 @@ from dingsdk.config import Count, Section
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.runtime.files import ensure_dir
+from dingsdk.worker.collector.episode_numbers import summaries, summary_statistics
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, tell_observers
 from dingsdk.worker.evaluator.base import ISerialEvaluator
@@ -147,9 +148,11 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 rollout.episodes = []
         seconds = time.perf_counter() - started
         info = monitor.get_episode_info() or {}
-        statistics = evaluation_statistics(monitor.get_episode_return(), rollout.env_steps, seconds)
+        statistics = numbers_of(info) | summary_statistics(summaries(info))
+        statistics |= evaluation_statistics(
+            monitor.get_episode_return(), rollout.env_steps, seconds
+        )
         mean = statistics["reward_mean"]
-        statistics |= numbers_of(info)
         if self._log_pace.is_due():
             self._report(statistics, train_iter, envstep)
             returns = monitor.get_episode_return()

@@ -60,6 +60,7 @@ class _Collector:
         yield from self._of_workers()
         yield from self._named("exploration", "Settings of the collect policy.", "exploration")
         yield from self._named("policy_lag", "Versions that trained samples are old.", "policy_lag")
+        yield from self._named("number", "Means of the env's numbers, last evaluation.", "numbers")
         yield from self._named("column", "What plugins show.", "columns")
 
     def _filled(self, family: Any, name: str) -> Any:

@@ -49,6 +49,7 @@ STATUS: dict[str, Any] = {
     ],
     "loss": 0.25,
     "exploration": {"eps": 0.1},
+    "numbers": {"is_success": 0.8},
     "max_env_steps": 5000,
     "max_train_iter": None,
     "goal": 100.0,
@@ -74,6 +75,7 @@ STATUS: dict[str, Any] = {
             "mean": 50.5,
             "min": 40.0,
             "max": 61.0,
+            "numbers": {"is_success": {"mean": 0.8, "min": 0.0, "max": 1.0}},
         },
     ],
 }

@@ -212,6 +212,7 @@ def test_metrics_can_be_read_by_prometheus_and_ended_runs_have_no_rates(
         tasks=[task],
         samples={**counts, "evicted": {}},
         exploration={},
+        numbers={},
         policy_lag=None,
         columns={"gpu": 1, "phase": None},
     )
@@ -248,6 +249,7 @@ def test_metrics_can_be_read_by_prometheus_and_ended_runs_have_no_rates(
         ("worker_lease_s", "cartpole", "l0", "learner"): 8,
         ("worker_per_s", "cartpole", "c0", "collector"): 41.5,
         ("exploration", "cartpole", "eps"): 0.1,
+        ("number", "cartpole", "is_success"): 0.8,
         ("policy_lag", "cartpole", "mean"): 1.5,
         ("policy_lag", "cartpole", "p99"): 2,
         ("policy_lag", "cartpole", "largest"): 3,

@@ -137,9 +137,9 @@ def test_episode_statistics_are_put_into_the_info() -> None:
         for _ in range(2):
             for _ in range(3):
                 timestep = manager.step({0: 0})[0]
-            own = {"episode_length": 3, "episode_return": 3.0}
+            own = {"episode_length": 3, "episode_return": 3.0, "eval_episode_return": 3.0}
             assert timestep.info["episode_info"] == own
-            assert timestep.info["eval_episode_return"] == 1.5
+            assert timestep.info["eval_episode_return"] == 3.0
 
 
 def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> None:

@@ -165,6 +165,8 @@ def test_statistics_are_written_over_iterations_and_env_steps(make_evaluator, po
         "reward_max": 30,
         "reward_min": 2,
         "length_mean": 66 / 5,
+        "length_max": 30,
+        "length_min": 2,
         "eval_episode_return_mean": 66 / 5,
     }
     seconds = writer.scalars["evaluator_iter/evaluate_time"][0]

@@ -73,6 +73,7 @@ def test_plugin_ends_a_run_and_adds_to_its_result(
         "best_return",
         "buffer_fill",
         "workers",
+        "numbers",
     }
     written = json.loads((result.run_dir / "result.json").read_text())
     assert (written["reason"], written["stopped_by"]) == ("stopped", "enough seen")

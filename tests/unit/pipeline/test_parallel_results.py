@@ -99,7 +99,7 @@ def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -
             told.append((source, mean_return, train_iter, envstep))
 
     section = SimpleNamespace(storage_timeout_s=1.0)
-    cfg = SimpleNamespace(system=SimpleNamespace(coordinator=section))
+    cfg = SimpleNamespace(system=SimpleNamespace(coordinator=section), env={})
     context = RunContext(cfg=cfg, run_dir=tmp_path)
     plugins = PluginManager()
     plugins.register_plugin(Observer(), "observer")

@@ -39,6 +39,7 @@ STATUS = RunStatus(
     elapsed_s=10.0,
     loss=0.12345678,
     exploration={"eps": 0.25},
+    numbers={"is_success": 0.8249, "score": 1234.5},
     policy_lag={"mean": 1.25, "p99": 2, "largest": 3},
     max_env_steps=120_000,
 )
@@ -59,12 +60,13 @@ def without_codes(out: io.StringIO) -> str:
 
 def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins() -> None:
     text = shown(STATUS, is_terminal=True)
-    last = text.splitlines()[-7:]
+    last = text.splitlines()[-8:]
 
     assert [re.split(r"\s{2,}", line.strip()) for line in last] == [
         ["10.0 s", "goal 500"],
         ["12,000 env steps (1,200/s)", "3,000 iterations (300/s)"],
-        ["return 20.0 (best 30.0)", "loss 0.1235"],
+        ["return 20.0 (best 30.0)", "success 0.82"],
+        ["score 1,234.50", "loss 0.1235"],
         ["eps 0.25", "buffer 10/64"],
         ["policy v3000, lag 1.2", "3 workers"],
         ["1 min 30 s left", "gpu 0.5123"],
@@ -77,8 +79,8 @@ def test_plain_line_shows_the_same_values() -> None:
 
     assert line == (
         "[  10.0 s] 12,000 env steps (1,200/s), 3,000 iterations (300/s), return 20.0 (best 30.0), "
-        "loss 0.1235, eps 0.25, buffer 10/64, policy v3000, lag 1.2, 3 workers, 1 min 30 s left, "
-        "gpu 0.5123, phase warm"
+        "success 0.82, score 1,234.50, loss 0.1235, eps 0.25, buffer 10/64, policy v3000, lag 1.2, "
+        "3 workers, 1 min 30 s left, gpu 0.5123, phase warm"
     )
 
 
@@ -95,12 +97,17 @@ def test_evaluation_line_names_its_player_and_opponent() -> None:
     console = Console(file=out, force_terminal=False, width=300)
     progress = ConsoleProgress(console, lambda: STATUS, 500.0)
     progress.on_evaluation(Evaluation(61.25, 12_000, 3_000, 20.04, 9.6, 31.2, 5))
+    of_one = {"mean": 0.02, "min": 0.0, "max": 1.0}
+    numbers = {"is_success": of_one, **{f"n{index}": of_one for index in range(4)}}
+    progress.on_evaluation(Evaluation(6.0, 10, 2, 1.0, 1.0, 1.0, 1, numbers=numbers))
     progress.on_evaluation(Evaluation(7.0, 10, 2, -1.0, -1.0, -1.0, 1, player="player_1"))
     progress.on_evaluation(Evaluation(8.0, 10, 2, 1.0, 1.0, 1.0, 1, "player_1", "random"))
 
     assert out.getvalue().splitlines() == [
         "[  61.2 s] evaluation: mean return 20.0 (10 to 31, 5 episodes) after 12,000 env steps, "
         "iteration 3,000",
+        "[   6.0 s] evaluation: mean return 1.0 (1 to 1, 1 episodes), success 0.02, n0 0.02, "
+        "n1 0.02, n2 0.02 after 10 env steps, iteration 2",
         "[   7.0 s] evaluation of player_1: mean return -1.0 (-1 to -1, 1 episodes) after "
         "10 env steps, iteration 2",
         "[   8.0 s] evaluation of player_1 against random: mean return 1.0 (1 to 1, 1 episodes) "

@@ -100,6 +100,7 @@ function drawTiles(run) {
     ["policy lag", lag ? `${number(lag.mean, 1)} (most ${number(lag.largest)})` : "-"],
     ["workers", `${number(s.workers)}${s.mode ? `, ${s.mode}` : ""}`],
     ["elapsed", duration(s.elapsed_s)],
+    ...Object.entries(s.numbers || {}).map(([name, value]) => [name, number(value)]),
     ["left to the limit", run.state === "over" ? "-" : duration(s.left_s)],
     ...Object.entries(s.columns || {}).map(([name, value]) => [name, isNumber(value) ? number(value) : String(value ?? "-")]),
   ];
