@@ -13,6 +13,9 @@ from dingsdk.data.sample_batch import SampleBatch
 COLLECTED = ("collect_iter", "seed", "env_id", "episode_return")
 """Their names: version of the policy, seed of the level, id of the env, return of the episode."""
 
+NO_VERSION = -1
+"""The ``collect_iter`` of samples that no version of the policy collected: demonstrations."""
+
 
 def with_collected(
     samples: SampleBatch, columns: Mapping[str, NDArray[Any]], ends: NDArray[np.int64]

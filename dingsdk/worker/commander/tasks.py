@@ -74,6 +74,7 @@ def learner_task(
         "buffer_id": buffer_id,
         "learner_cfg": learner_cfg,
         "replay_buffer_cfg": buffer_section(cfg),
+        "demonstrations": demonstrations_task(cfg),
         "policy": to_plain(cfg["policy"]),
         "seed": derive_seed(int(cfg["seed"]), *branch),
     }
@@ -85,6 +86,15 @@ def buffer_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
     if buffer_cfg.get("seed", 0) is None:
         buffer_cfg["seed"] = derive_seed(int(cfg["seed"]), "buffer")
     return buffer_cfg
+
+
+def demonstrations_task(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the section of a run's demonstrations with the spaces of its env; None without any."""
+    section = cfg["policy"]["other"].get("demonstrations") or {}
+    if not section.get("path"):
+        return None
+    spaces = {name: cfg["env"][name] for name in ("observation_space", "action_space")}
+    return dict(to_plain({**section, **spaces}))
 
 
 def _env(cfg: Mapping[str, Any], eval_flag: bool) -> tuple[dict[str, Any], dict[str, Any]]:
