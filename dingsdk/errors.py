@@ -149,6 +149,15 @@ class DataMissingError(DingError, LookupError):
     """A payload that is not in the store. Facts: ``data_id``."""
 
 
+class DatasetError(DingError, ValueError):
+    """A data set that is missing, damaged, or does not fit.
+
+    Facts: ``source`` (its file or name), ``column``, if one is to blame.
+    """
+
+    is_user_mistake = True
+
+
 class ConflictError(DingError, ValueError):
     """Different content for an id that is already stored. Facts: ``data_id``."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dingsdk.data.container import encode_frame as encode_frame
     from dingsdk.data.container import encode_json as encode_json
     from dingsdk.data.container import encode_safetensors as encode_safetensors
+    from dingsdk.data.dataset import Dataset as Dataset
     from dingsdk.data.pytree import map_leaves as map_leaves
     from dingsdk.data.pytree import part_of as part_of
     from dingsdk.data.sample_batch import SampleBatch as SampleBatch

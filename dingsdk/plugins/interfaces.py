@@ -43,6 +43,7 @@ INTERFACES: Mapping[str, Interface] = {
     "commanders": Interface("dingsdk.worker:BaseParallelCommander", 1),
     "serial_commanders": Interface("dingsdk.worker:BaseSerialCommander", 6),
     "leagues": Interface("dingsdk.worker:OneVsOneLeague", 1, ("seed",)),
+    "datasets": Interface("dingsdk.worker:DatasetFormat", 0),
     "policies": Interface("", 1, ("enable_field", "seed")),
     "env_managers": Interface("dingsdk.envs:EnvManager", 2),
     "env_wrappers": Interface("", 1),

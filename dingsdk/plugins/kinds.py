@@ -33,6 +33,10 @@ KINDS: Mapping[str, str] = {
         "`cls(cfg, learner, collector, evaluator, replay_buffer, policy)`"
     ),
     "leagues": "leagues of players, `cls(cfg)`",
+    "datasets": (
+        "formats and collections of recorded data, `cls()`, each a `dingsdk.worker.DatasetFormat`; "
+        "its data sets are named `KEY:NAME`"
+    ),
     "policies": "policies, each with the modes of `dingsdk.policy`",
     "env_managers": "environments that are stepped together, `cls(cfg, env_fns)`",
     "env_wrappers": "callables `wrapper(env, **kwargs) -> gymnasium.Env`",

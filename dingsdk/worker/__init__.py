@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from dingsdk.worker.commander.tasks import learner_task as learner_task
     from dingsdk.worker.coordinator import Coordinator as Coordinator
     from dingsdk.worker.coordinator import TaskState as TaskState
+    from dingsdk.worker.datasets import DatasetFormat as DatasetFormat
+    from dingsdk.worker.datasets import read_dataset as read_dataset
+    from dingsdk.worker.datasets import write_dataset as write_dataset
     from dingsdk.worker.evaluator.base import ISerialEvaluator as ISerialEvaluator
     from dingsdk.worker.evaluator.battle import (
         BattleInteractionSerialEvaluator as BattleInteractionSerialEvaluator,
