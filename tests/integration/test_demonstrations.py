@@ -36,12 +36,13 @@ class SharePolicy(DQNPolicy):
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         is_shown = batch["collect_iter"] < 0
         assert is_shown.tolist() == [False] * 12 + [True] * 4
-        # The recorded rewards are 2; those of the env are 1, in sums of up to four.
-        assert (batch["reward"][is_shown] % 2).max() == 0
+        # The recorded rewards are 5 and those of the env 1, in sums of one or two steps.
+        assert batch["reward"][is_shown].min() >= 5
+        assert batch["reward"][~is_shown].max() < 2
         return super().learn(batch)
 
 
-def recorded(path: Path, steps: int = 120, reward: float = 2.0) -> Path:
+def recorded(path: Path, steps: int = 120, reward: float = 5.0) -> Path:
     """Write episodes of a rule that balances the pole, of 40 steps each; return the path."""
     env, rows = gym.make("CartPole-v1", max_episode_steps=40), list[Any]()
     obs, _ = env.reset(seed=0)
@@ -91,10 +92,10 @@ def test_every_batch_has_the_share_in_both_modes(
         output=tmp_path,
     )
     assert (result.reason, result.train_iter) == ("limit", 200)
-    # The buffer was filled several times over, with collected samples only.
-    assert result.samples.collected > 400
-    assert result.samples.live == 100
     assert result.samples.trained == 200 * 16
+    # Two updates for every 16 samples, as without demonstrations. They replaced each other only.
+    assert 1600 <= result.samples.collected < 1900
+    assert result.samples.evicted["overwritten"] >= 1400
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

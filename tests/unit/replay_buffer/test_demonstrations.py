@@ -129,7 +129,7 @@ def test_priorities_go_to_the_rows_that_were_drawn() -> None:
 
 def test_demonstrations_have_ids_below_zero_and_no_staleness() -> None:
     buffer = prioritized()
-    columns = buffer.sample(6, 5).columns
+    columns = buffer.sample(4, 5).columns
     is_shown = columns["reward"] == SHOWN
     assert (columns["replay_unique_id"] < 0).tolist() == is_shown.tolist()
     assert (columns["replay_unique_id"] == -1 - (columns["obs"] - 1000))[is_shown].all()
@@ -144,14 +144,14 @@ def test_importance_weights_correct_each_draw_and_have_one_scale() -> None:
     wanted = {0.0: 2.0, 1.0: 2 / 3, 1000.0: 1.0, 1001.0: 1.0, 1002.0: 1.0}
     seen = set[float]()
     for _ in range(20):
-        columns = buffer.sample(8, 0).columns
+        columns = buffer.sample(4, 0).columns
         for number, weight in zip(columns["obs"].tolist(), columns["IS"].tolist(), strict=True):
             assert weight == pytest.approx(wanted[number] / 2.0, rel=1e-4)
             seen.add(number)
     assert seen == wanted.keys()
-    set_priorities(buffer, n0=1e300, n1001=1e-300)
+    set_priorities(buffer, n0=1e300, n1001=1e-5)
     for _ in range(20):
-        weights = buffer.sample(8, 0).columns["IS"]
+        weights = buffer.sample(4, 0).columns["IS"]
         assert np.isfinite(weights).all()
         assert (weights <= 1).all()
 

@@ -133,7 +133,8 @@ class PrioritySampler(Sampler):
         if not tree.live:
             return 1.0
         # Weights can differ so much that the quotient is no finite number.
-        return min((tree.total / tree.lowest / tree.live) ** beta, _LARGEST_IMPORTANCE)
+        largest: float = (tree.total / tree.lowest / tree.live) ** beta
+        return min(largest, _LARGEST_IMPORTANCE)
 
     def priorities(self, where: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the last priorities assigned to positions: float64[n]."""
