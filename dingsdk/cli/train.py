@@ -206,10 +206,10 @@ def summary(result: RunResult) -> str:
 
 
 def _outcome(result: RunResult) -> str:
-    spent = (
-        f"{result.env_steps:,} env steps, {result.train_iter:,} iterations, "
-        f"{result.elapsed_s:.1f} s"
-    )
+    # A run on a data set takes no env steps.
+    has_steps = result.env_steps or not result.train_iter
+    steps = f"{result.env_steps:,} env steps, " if has_steps else ""
+    spent = f"{steps}{result.train_iter:,} iterations, {result.elapsed_s:.1f} s"
     last = (
         "no evaluation" if result.last_return is None else f"mean return {result.last_return:.1f}"
     )

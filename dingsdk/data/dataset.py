@@ -29,7 +29,8 @@ class Dataset:
             ``n`` is the number of env steps, at least 1:
 
             - ``obs``: numbers ``[n, ...]``, finite;
-            - ``action``: numbers ``[n, ...]``, finite: integers for discrete actions;
+            - ``action``: numbers ``[n, ...]``, finite: integers for discrete actions, which become
+              int64; others become float32;
             - ``reward``: numbers ``[n]``, finite; it becomes float32;
             - ``next_obs``: as ``obs``, the observation after the action, also where an episode
               ends. If it is left out, it is the ``obs`` of the next row of the piece. Of a last row
@@ -79,6 +80,9 @@ class Dataset:
                 self._check_finite(name, found[name])
         if isinstance(found["action"], dict):
             raise self._wrong("action", "is a dict; actions are one array")
+        is_float = found["action"].dtype.kind == "f"
+        kind = np.float32 if is_float else np.int64
+        found["action"] = found["action"].astype(kind, copy=False)
         found["reward"] = found["reward"].astype(np.float32, copy=False)
         if "next_obs" in found:
             self._check_same("next_obs", found["next_obs"], found["obs"])

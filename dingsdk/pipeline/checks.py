@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.config.plain import find
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, DatasetError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.config import (
     collected_in_batch,
     demonstrations_in,
@@ -103,8 +103,8 @@ class _Run:
 
 
 def _check_use_in_runs(run: _Run) -> str:
-    """The policy, serial collector and evaluator that the config names can be used in a run."""
-    for path in ("policy", "policy.collect.collector", "policy.eval.evaluator"):
+    """The serial collector and evaluator that the config names can be used in a run."""
+    for path in ("policy.collect.collector", "policy.eval.evaluator"):
         if reason := run.fact(path, "not_for_runs", ""):
             kind = find(run.cfg, f"{path}.type")
             return f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python"
@@ -238,7 +238,8 @@ def _check_buffer(run: _Run) -> str:
                 f"{run.policy['type']!r} trains on train samples; set it to true"
             )
         return ""
-    if run.mode == "serial":
+    is_recorded = not run.fact("policy.collect.collector", "needs_env", True)
+    if run.mode == "serial" or is_recorded:
         serves = drawn == gives or (drawn == "sequences" and not by_episode)
     else:
         players = run.fact("policy.collect.parallel_collector", "max_players", 1)
@@ -534,6 +535,8 @@ def _check_demonstrations(run: _Run) -> str:
         why = f"a policy of type {policy['type']!r} is no BasePolicy, which makes samples of them"
     elif (piece := run.fact("policy", "piece", "steps")) == "unroll":
         why = f"a policy of type {policy['type']!r} trains on {piece}s"
+    elif not run.fact(_COLLECTORS[0], "needs_env", True):
+        why = f"a collector of type {run.collector!r} collects nothing beside them"
     elif max(run.fact(path, "max_players", 1) for path in _COLLECTORS) > 1:
         why = "the env has several players"
     elif run.system["replay"]["type"] == "server":
@@ -559,8 +562,8 @@ def check_demonstrations(cfg: Mapping[str, Any]) -> None:
     """Read the demonstrations of a compiled config, if there are any, and check them.
 
     Raises:
-        DatasetError: they cannot be read, or do not fit the env and the policy.
-        ConfigError: there are too few of them, or too many; or the buffer needs another column.
+        ConfigError: they cannot be read, do not fit the env and the policy, or are too few or too
+            many.
     """
     from dingsdk.worker.commander.tasks import demonstrations_task
 
@@ -568,12 +571,11 @@ def check_demonstrations(cfg: Mapping[str, Any]) -> None:
         return
     from dingsdk.worker.demonstrations import check_count, demonstration_samples
 
-    if added := cfg["policy"]["collect"]["added_columns"]:
-        raise refusal(
-            f"policy.other.demonstrations.path: demonstrations do not have {added[0]}, a column of "
-            "policy.collect.added_columns or one that the replay buffer needs; leave one out"
-        )
-    check_count(task, cfg["policy"], len(demonstration_samples(task, cfg["policy"])))
+    try:
+        rows = len(demonstration_samples(task, cfg["policy"]))
+    except (DatasetError, SchemaMismatchError) as error:
+        raise refusal(f"policy.other.demonstrations.path: {error}") from error
+    check_count(task, cfg["policy"], rows)
 
 
 def _check_home(run: _Run) -> str:

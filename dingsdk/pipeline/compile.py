@@ -22,6 +22,7 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.checks import add_columns, check_demonstrations, check_run, drawn_by
 from dingsdk.pipeline.env_probe import try_env
+from dingsdk.pipeline.offline import check_env_given, is_offline, prepare
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
@@ -123,13 +124,18 @@ def compile_config(
         if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
             find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     found = find_class.found
-    if mode != "eval":
+    data = None
+    if mode == "eval":
+        check_env_given(compiled)
+    else:
+        if makes_env or not is_offline(found):
+            data = prepare(compiled, user, found, mode)
         if drawn_by(compiled, found) != "rows":
             compiled["policy"]["traj_len_inf"] = True
         check_run(compiled, found, mode)
         add_columns(compiled, found)
     if makes_env:
-        try_env(compiled, found, mode)
+        try_env(compiled, found, mode, data)
         if mode != "eval":
             check_demonstrations(compiled)
     result = to_easydict(compiled)

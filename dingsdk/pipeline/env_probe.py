@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from dingsdk.config.plain import find, to_easydict
+from dingsdk.data import Dataset
 from dingsdk.data.pytree import flatten
+from dingsdk.errors import ConfigError, DatasetError
 from dingsdk.pipeline.checks import buffer_parts, refusal
 
 _log = logging.getLogger(__name__)
@@ -59,11 +61,14 @@ def _warn_of_statistics(made: Any) -> None:
         layer = inner
 
 
-def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def try_env(
+    compiled: dict[str, Any], classes: Mapping[str, Any], mode: str, data: Dataset | None = None
+) -> None:
     """Make one env, check the config against it, and close it; check what an evaluator imports.
 
     Sets the spaces of the env and the None values of ``policy.model`` in ``compiled``, and checks
-    whether a full replay buffer of its observations fits into memory.
+    whether a full replay buffer of its observations fits into memory. If the run trains on a data
+    set ``data``, it has to fit the spaces; without an env they are derived from it.
 
     Raises:
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
@@ -79,6 +84,9 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     evaluator_class = classes["policy.eval.evaluator"]
     if hasattr(evaluator_class, "check_imports"):
         evaluator_class.check_imports(compiled["policy"]["eval"]["evaluator"])
+    if data is not None and env["env_id"] is None:
+        _fill_from_data(compiled, classes, data)
+        return
     make = EnvFn(env)
     made = make()
     try:
@@ -99,8 +107,11 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         _warn_of_statistics(made)
     finally:
         close_quietly(made)
-    _fill_in(env, {name: describe_space(space) for name, space in found.items()}, env, "env")
-    _fill_in(compiled["policy"]["model"], shapes, env, "policy.model")
+    if data is not None:
+        _check_data(data, *found.values(), f"env.env_id {env['env_id']}")
+    described = {name: describe_space(space) for name, space in found.items()}
+    _fill_in(env, described, env["env_id"], "env")
+    _fill_in(compiled["policy"]["model"], shapes, env["env_id"], "policy.model")
     if mode != "eval":
         _check_memory(compiled, classes, found["observation_space"], mode)
     unroll_len = compiled["policy"]["collect"]["unroll_len"]
@@ -121,6 +132,36 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
             "not take; leave it out and add the wrapper record_video to env.wrappers, or use "
             "--mode serial"
         )
+
+
+def _fill_from_data(compiled: dict[str, Any], classes: Mapping[str, Any], data: Dataset) -> None:
+    """Set spaces and shapes of a run without env: those that the config states, or of the data."""
+    from dingsdk.envs.space_description import describe_space, make_space
+    from dingsdk.worker.dataset_spaces import spaces_of
+
+    env, names = compiled["env"], ("observation_space", "action_space")
+    found = dict(zip(names, spaces_of(data), strict=True))
+    for name in names:
+        if env[name] is not None:
+            found[name] = make_space(env[name], f"env.{name}")
+    _check_data(data, *found.values(), "the config")
+    for name, space in found.items():
+        env[name] = describe_space(space)
+    read = getattr(classes["policy"], "model_from_spaces", None)
+    shapes = {} if read is None else read(*found.values())
+    _fill_in(compiled["policy"]["model"], shapes, data.source, "policy.model")
+    _check_memory(compiled, classes, found["observation_space"], "serial")
+
+
+def _check_data(data: Dataset, observation_space: Any, action_space: Any, name: str) -> None:
+    """Raise ConfigError unless a data set fits the spaces that ``name`` has."""
+    from dingsdk.worker.dataset_spaces import check_dataset
+
+    try:
+        check_dataset(data, observation_space, action_space, name)
+    except DatasetError as error:
+        path = "policy.collect.collector.path"
+        raise ConfigError(f"{path}: {error}", path=path) from error
 
 
 def _check_memory(
@@ -230,18 +271,16 @@ def unknown_without_env(cfg: Mapping[str, Any]) -> list[str]:
     return [path for path in (*spaces, *model) if find(cfg, path) is None]
 
 
-def _fill_in(
-    section: dict[str, Any], read: Mapping[str, Any], env: Mapping[str, Any], path: str
-) -> None:
-    """Replace None by the values that were read from the env, and check the other values."""
+def _fill_in(section: dict[str, Any], read: Mapping[str, Any], source: str, path: str) -> None:
+    """Replace None by the values that were read from an env or a data set; check the others."""
     for key, found in read.items():
         stated = section.get(key)
         if stated is None:
             section[key] = found
         elif _as_list(stated) != _as_list(found):
             raise refusal(
-                f"{path}.{key} is {stated}, but {env['env_id']} has {found}; leave the key out to "
-                "have it read from the env"
+                f"{path}.{key} is {stated}, but {source} has {found}; leave the key out to have it "
+                "read from there"
             )
 
 

@@ -43,7 +43,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.runtime.files import Folder, ensure_dir, locked_folder
 from dingsdk.worker import Coordinator
-from dingsdk.worker.collector.factory import declared_piece, traj_len_of
+from dingsdk.worker.collector.factory import declared_piece, takes_env_steps, traj_len_of
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, PlayerProgress
@@ -134,6 +134,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if context.on_address is not None:
             context.on_address(address, transport.joining_note())
         workers.start(address)
+        if not takes_env_steps(cfg.policy):
+            coordinator.deal_with_collecting()  # the clock of the run starts
         reason = _watch(context, coordinator, workers, results)
         if reason == "limit":
             reason = _train_out(context, coordinator, workers)
@@ -143,7 +145,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             return dataclasses.replace(_status(context, coordinator), buffer_fill=fill)
 
         context.status = with_fill  # the buffer is closed before the last evaluation
-        if reason in ("limit", "stopped"):
+        if reason in ("limit", "stopped") and cfg.env.env_id is not None:
             reason = _finish_evaluations(context, coordinator, workers, reason)
         while not (results.save_best() or context.stop.wait(POLL_S)):
             workers.poll()

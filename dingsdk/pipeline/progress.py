@@ -139,7 +139,7 @@ class ConsoleProgress:
             f"[{self._time(evaluation.elapsed_s)}] evaluation{of}{against}: "
             f"mean return {evaluation.mean:.1f} "
             f"({evaluation.min:.0f} to {evaluation.max:.0f}, {evaluation.episodes} episodes) "
-            f"after {evaluation.env_steps:,} env steps, iteration {evaluation.train_iter:,}",
+            f"after {_env_steps(evaluation)}iteration {evaluation.train_iter:,}",
             highlight=False,
             markup=False,
         )
@@ -165,8 +165,9 @@ class ConsoleProgress:
     def _parts(self, status: RunStatus, is_over: bool) -> list[str]:
         """Return the facts that are known; each says what it is."""
         steps_per_s, updates_per_s, left = self._rates.of(status)
+        has_steps = status.env_steps or not status.train_iter  # a run on a data set takes none
         parts = [
-            f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)",
+            f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)" if has_steps else "",
             f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
             f"return {_number(status.last_return)} (best {_number(status.best_return)})",
             f"loss {status.loss:.4g}" if status.loss is not None else "",
@@ -200,6 +201,12 @@ class ConsoleProgress:
         if status.held_up_by:
             return Group(table, Text(f"held up: {status.held_up_by}", "yellow"))
         return table
+
+
+def _env_steps(evaluation: Evaluation) -> str:
+    """Return the env steps before an evaluation; empty in a run on a data set, which takes none."""
+    has_steps = evaluation.env_steps or not evaluation.train_iter
+    return f"{evaluation.env_steps:,} env steps, " if has_steps else ""
 
 
 def _last_phase(status: RunStatus, is_over: bool) -> str:

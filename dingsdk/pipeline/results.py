@@ -75,6 +75,8 @@ def write_curve(
 ) -> bool:
     """Draw mean return against env steps, with the band from worst to best episode.
 
+    If no env steps were taken, as in a run on a data set, it is drawn against train iterations.
+
     Returns:
         Whether a file was written; without evaluations, none is.
 
@@ -104,9 +106,11 @@ def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> A
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps = [each.env_steps for each in evaluations]
+    last = evaluations[-1]
+    unit = "env steps" if last.env_steps or not last.train_iter else "iterations"
+    counts = [each.env_steps if unit == "env steps" else each.train_iter for each in evaluations]
     axes.fill_between(
-        steps,
+        counts,
         [each.min for each in evaluations],
         [each.max for each in evaluations],
         color=LINE,
@@ -115,27 +119,26 @@ def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> A
         label="worst to best episode",
     )
     axes.plot(
-        steps,
+        counts,
         [each.mean for each in evaluations],
         color=LINE,
         marker="o",
         markersize=3,
-        label=f"mean of {evaluations[-1].episodes} episodes",
+        label=f"mean of {last.episodes} episodes",
     )
     if math.isfinite(stop_value):
         axes.axhline(
             stop_value, color=STOP, linewidth=1, linestyle="--", label=f"stop {stop_value:g}"
         )
-    last = evaluations[-1]
     axes.set_title(
-        f"{title}\n{last.mean:.1f} after {last.env_steps:,} env steps, {last.elapsed_s:.1f} s",
+        f"{title}\n{last.mean:.1f} after {counts[-1]:,} {unit}, {last.elapsed_s:.1f} s",
         fontsize=10,
         color=INK,
     )
-    axes.set_xlabel("env steps", color=INK)
+    axes.set_xlabel(unit, color=INK)
     axes.set_ylabel("return", color=INK)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
+    axes.xaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure

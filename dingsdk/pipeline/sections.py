@@ -25,7 +25,8 @@ class EnvSection(Section, frozen=True, kw_only=True):
     """Section ``env``: the environment, the number of copies, and when it counts as solved.
 
     Attributes:
-        env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
+        env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``. A run on a data set may leave
+            it out; it is not evaluated then.
         kwargs: Keyword arguments for ``gymnasium.make``.
         wrappers: Wrappers by type key, innermost first. Each is a type, or a section with ``type``,
             the arguments of the wrapper and ``evaluate``: whether the envs of evaluations have it
@@ -47,7 +48,7 @@ class EnvSection(Section, frozen=True, kw_only=True):
             other; serial mode plays against the last.
     """
 
-    env_id: str
+    env_id: str | None = None
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     wrappers: list[Any] = msgspec.field(default_factory=list)
     collector_env_num: SmallCount = 8
@@ -174,7 +175,7 @@ class RunSection(Section, frozen=True, kw_only=True):
         ),
     ] = "run"
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
-    env: EnvSection
+    env: EnvSection = EnvSection()
     env_manager: Annotated[dict[str, Any], Part("env_managers")] = preset("vector")
     policy: Annotated[dict[str, Any], Part("policies", base=PolicySection)]
     system: SystemSection = SystemSection()

@@ -36,6 +36,7 @@ from dingsdk.worker import (
     get_serial_collector_cls,
     get_serial_evaluator_cls,
 )
+from dingsdk.worker.collector.dataset import no_batch
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.commander.tasks import demonstrations_task
@@ -166,7 +167,8 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
         is_mapping, wanted = isinstance(collect_kwargs, Mapping), "keyword arguments by name"
         expect_answer(workers.commander, "step", collect_kwargs, is_mapping, wanted)
         context.note_exploration(collect_kwargs)
-        is_due = workers.evaluator.should_eval(learner.train_iter, collector.envstep)
+        evaluator = workers.evaluator
+        is_due = evaluator and evaluator.should_eval(learner.train_iter, collector.envstep)
         if is_due and _evaluate(context, workers):
             saver.save(is_last=True)
             return "stop_value"
@@ -196,6 +198,8 @@ def _update(context: RunContext, workers: Workers) -> None:
     while workers.updates_left and learner.train_iter < last_iter and not context.stop.is_set():
         batch = buffer.sample(workers.batch_size, cur_learner_iter=learner.train_iter)
         if batch is None:
+            if getattr(workers.collector, "is_exhausted", False):
+                raise no_batch(buffer, learner.train_iter)
             workers.updates_left = 0
             return
         expect_answer(buffer, "sample", batch, hasattr(batch, "__len__"), "a batch or None")
@@ -211,6 +215,8 @@ def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reas
     saver.save(is_last=True)
     is_reached = False
     for each in team.members:
+        if each.evaluator is None:
+            continue
         evaluations = context.recorder.of(each.player)
         # Evaluate, unless the newest policy was already evaluated.
         if not evaluations or evaluations[-1].train_iter != each.learner.train_iter:
@@ -280,9 +286,12 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     stack.callback(_close, context, "policy.learn.learner", learner.close)
     for hook in context.learner_hooks:
         learner.register_hook(hook)
-    collector_env = _make_env_manager(cfg, "collector", cfg.env.collector_env_num)
-    is_game = getattr(get_serial_collector_cls(policy_cfg.collect.collector), "max_players", 1) > 1
-    player_num = collector_env.player_num if is_game else 1
+    collector_cls = get_serial_collector_cls(policy_cfg.collect.collector)
+    collector_env = None
+    if getattr(collector_cls, "needs_env", True):
+        collector_env = _make_env_manager(cfg, "collector", cfg.env.collector_env_num)
+    is_game = getattr(collector_cls, "max_players", 1) > 1
+    player_num = collector_env.player_num if collector_env is not None and is_game else 1
     collector = create_serial_collector(
         _seeded(policy_cfg.collect.collector, cfg.seed, "collector"),
         env=collector_env,
@@ -291,14 +300,16 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         exp_name=exp_name,
     )
     stack.callback(_close, context, "policy.collect.collector", collector.close)
-    evaluator = create_serial_evaluator(
-        policy_cfg.eval.evaluator,
-        env=make_eval_envs(cfg, "evaluator", cfg.env.evaluator_env_num),
-        policy=policy.eval_mode,
-        tb_logger=tb_logger,
-        exp_name=exp_name,
-    )
-    stack.callback(_close, context, "policy.eval.evaluator", evaluator.close)
+    evaluator = None
+    if _is_evaluated(cfg):
+        evaluator = create_serial_evaluator(
+            policy_cfg.eval.evaluator,
+            env=make_eval_envs(cfg, "evaluator", cfg.env.evaluator_env_num),
+            policy=policy.eval_mode,
+            tb_logger=tb_logger,
+            exp_name=exp_name,
+        )
+        stack.callback(_close, context, "policy.eval.evaluator", evaluator.close)
     buffer_cfg = _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer")
     if context.resumed is not None and "storage" in buffer_cfg:
         # Existing rows are of this run; the rows of the save replace them.
@@ -356,6 +367,12 @@ def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
     return manager
+
+
+def _is_evaluated(cfg: Any) -> bool:
+    """Whether there is an env to evaluate in, or an evaluator that needs none."""
+    plays = plays_episodes(get_serial_evaluator_cls(cfg.policy.eval.evaluator))
+    return cfg.env.env_id is not None or not plays
 
 
 def make_eval_envs(cfg: Any, role: str, count: int) -> EnvManager | None:

@@ -20,6 +20,7 @@ class Workers:
     learner: Any
     collector: Any
     evaluator: Any
+    """None if there is no env to evaluate in."""
     buffer: Any
     commander: Any
     batch_size: int

@@ -486,7 +486,9 @@ def _write(
     """Write ``result.json`` and the curve; return the former's content."""
     cfg, run_dir = context.cfg, context.run_dir
     record = write_result(run_dir, result, cfg.seed, error, patience)
-    title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
+    from dingsdk.pipeline.offline import task_of
+
+    title = f"{cfg.policy.type} on {task_of(cfg)}, {result.mode}, seed {cfg.seed}"
     curve = run_dir / CURVE_NAME
     patience(lambda: write_curve(curve, result.evaluations, cfg.env.stop_value, title))
     return record

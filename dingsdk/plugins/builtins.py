@@ -27,6 +27,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("limiters", "samples_per_insert", f"{_BUFFER}.limiter:SamplesPerInsertLimiter"),
     ("limiters", "push_sample_rate", f"{_BUFFER}.limiter:PushSampleRateLimiter"),
     ("collectors", "sample", f"{_WORKER}.collector.sample:SampleSerialCollector"),
+    ("collectors", "dataset", f"{_WORKER}.collector.dataset:DatasetCollector"),
     ("collectors", "episode", f"{_WORKER}.collector.episode:EpisodeSerialCollector"),
     ("collectors", "episode_1v1", f"{_WORKER}.collector.battle:BattleEpisodeSerialCollector"),
     ("collectors", "sample_1v1", f"{_WORKER}.collector.battle:BattleSampleSerialCollector"),

@@ -181,8 +181,9 @@ class BasePolicy(Configurable, ABC):
     trains_on: ClassVar[frozenset[str]] = frozenset({"rows", "sequences"})
     """What the samples of its replay buffer may consist of: ``rows``, ``sequences``, ``episodes``;
     see ``IBuffer.draws``."""
-    not_for_runs: ClassVar[str] = ""
-    """Why a run, which trains on what its collectors collect, cannot use it; empty if it can."""
+    is_offline: ClassVar[bool] = False
+    """Whether it learns only from recorded data: a run needs ``policy.collect.collector.type`` to
+    be ``dataset``, or another collector that takes no env steps."""
     state_size: int = 0
     """Length of the recurrent state of an env, set by ``build``; 0 if the policy has none."""
 

@@ -129,9 +129,10 @@ class NpzDataset(DatasetFormat):
 
     def read(self, name: str) -> Dataset:
         """As ``DatasetFormat.read``; arrays of Python objects are refused."""
-        with _reading(name):
+        # Opened here, because numpy does not close a file that it cannot read.
+        with _reading(name), Path(name).open("rb") as file:
             # allow_pickle: arrays of objects would be programs.
-            arrays = np.load(name, allow_pickle=False)
+            arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array, and no columns")
             with arrays:

@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.data import Dataset, SampleBatch
-from dingsdk.data.collected import NO_VERSION, with_collected
+from dingsdk.data.collected import NO_VERSION
 from dingsdk.data.container import encode_frame
 from dingsdk.data.pytree import part_of
 from dingsdk.data.seeding import derive_seed
-from dingsdk.envs.base import StepColumns
 from dingsdk.envs.space_description import make_space
-from dingsdk.envs.spaces import ActionChecker, ObservationSchema
-from dingsdk.errors import ConfigError, DatasetError, PolicyOutputError, SchemaMismatchError
+from dingsdk.envs.spaces import ObservationSchema
+from dingsdk.errors import ConfigError
 from dingsdk.policy import create_policy
+from dingsdk.worker.collector.dataset import samples_of_dataset
+from dingsdk.worker.collector.factory import added_columns
+from dingsdk.worker.dataset_spaces import check_dataset
 from dingsdk.worker.datasets import read_dataset
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer.config import demonstrations_in
@@ -104,7 +105,7 @@ def check_count(task: Mapping[str, Any], policy_cfg: Mapping[str, Any], rows: in
 def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]) -> SampleBatch:
     """Return the train samples that the policy makes of recorded data.
 
-    They have the columns, shapes and dtypes of samples that a collector makes of the env. Their
+    They have the columns, shapes and dtypes of samples that a collector makes in the env. Their
     ``collect_iter`` is ``NO_VERSION``.
 
     Args:
@@ -113,30 +114,38 @@ def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]
 
     Raises:
         DatasetError: the data cannot be read, or a column does not fit; with its name.
-        ConfigError: the policy records more than the data has.
+        ConfigError: the policy records more of each step than recorded data has.
     """
     data = read_dataset(task["path"])
+    _fit_to_spaces(data, task)
     on_cpu = {**policy_cfg, "cuda": False, "compile": False}
     policy: Any = create_policy(on_cpu, enable_field=["collect"], seed=0).collect_mode
-    columns, rows = data.columns, len(data)
-    obs, next_obs = (
-        _observations(data, name, task["observation_space"]) for name in ("obs", "next_obs")
-    )
-    output = policy.forward_batch(part_of(obs, slice(0, 1)), np.arange(1))
+    first = part_of(data.columns["obs"], slice(0, 1))
+    output = policy.forward_batch(first, np.arange(1))
     if lacking := sorted(output.keys() - {"action", "state"}):
         raise ConfigError(
-            f"{PATH}: a policy of type {policy_cfg['type']!r} trains on {', '.join(lacking)} of "
-            "each step, which recorded data does not have; choose another policy",
-            path=PATH,
+            f"{PATH}.path: a policy of type {policy_cfg['type']!r} trains on {', '.join(lacking)} "
+            "of each step, which recorded data does not have; choose another policy",
+            path=f"{PATH}.path",
         )
-    action = _actions(data, task["action_space"], output["action"])
-    step = StepColumns(
-        next_obs, next_obs, columns["reward"], columns["terminated"], columns["truncated"]
-    )
-    made = policy.make_transitions(obs, {"action": action}, step)
-    own = {"collect_iter": np.full(rows, NO_VERSION, np.int64)}
-    samples: SampleBatch = policy.make_samples({**made, **own}, data.ends)
-    return with_collected(samples, own, data.ends)
+    data.columns["action"] = data.columns["action"].astype(output["action"].dtype, copy=False)
+    samples = samples_of_dataset(data, policy, added_columns(policy))
+    return samples.with_columns(collect_iter=np.full(len(samples), NO_VERSION, np.int64))
+
+
+def _fit_to_spaces(data: Dataset, task: Mapping[str, Any]) -> None:
+    """Check a data set against the spaces of the env, and give observations the env's dtypes.
+
+    Spaces that a config cannot hold are None; then nothing is checked.
+    """
+    names = ("observation_space", "action_space")
+    if None in (task[name] for name in names):
+        return
+    observation_space, action_space = (make_space(task[name], f"env.{name}") for name in names)
+    check_dataset(data, observation_space, action_space, f"env.env_id {task['env_id']}")
+    schema = ObservationSchema(observation_space)
+    for name in ("obs", "next_obs"):
+        data.columns[name] = schema.conform_columns(data.columns[name], len(data))
 
 
 def _section(buffer_cfg: Mapping[str, Any], rows: int) -> dict[str, Any]:
@@ -148,43 +157,3 @@ def _section(buffer_cfg: Mapping[str, Any], rows: int) -> dict[str, Any]:
     if "path" in section["storage"]:
         section["storage"] = {"type": "array"}  # two tables cannot have one folder
     return section
-
-
-def _observations(data: Dataset, name: str, description: Mapping[str, Any] | None) -> Any:
-    """Return a column of observations as the env manager would return it."""
-    column = data.columns[name]
-    if description is None:  # a space that the config cannot hold
-        return column
-    schema = ObservationSchema(make_space(description, "env.observation_space"), name)
-    try:
-        return schema.conform_columns(column, len(data))
-    except SchemaMismatchError as error:
-        raise _misfit(data, str(error.key), "env's observations", error) from error
-
-
-def _actions(data: Dataset, description: Mapping[str, Any] | None, like: Any) -> NDArray[Any]:
-    """Return the actions in the dtype of those that the policy returns, ``like`` [1, ...]."""
-    action: NDArray[Any] = data.columns["action"]
-    if description is not None:
-        checker = ActionChecker(make_space(description, "env.action_space"))
-        try:
-            action = checker.batch(action, len(data))
-        except PolicyOutputError as error:
-            raise _misfit(data, "action", "env's actions", error) from error
-    if action.shape[1:] != like.shape[1:] or not np.can_cast(action, like.dtype, "same_kind"):
-        raise DatasetError(
-            f"{data.source}: column 'action' is {action.dtype}{list(action.shape)}, and the "
-            f"policy's actions are {like.dtype}{list(like.shape[1:])} in each row",
-            source=data.source,
-            column="action",
-        )
-    return action.astype(like.dtype, copy=False)
-
-
-def _misfit(data: Dataset, column: str, whose: str, error: Any) -> DatasetError:
-    return DatasetError(
-        f"{data.source}: column {column!r} is {error.found}, and the {whose} are "
-        f"{error.expected}; record the data with this env",
-        source=data.source,
-        column=column,
-    )

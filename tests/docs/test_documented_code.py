@@ -108,6 +108,8 @@ class Reader:
                 extra = PARALLEL_BUDGET if "parallel" in arguments else BUDGET
                 if any("load_ckpt_before_run" in each for each in arguments):
                     extra = CONTINUED_BUDGET
+                if any("train_iterations" in each for each in arguments):
+                    extra = ["-q"]  # the page limits it
             assert main([*arguments, *extra]) == 0, command
         elif program == "make":
             # Only a dry run: the real one would create an environment and start these tests again.

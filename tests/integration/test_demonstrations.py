@@ -12,7 +12,7 @@ import pytest
 from dingsdk import resume, train
 from dingsdk.config import to_plain
 from dingsdk.data import Dataset
-from dingsdk.errors import CheckpointError, ConfigError, DatasetError, DingError
+from dingsdk.errors import CheckpointError, ConfigError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.resume import find_save
 from dingsdk.policy.dqn import DQNPolicy
@@ -147,7 +147,7 @@ def test_a_run_is_not_resumed_with_other_demonstrations(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="was saved with other demonstrations"):
         resume(run)
     path.unlink()
-    with pytest.raises(DatasetError, match="does not exist"):
+    with pytest.raises(ConfigError, match="does not exist"):
         resume(run)
     recorded(path)
     assert resume(run).train_iter == 200
@@ -180,7 +180,14 @@ def compiled(*sets: str, config: dict[str, Any] | None = None, mode: Any = "seri
         ((f"{DEMONSTRATIONS}.share=null",), "share is not set"),
         ((f"{DEMONSTRATIONS}.path=''",), "path is empty"),
         ((f"{DEMONSTRATIONS}.pathh=x",), "pathh"),
-        (("policy.collect.added_columns=[env_id]",), "demonstrations do not have env_id"),
+        (
+            (
+                "policy.collect.collector.type=dataset",
+                "policy.collect.collector.path={path}",
+                "policy.learn.learner.train_iterations=9",
+            ),
+            "'dataset' collects nothing beside them",
+        ),
         (("policy.learn.batch_size=600",), "150 rows of each batch, but .* makes only 120"),
         (
             (
@@ -197,7 +204,7 @@ def test_configs_that_cannot_work_are_refused(
 ) -> None:
     path = recorded(tmp_path / "shown.npz")
     with pytest.raises(ConfigError, match=words) as caught:
-        compiled(*shown(path), *sets)
+        compiled(*shown(path), *(each.format(path=path) for each in sets))
     assert "\n" not in str(caught.value)
     assert caught.value.path.startswith("policy.")
 
@@ -211,10 +218,10 @@ def test_a_replay_server_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"obs": np.zeros((120, 3), np.float32)}, "column 'obs' is float32.*, and the env's"),
-        ({"action": np.full(120, 2)}, "column 'action' is int64.* with .2., and the env's actions"),
+        ({"obs": np.zeros((120, 3), np.float32)}, "column 'obs' is float32.3. for each row"),
+        ({"action": np.full(120, 2)}, "column 'action' is 2 in row 0"),
         ({"action": np.zeros(120, np.float32)}, "column 'action' is float32"),
-        ({"action": np.zeros((120, 2), np.int64)}, "column 'action'"),
+        ({"action": np.zeros((120, 2), np.int64)}, "column 'action' is int64.2. for each row"),
     ],
 )
 def test_data_that_does_not_fit_is_refused_with_its_file_and_column(
@@ -230,8 +237,9 @@ def test_data_that_does_not_fit_is_refused_with_its_file_and_column(
         **change,
     }
     write_dataset(Dataset(columns), path)
-    with pytest.raises(DingError, match=words) as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         compiled(*shown(path))
+    assert caught.value.path == f"{DEMONSTRATIONS}.path"
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 

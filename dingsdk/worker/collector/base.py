@@ -53,6 +53,11 @@ class ISerialCollector(SerialWorker):
 
     last_episodes: Sequence[EpisodeRecord] = ()
     """Episodes that ended in the last ``collect``."""
+    needs_env: ClassVar[bool] = True
+    """Whether it steps envs. A run makes none for a collector that does not, and reads the data set
+    that its class method ``recorded(section)`` returns."""
+    is_exhausted = False
+    """Whether no later call of ``collect`` returns samples."""
     counts: ClassVar[str] = ""
     """Unit of the amount that ``collect`` collects: ``n_sample``, ``n_episode``; empty: another."""
     _config_path: ClassVar[str] = "policy.collect.collector"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager
+from dingsdk.plugins import default_manager
 from dingsdk.policy.base import CollectMode, EvalMode, Piece, get_policy_cls, piece_of, piece_with
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, UnrollWriter
 from dingsdk.worker.collector.rollout import Rollout, Writer
@@ -58,6 +59,15 @@ def create_collecting_rollout(
     rows = RowsWriter(env.env_num, traj_len, make, deepcopy_obs, is_unroll)
     rows.added_columns = added_columns(policy)
     return DictRollout(env, policy, rows, None, has_tensor_obs, deepcopy_obs), rows
+
+
+def takes_env_steps(policy_cfg: Mapping[str, Any]) -> bool:
+    """Return whether the serial collector of a section ``policy`` steps envs."""
+    section = policy_cfg.get("collect", {}).get("collector") or {}
+    if "type" not in section:
+        return True
+    found = default_manager().class_of("collectors", section, "policy.collect.collector")
+    return bool(getattr(found, "needs_env", True))
 
 
 def added_columns(policy: CollectMode) -> list[str]:

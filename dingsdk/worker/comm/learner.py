@@ -24,6 +24,8 @@ from dingsdk.errors import (
 from dingsdk.policy import create_policy
 from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.runtime.files import Patience
+from dingsdk.worker.collector.dataset import no_batch, push_recorded
+from dingsdk.worker.collector.factory import takes_env_steps
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
@@ -242,6 +244,7 @@ class BaseCommLearner(CommWorker):
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
+            "recorded_rows": home.recorded_rows,
             "count": home.count(),
             "counts": counts,
             "figures": home.figures(),
@@ -341,7 +344,10 @@ class BaseCommLearner(CommWorker):
             buffer_cfg, policy_cfg = task_info["replay_buffer_cfg"], task_info["policy"]
             buffer = add_demonstrations(buffer, task, buffer_cfg, policy_cfg, learner.tb_logger)
         pace = None if home["pace"] is None else EpisodePace(**home["pace"])
-        return TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
+        table = TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
+        if not takes_env_steps(task_info["policy"]):
+            table.recorded_rows = push_recorded(buffer, task_info["policy"])
+        return table
 
     # Run in the job of a task: the learner, and what it calls.
     def _train(self) -> None:
@@ -440,6 +446,8 @@ class BaseCommLearner(CommWorker):
                 return home.announced > before
 
             batch = home.sample(batch_size, self._learner.train_iter)
+            if batch is None and home.recorded_rows:
+                raise no_batch(cast(TableHome, home).buffer, self._learner.train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
                 if self._learner.train_iter % LAG_EVERY == 0:

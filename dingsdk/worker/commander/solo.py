@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from dingsdk.config import to_plain
 from dingsdk.policy import create_policy
+from dingsdk.worker.collector.factory import takes_env_steps
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.evaluator.schedule import EvalSchedule
@@ -37,6 +38,8 @@ class _CollectorTask:
 
 class SoloCommander(BaseParallelCommander):
     """Trains one policy until an evaluation reaches ``env.stop_value``.
+
+    If the run trains on a data set, collectors only evaluate; without an env, they get no task.
 
     The first collector task is an evaluation; ``policy.eval.evaluator`` says when others follow,
     one at a time. If all of several places are taken when one is due, one task ends early. A
@@ -83,6 +86,8 @@ class SoloCommander(BaseParallelCommander):
         if self._own.eval_interval is not None:
             evaluator["eval_interval_s"] = self._own.eval_interval
         self._schedule = EvalSchedule(evaluator, clock)
+        self._collects = takes_env_steps(cfg["policy"])
+        self._evaluates = cfg["env"].get("env_id", "") is not None
         self._has_collected = True  # since the last evaluation was issued
         self.has_reached_goal = False
         """Whether an evaluation of a trained policy has reached the stop value."""
@@ -117,12 +122,12 @@ class SoloCommander(BaseParallelCommander):
 
     def get_collector_task(self) -> Task | None:
         # With one place, evaluations longer than their interval would leave no time to collect.
-        is_to_collect = not (self._collector_tasks or self._has_collected)
+        is_to_collect = self._collects and not (self._collector_tasks or self._has_collected)
         evaluation = None if is_to_collect else self.get_eval_task()
         learner = self._current
         if evaluation is not None or learner is None or self.has_reached_goal:
             return evaluation
-        if not self._collector_space.acquire_space():
+        if not self._collects or not self._collector_space.acquire_space():
             return None
         self._has_collected = True
         return self._collector_task(learner, is_evaluation=False)
@@ -139,6 +144,7 @@ class SoloCommander(BaseParallelCommander):
     def get_last_eval_task(self) -> Task | None:
         # A learner that went back to its checkpoint may end before the last evaluated iteration.
         learner, is_evaluated = self._newest, self._evaluated_iter == self._newest_iter
+        is_evaluated |= not self._evaluates
         if learner is None or is_evaluated or not self._collector_space.acquire_space():
             return None
         return self._collector_task(learner, is_evaluation=True)
@@ -253,7 +259,8 @@ class SoloCommander(BaseParallelCommander):
         return self._newest is not None and self._newest["buffer_id"] == task.buffer_id
 
     def _is_eval_due(self) -> bool:
-        if any(task.is_evaluation for task in self._collector_tasks.values()):
+        is_evaluating = any(task.is_evaluation for task in self._collector_tasks.values())
+        if is_evaluating or not self._evaluates:
             return False
         return self._schedule.is_due(self._newest_iter, self.envstep)
 

@@ -89,12 +89,12 @@ def buffer_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def demonstrations_task(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the section of a run's demonstrations with the spaces of its env; None without any."""
+    """Return the section of a run's demonstrations with its env's spaces; None if it has none."""
     section = cfg["policy"]["other"].get("demonstrations") or {}
     if not section.get("path"):
         return None
-    spaces = {name: cfg["env"][name] for name in ("observation_space", "action_space")}
-    return dict(to_plain({**section, **spaces}))
+    env = {name: cfg["env"][name] for name in ("env_id", "observation_space", "action_space")}
+    return dict(to_plain({**section, **env}))
 
 
 def _env(cfg: Mapping[str, Any], eval_flag: bool) -> tuple[dict[str, Any], dict[str, Any]]:

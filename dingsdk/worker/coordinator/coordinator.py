@@ -52,7 +52,10 @@ from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
-_OF_HOME = ("reports", "is_idle", "trained_rows", "counts", "count", "figures", "lag")
+_OF_HOME = (
+    *("reports", "is_idle", "trained_rows", "recorded_rows", "counts", "count", "figures"),
+    "lag",
+)
 """Keys of a learner's info that tell about the home of its buffer."""
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""

@@ -78,8 +78,8 @@ class Actor(nn.Module):
 class BCPolicy(BasePolicy):
     """Behavioural cloning, type key ``bc``.
 
-    Learns the most likely distribution of the recorded actions. It needs the columns ``obs`` and
-    ``action`` in a buffer that others filled. Actions have the distributions of PPO.
+    Learns the most likely distribution of the recorded actions, from the columns ``obs`` and
+    ``action``. A run needs the collector ``dataset``. Actions have the distributions of PPO.
 
     Source: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous
     Navigation"; the loss is the negative log-likelihood.
@@ -89,10 +89,7 @@ class BCPolicy(BasePolicy):
     section: BCSection
     is_data_parallel = True
     trains_on = frozenset({"rows"})
-    not_for_runs = (
-        "it learns from recorded data in a buffer, and a run trains only on what its collector "
-        "collects"
-    )
+    is_offline = True
     monitored: ClassVar[tuple[str, ...]] = ("total_loss", "entropy", "grad_norm")
     model_from_spaces = staticmethod(partial(action_model, "bc"))
 

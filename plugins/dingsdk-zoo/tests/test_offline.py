@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import math
 import runpy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from dingsdk_zoo.bc import BCPolicy
 from dingsdk_zoo.iql import IQLPolicy, expectile_loss
 from gymnasium import spaces
+from numpy.typing import NDArray
 
-from dingsdk.data import SampleBatch
+from dingsdk import train
+from dingsdk.data import Dataset, SampleBatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.pipeline.compile import compile_config
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import Policy
 from dingsdk.testing import PolicyContract
-from dingsdk.worker import BaseLearner, NaiveReplayBuffer
+from dingsdk.worker import BaseLearner, NaiveReplayBuffer, write_dataset
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "offline_cartpole.py"
+CONFIGS = Path(__file__).parents[1] / "dingsdk_zoo" / "configs"
 MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [16]}
 CLASSES: Mapping[str, Any] = {"bc": BCPolicy, "iql": IQLPolicy}
 
@@ -158,8 +163,103 @@ def test_training_without_data_says_what_is_missing(kind: str, tmp_path: Path) -
 def test_run_that_collects_its_own_data_is_refused(kind: str) -> None:
     cfg = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": kind, "collect": {"n_sample": 64}}}
 
-    with pytest.raises(ConfigError, match=rf"policy\.type: .*'{kind}': it learns from recorded"):
+    with pytest.raises(ConfigError, match=r"needs policy\.collect\.collector\.type=dataset"):
         compile_config(cfg)
+
+
+def record(
+    env_id: str, controller: Callable[[Any], Any], shares: Sequence[float], path: Path
+) -> NDArray[np.float64]:
+    """Write one episode for each share of random actions; return the returns of the episodes."""
+    env, rng = gym.make(env_id), np.random.default_rng(0)
+    env.action_space.seed(0)
+    rows = []
+    for episode, share in enumerate(shares):
+        obs, _ = env.reset(seed=episode)
+        is_done = False
+        while not is_done:
+            action = env.action_space.sample() if rng.random() < share else controller(obs)
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            rows.append((obs, action, reward, next_obs, terminated, truncated))
+            obs, is_done = next_obs, terminated or truncated
+    env.close()
+    names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+    columns = map(np.array, zip(*rows, strict=True))
+    dataset = Dataset(dict(zip(names, columns, strict=True)))
+    write_dataset(dataset, path)
+    return dataset.returns()
+
+
+def balance(obs: Any) -> int:
+    return int(obs[2] + obs[3] > 0)
+
+
+def swing_up(obs: Any) -> Any:
+    """Pump energy into the pendulum, and hold it near the top."""
+    cos, sin, speed = map(float, obs)
+    torque = -(10 * np.arctan2(sin, cos) + 2 * speed) if cos > 0.8 else 2 * np.sign(speed or 1)
+    return np.clip([torque], -2, 2).astype(np.float32)
+
+
+TASKS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "cartpole-bc": ("CartPole-v1", balance),
+    "pendulum-iql": ("Pendulum-v1", swing_up),
+}
+
+
+def run(name: str, path: Path, output: Path, *sets: str) -> Any:
+    given = f"policy.collect.collector.path={path}"
+    with use_manager(PluginManager()):
+        return train(CONFIGS / f"{name}.yaml", sets=[given, *sets], output=output)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_config_trains_on_a_data_set(name: str, tmp_path: Path) -> None:
+    record(*TASKS[name], [0.5, 0.5, 1, 1, 1, 1], tmp_path / "data.npz")
+    few = ("policy.learn.learner.train_iterations=4", "policy.learn.batch_size=64")
+
+    found = run(
+        name,
+        tmp_path / "data.npz",
+        tmp_path,
+        *few,
+        "env.evaluator_env_num=1",
+        "env.n_evaluator_episode=1",
+    )
+
+    assert (found.reason, found.train_iter, found.env_steps) == ("limit", 4, 0)
+    assert [each.train_iter for each in found.evaluations] == [0, 4]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_config_without_a_data_set_says_what_is_missing(name: str, tmp_path: Path) -> None:
+    with (
+        use_manager(PluginManager()),
+        pytest.raises(ConfigError, match=r"collector\.path is missing"),
+    ):
+        train(CONFIGS / f"{name}.yaml", output=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_bc_plays_as_well_as_the_rule_that_it_saw_with_random_actions(tmp_path: Path) -> None:
+    rule = record("CartPole-v1", balance, [0.0] * 20, tmp_path / "rule.npz").mean()
+    record("CartPole-v1", balance, np.linspace(0, 0.5, 50).tolist(), tmp_path / "mixed.npz")
+
+    found = run("cartpole-bc", tmp_path / "mixed.npz", tmp_path)
+
+    assert found.last_return >= 0.95 * rule
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_iql_is_better_than_the_data_on_average(tmp_path: Path) -> None:
+    shares = np.linspace(0, 1, 100).tolist()
+    returns = record("Pendulum-v1", swing_up, shares, tmp_path / "mixed.npz")
+
+    found = run("pendulum-iql", tmp_path / "mixed.npz", tmp_path)
+
+    assert found.last_return >= returns.mean() + 0.1 * (returns.max() - returns.mean())
 
 
 @pytest.mark.slow
