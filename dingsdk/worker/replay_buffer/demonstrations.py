@@ -23,6 +23,7 @@ STATE_NAME = "demonstrations.bin"
 
 _KIND = "demonstrations"
 _MAX_BYTES = 16 << 30
+"""Largest saved state of demonstrations."""
 _log = logging.getLogger(__name__)
 
 
