@@ -4,15 +4,19 @@
     python benchmarks/parallel_floor.py --contenders serial floor in_memory shared_memory
     python benchmarks/parallel_floor.py --jobs busy --contenders serial shared_memory:2
     python benchmarks/parallel_floor.py --jobs waiting --contenders shared_memory:2
+    python benchmarks/parallel_floor.py --jobs actors --contenders serial shared_memory:2
 
 The jobs ``dqn``, ``sac`` and ``ppo`` are those of ``train.py``; parallel runs of ``ppo`` train on
 rows that are at most one version old. A step of the env takes 2 ms of CPU time in the job ``busy``,
-and waits for 5 ms in ``waiting``; both train little. ``:2`` is two collectors; one is the default,
-as the floor has one. The *floor* is a collector process and a learner process: the collector sends
-pieces of trajectories through a pipe, the learner puts them into a table of the same kind, trains
-as often as serial mode does, and sends its weights back every ``SEND_POLICY_FREQ`` updates, or
-after each training of ``ppo``. It has no leases, no journal, no acknowledgements, no evaluation and
-no hooks, and its messages are pickled. Nothing that does more can be much faster.
+and waits for 5 ms in ``waiting``; both train little. In the job ``actors``, on the env of ``busy``,
+serial mode trains PPO and the parallel runs train IMPALA of the plugin ``dingsdk-rl-zoo``, on
+unrolls of any age; their mean lag, in policy versions, is printed too. ``:2`` is two collectors;
+one is the default, as the floor has one. The *floor* is a collector process and a learner process:
+the collector sends pieces of trajectories through a pipe, the learner puts them into a table of the
+same kind, trains as often as serial mode does, and sends its weights back every
+``SEND_POLICY_FREQ`` updates, or after each training of ``ppo``. It has no leases, no journal, no
+acknowledgements, no evaluation and no hooks, and its messages are pickled. Nothing that does more
+can be much faster.
 
 For every contender time runs from the first env step to the last update, and CPU seconds are those
 of all its processes in that time, so imports and the last evaluation do not count. Contenders take
@@ -25,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -57,8 +62,9 @@ ALL_JOBS: Final[Mapping[str, dict[str, Any]]] = {
     "ppo": JOBS["ppo"],
     "busy": {**SLOW, "env_steps": 8_000},
     "waiting": {**SLOW, "train_freq": 16, "env_steps": 40_000},
+    "actors": {**JOBS["ppo"], "env_steps": 16 * 1_024},
 }
-STEP_S: Final = {"busy": 0.002, "waiting": 0.005}
+STEP_S: Final = {"busy": 0.002, "actors": 0.002, "waiting": 0.005}
 RLLIB: Final = " with RLlib"
 """After the path of an interpreter: a contender."""
 PIECE_ROWS: Final = 32
@@ -143,7 +149,14 @@ def waiting() -> gymnasium.Env[Any, Any]:
     return FirstStep(SlowEnv())
 
 
-ENVS: Final = {"dqn": cartpole, "ppo": cartpole, "sac": pendulum, "busy": busy, "waiting": waiting}
+ENVS: Final = {
+    "dqn": cartpole,
+    "ppo": cartpole,
+    "sac": pendulum,
+    "busy": busy,
+    "waiting": waiting,
+    "actors": busy,
+}
 
 
 def collectors_of(contender: str) -> int:
@@ -151,11 +164,34 @@ def collectors_of(contender: str) -> int:
     return int(contender.partition(":")[2] or 1)
 
 
+def base_of(name: str) -> str:
+    """Return the job of ``train.py`` whose config a job has."""
+    return "ppo" if name == "actors" else name if name in JOBS else "dqn"
+
+
+def impala(config: dict[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config of IMPALA with as many env steps a collect as that of PPO."""
+    unroll_len, batch_size = 16, 16
+    policy = {
+        **config["policy"],
+        "type": "impala",
+        "learn": {"batch_size": batch_size, "learning_rate": job["learning_rate"]},
+        "collect": {
+            "n_sample": config["policy"]["collect"]["n_sample"] // unroll_len,
+            "unroll_len": unroll_len,
+        },
+    }
+    policy["learn"]["update_per_collect"] = policy["collect"]["n_sample"] // batch_size
+    return {**config, "policy": policy}
+
+
 def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Train with ``dingsdk.train``."""
     import dingsdk
 
-    config = config_of(name if name in JOBS else "dqn", job)
+    config = config_of(base_of(name), job)
+    if name == "actors" and contender != "serial":
+        config = impala(config, job)
     mode = "serial" if contender == "serial" else "parallel"
     transport = None if mode == "serial" else contender.partition(":")[0]
     if transport is not None:
@@ -167,8 +203,11 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
         config["policy"]["other"]["commander"] = {"max_policy_lag": 1}
     folder = Path(os.environ[MARKS]) / "run"
     with timed_collects() as taken:
-        result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=ENVS[name])
-    return {"env_steps": result.env_steps, "updates": result.train_iter, "collect_s": sum(taken)}
+        # Ray cannot import from the script of its driver, but from a module.
+        env = importlib.import_module("parallel_floor").ENVS[name]
+        result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=env)
+    found = {"env_steps": result.env_steps, "updates": result.train_iter, "collect_s": sum(taken)}
+    return {**found, "lag": result.policy_lag["mean"]} if result.policy_lag else found
 
 
 @contextlib.contextmanager
@@ -237,7 +276,7 @@ def run_floor(name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
     from dingsdk.worker import create_buffer, create_learner
 
     torch.set_num_threads(1)
-    cfg = compile_config(config_of(name if name in JOBS else "dqn", job), seed=seed)
+    cfg = compile_config(config_of(base_of(name), job), seed=seed)
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=collect, args=(theirs, cfg, ENVS[name], job["env_steps"]))
@@ -357,6 +396,8 @@ def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
         if name == "waiting":
             most = ALL_JOBS[name]["env_num"] * collectors_of(contender) / STEP_S[name]
             ideal = f"  {rate / most:.2f} of ideal"
+        if name == "actors" and "lag" in found[0]:
+            ideal = f"  lag {median('lag'):.1f}"
         if contender == "serial":
             shares = (each["collect_s"] / each["wall_s"] for each in found)
             ideal += f"  bound {statistics.median(1 / max(one, 1 - one) for one in shares):.2f}"
@@ -389,6 +430,8 @@ def main() -> None:
         else:
             found = run_ours(args.run, name, job, args.first_seed)
         wanted = updates_of(job)
+        if name == "actors" and args.run != "serial":
+            wanted = found["env_steps"] // 256  # updates on 16 unrolls of 16 steps
         # Collectors of parallel runs end a little late.
         if not 0.9 * wanted <= found["updates"] <= 1.1 * wanted + 200:
             raise SystemExit(f"{args.run} made {found}, not about {wanted:,} updates")

@@ -221,8 +221,7 @@ def is_followed(obs: Any, next_obs: Any) -> NDArray[np.bool_]:
 
 
 def _all_of_row(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = flags.all(axis=tuple(range(1, flags.ndim)))
-    return found
+    return np.asarray(flags.all(axis=tuple(range(1, flags.ndim))))
 
 
 def _shape(column: Any) -> Any:

@@ -108,7 +108,7 @@ def try_env(
     finally:
         close_quietly(made)
     if data is not None:
-        _check_data(data, *found.values(), f"env.env_id {env['env_id']}")
+        _check_data(data, f"env.env_id {env['env_id']}", *found.values())
     described = {name: describe_space(space) for name, space in found.items()}
     _fill_in(env, described, env["env_id"], "env")
     _fill_in(compiled["policy"]["model"], shapes, env["env_id"], "policy.model")
@@ -144,7 +144,7 @@ def _fill_from_data(compiled: dict[str, Any], classes: Mapping[str, Any], data: 
     for name in names:
         if env[name] is not None:
             found[name] = make_space(env[name], f"env.{name}")
-    _check_data(data, *found.values(), "the config")
+    _check_data(data, "the config", *found.values())
     for name, space in found.items():
         env[name] = describe_space(space)
     read = getattr(classes["policy"], "model_from_spaces", None)
@@ -153,7 +153,7 @@ def _fill_from_data(compiled: dict[str, Any], classes: Mapping[str, Any], data: 
     _check_memory(compiled, classes, found["observation_space"], "serial")
 
 
-def _check_data(data: Dataset, observation_space: Any, action_space: Any, name: str) -> None:
+def _check_data(data: Dataset, name: str, observation_space: Any, action_space: Any) -> None:
     """Raise ConfigError unless a data set fits the spaces that ``name`` has."""
     from dingsdk.worker.dataset_spaces import check_dataset
 

@@ -445,8 +445,10 @@ class RunSaver:
             worker.env.set_state(state.envs[name])
         if name in state.parts:
             worker.load_state_dict(state.parts[name])
-        is_continued = state.envs[name] is not None and getattr(worker, "resumes", False)
-        if not is_continued and _env_of(worker) is not None:
+        has_env = _env_of(worker) is not None
+        is_restored = state.envs[name] is not None or not has_env
+        is_continued = is_restored and getattr(worker, "resumes", False)
+        if not is_continued and has_env:
             # New episodes begin, with other seeds than those that the run began with.
             seed_envs(worker.env, derive_seed(self._context.cfg.seed, *branch), name)
             worker.reset_env()

@@ -92,6 +92,7 @@ def test_only_these_errors_are_user_mistakes() -> None:
         "CheckpointVersionError",
         "ConfigError",
         "ConfigTypeError",
+        "DatasetError",
         "HookError",
         "InsecureBindError",
         "NotSavableError",

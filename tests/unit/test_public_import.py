@@ -69,6 +69,7 @@ BaseCommCollector NaiveCollector
 BaseCommLearner NaiveLearner SendLearnInfoHook SendPolicyHook
 BaseParallelCommander Coordinator NaiveCommander SoloCommander TaskState
 OneVsOneLeague Payoff Player
+DatasetFormat read_dataset write_dataset
 """
 WORKER_NAMES = PUBLIC.split()
 OWNED_BY_PLUGINS = ["CollectorSlave", "FlaskFileSystemCollector", "FlaskFileSystemLearner"]

@@ -500,17 +500,21 @@ class ColumnStore:
 
     def _put(self, arrays: Mapping[str, Any], columns: Any, path: Path) -> None:
         columns = columns if isinstance(columns, Mapping) else {}
+        time = self._written
         for name, array in arrays.items():
             value = columns.get(name)
             if type(array) is dict:
                 self._put(array, value, (*path, name))
-            elif not isinstance(value, np.ndarray):
+                continue
+            # One view of the round, for its shape and to write to: this runs for each column of
+            # each round.
+            row = array[time]
+            if not isinstance(value, np.ndarray):
                 raise _mismatch((*path, name), "an array as in its first call", None)
-            elif value.shape != array.shape[1:] or value.dtype != array.dtype:
-                expected = f"{array.dtype}{list(array.shape[1:])} as in its first call"
+            if value.dtype != row.dtype or value.shape != row.shape:
+                expected = f"{row.dtype}{list(row.shape)} as in its first call"
                 raise _mismatch((*path, name), expected, value)
-            else:
-                array[self._written] = value
+            row[...] = value
 
 
 def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episodes:

@@ -257,7 +257,8 @@ def test_iql_is_better_than_the_data_on_average(tmp_path: Path) -> None:
     shares = np.linspace(0, 1, 100).tolist()
     returns = record("Pendulum-v1", swing_up, shares, tmp_path / "mixed.npz")
 
-    found = run("pendulum-iql", tmp_path / "mixed.npz", tmp_path)
+    sets = ("policy.learn.learner.train_iterations=3000", "policy.eval.evaluator.eval_freq=3000")
+    found = run("pendulum-iql", tmp_path / "mixed.npz", tmp_path, *sets)
 
     assert found.last_return >= returns.mean() + 0.1 * (returns.max() - returns.mean())
 
