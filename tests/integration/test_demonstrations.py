@@ -15,7 +15,9 @@ from dingsdk.data import Dataset
 from dingsdk.errors import CheckpointError, ConfigError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.resume import find_save
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
+from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
 from dingsdk.testing.stop_and_go import _interrupt_after
 from dingsdk.worker import write_dataset
@@ -24,6 +26,7 @@ from dingsdk.worker.demonstrations import demonstration_samples
 from dingsdk.worker.replay_buffer.demonstrations import STATE_NAME
 
 from . import short_runs
+from .job_cluster import JobCluster
 
 DEMONSTRATIONS = "policy.other.demonstrations"
 BUFFER = "policy.other.replay_buffer"
@@ -98,6 +101,22 @@ def test_every_batch_has_the_share_in_both_modes(
     assert result.samples.evicted["overwritten"] >= 1400
 
 
+@pytest.mark.parametrize("mode", ["serial", pytest.param("parallel", marks=pytest.mark.slow)])
+def test_a_recurrent_policy_trains_on_sequences_of_demonstrations(
+    tmp_path: Path, mode: str
+) -> None:
+    sets = (
+        *(*ADVANCED, "policy.learn.sequence_length=8", "policy.learn.burn_in=4"),
+        *("policy.collect.n_sample=8", "policy.learn.batch_size=8", "env.stop_value=1000"),
+        *("policy.learn.learner.train_iterations=20", "env.n_evaluator_episode=5"),
+        *shown(recorded(tmp_path / "shown.npz"), 0.5),
+    )
+    cfg = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "r2d2"}}
+    result = train(cfg, mode, sets=sets, seed=1, output=tmp_path)
+    assert (result.reason, result.train_iter) == ("limit", 20)
+    assert result.samples.trained == 20 * 8
+
+
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_preloaded_demonstrations_are_rows_of_the_buffer(tmp_path: Path, mode: str) -> None:
     path = recorded(tmp_path / "shown.npz")
@@ -111,15 +130,40 @@ def test_preloaded_demonstrations_are_rows_of_the_buffer(tmp_path: Path, mode: s
     )
     assert (result.reason, result.train_iter) == ("limit", 200)
     result.samples.check()
+    # Two updates for every 16 collected samples: the others do not count as collected ones.
+    assert 1600 <= result.samples.collected < 1900
     assert result.samples.preloaded == (120 if mode == "serial" else 0)
+
+
+@pytest.mark.parametrize("is_preloaded", [False, True], ids=["share", "preload"])
+def test_a_learner_that_replaces_a_lost_one_has_the_demonstrations_again(
+    tmp_path: Path, is_preloaded: bool
+) -> None:
+    path = recorded(tmp_path / "shown.npz")
+    own = (f"{DEMONSTRATIONS}.path={path}", f"{DEMONSTRATIONS}.preload=true")
+    if not is_preloaded:
+        own = (*shown(path), "policy.type=share", "policy.nstep=2")
+    manager = PluginManager()
+    manager.registry("policies").register("share", SharePolicy)
+    with use_manager(manager), torch_threads(1):
+        cluster = JobCluster(tmp_path, "greenlets", *own)
+        try:
+            cluster.expect(lambda: cluster.train_iter() > 60)
+            cluster.transport.abandon_worker("learner-0")
+            cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
+            at_return = cluster.train_iter()
+            cluster.expect(lambda: cluster.train_iter() > at_return + 50)
+            cluster.coordinator.validate_state()
+        finally:
+            cluster.close()
 
 
 @pytest.mark.parametrize(
     "sets",
     [
-        (),
+        pytest.param((), marks=pytest.mark.slow, id="uniform"),
         pytest.param(ADVANCED, id="prioritized"),
-        pytest.param((*ADVANCED, f"{BUFFER}.sampler.type=rank"), marks=pytest.mark.slow),
+        pytest.param((*ADVANCED, f"{BUFFER}.sampler.type=rank"), marks=pytest.mark.slow, id="rank"),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, sets: tuple[str, ...]) -> None:
