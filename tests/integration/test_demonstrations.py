@@ -15,6 +15,7 @@ from dingsdk.data import Dataset
 from dingsdk.errors import CheckpointError, ConfigError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.resume import find_save
+from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.policy.threads import torch_threads
@@ -99,6 +100,9 @@ def test_every_batch_has_the_share_in_both_modes(
     # Two updates for every 16 samples, as without demonstrations. They replaced each other only.
     assert 1600 <= result.samples.collected < 1900
     assert result.samples.evicted["overwritten"] >= 1400
+    if mode == "parallel":
+        # A buffer of 100 samples has those of about 12 updates; a version is 10 updates.
+        assert read_status(result.run_dir)["policy_lag"]["largest"] < 10
 
 
 @pytest.mark.parametrize("mode", ["serial", pytest.param("parallel", marks=pytest.mark.slow)])

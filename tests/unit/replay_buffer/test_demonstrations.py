@@ -156,6 +156,15 @@ def test_importance_weights_correct_each_draw_and_have_one_scale() -> None:
         assert (weights <= 1).all()
 
 
+def test_importance_weights_have_the_beta_of_their_draw() -> None:
+    buffer = made("advanced", share=0.5, shown=3, alpha=1.0, beta=0.0, anneal_step=1)
+    buffer.push(rows([0, 1]).with_columns(priority=np.array([1.0, 3.0])), 2)
+    assert buffer.sample(4, 0).columns["IS"].tolist() == [1.0] * 4
+    assert buffer.beta == 1.0
+    # The demonstrations have equal priorities, and the largest weight is that of row 0.
+    assert buffer.sample(4, 0).columns["IS"][2:].tolist() == pytest.approx([0.5, 0.5], rel=1e-4)
+
+
 def test_update_refuses_what_a_prioritized_buffer_refuses() -> None:
     buffer = prioritized()
     batch = buffer.sample(4, 0)
