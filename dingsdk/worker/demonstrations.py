@@ -18,7 +18,6 @@ from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.dataset import samples_of_dataset
-from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.dataset_spaces import check_dataset
 from dingsdk.worker.datasets import read_dataset
 from dingsdk.worker.factory import create_buffer
@@ -84,14 +83,13 @@ def check_count(task: Mapping[str, Any], policy_cfg: Mapping[str, Any], rows: in
     Raises:
         ConfigError: there are not; the error names the data.
     """
-    size, capacity = policy_cfg["learn"]["batch_size"], policy_cfg["other"]["replay_buffer"]
-    shown = demonstrations_in(task["share"], size)
+    capacity = policy_cfg["other"]["replay_buffer"]["replay_buffer_size"]
+    shown = demonstrations_in(task["share"], policy_cfg["learn"]["batch_size"])
     text = ""
-    if task["preload"] and rows > capacity["replay_buffer_size"]:
+    if task["preload"] and rows > capacity:
         text = (
             f"{PATH}.preload is true, but {task['path']} makes {rows} rows, more than "
-            f"policy.other.replay_buffer.replay_buffer_size {capacity['replay_buffer_size']}; "
-            "raise that, or use share"
+            f"policy.other.replay_buffer.replay_buffer_size {capacity}; raise that, or use share"
         )
     elif rows < shown:
         text = (
@@ -129,7 +127,7 @@ def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]
             path=f"{PATH}.path",
         )
     data.columns["action"] = data.columns["action"].astype(output["action"].dtype, copy=False)
-    samples = samples_of_dataset(data, policy, added_columns(policy))
+    samples = samples_of_dataset(data, policy, policy_cfg["collect"]["added_columns"])
     return samples.with_columns(collect_iter=np.full(len(samples), NO_VERSION, np.int64))
 
 
