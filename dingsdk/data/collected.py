@@ -18,6 +18,9 @@ DISCOUNTED_RETURN = "discounted_return"
 Collectors record it with each step for ``policy.normalize.reward``. It is not stored.
 """
 
+NO_VERSION = -1
+"""The ``collect_iter`` of samples that no version of the policy collected: demonstrations."""
+
 
 def with_collected(
     samples: SampleBatch, columns: Mapping[str, NDArray[Any]], ends: NDArray[np.int64]

@@ -12,8 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.config.plain import find
-from dingsdk.errors import ConfigError
-from dingsdk.worker.replay_buffer.config import is_limited
+from dingsdk.errors import ConfigError, DatasetError, SchemaMismatchError
+from dingsdk.worker.replay_buffer.config import (
+    collected_in_batch,
+    demonstrations_in,
+    is_limited,
+)
 
 ADDED_COLUMNS = ("env_id", "episode_return")
 """Columns that collectors add to samples if the replay buffer needs them."""
@@ -21,6 +25,7 @@ MOST_TRAININGS = 1_000
 """On-policy, most trainings on the samples of one collect."""
 
 _BUFFER = "policy.other.replay_buffer"
+_COLLECTORS = ("policy.collect.collector", "policy.collect.parallel_collector")
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
 
 
@@ -305,7 +310,7 @@ def _check_pace(run: _Run) -> str:
     if not is_followed or not pushed or limiter.get("type") != "samples_per_insert":
         return ""
     learn, wanted = run.policy["learn"], limiter["samples_per_insert"]
-    batch = learn["batch_size"] * run.buffer.get("sequence_length", 1)
+    batch = collected_in_batch(run.policy) * run.buffer.get("sequence_length", 1)
     if run.mode == "parallel":  # the learner trains as often as the limiter lets it
         pushed = max(pushed, PAYLOAD_ROWS)
     elif wanted > (sampled := learn["update_per_collect"] * batch / pushed):
@@ -531,6 +536,65 @@ def _check_unrolls(run: _Run) -> str:
     return why and f"policy.{key}: the unrolls of a policy of type {run.policy['type']!r} {why}"
 
 
+def _check_demonstrations(run: _Run) -> str:
+    """The run can train on demonstrations: beside what it collects, or as rows of its buffer."""
+    from dingsdk.worker.replay_buffer.table import Table
+
+    section, policy = run.policy["other"].get("demonstrations") or {}, run.policy
+    if not section.get("path"):
+        return ""
+    storage, kind = run.classes.get(f"{_BUFFER}.storage"), run.buffer["type"]
+    share, size = section["share"], policy["learn"]["batch_size"]
+    key, why = "path", ""
+    if policy["on_policy"]:
+        why = f"a policy of type {policy['type']!r} trains only on its newest samples"
+    elif not run.is_base_policy():
+        why = f"a policy of type {policy['type']!r} is no BasePolicy, which makes samples of them"
+    elif (piece := run.fact("policy", "piece", "steps")) == "unroll":
+        why = f"a policy of type {policy['type']!r} trains on {piece}s"
+    elif not run.fact(_COLLECTORS[0], "needs_env", True):
+        why = f"a collector of type {run.collector!r} collects nothing beside them"
+    elif max(run.fact(path, "max_players", 1) for path in _COLLECTORS) > 1:
+        why = "the env has several players"
+    elif run.system["replay"]["type"] == "server":
+        why = "system.replay.type is 'server', and a replay server holds collected samples only"
+    elif run.fact(f"{_BUFFER}.sampler", "draws_oldest", False):
+        why = f"a buffer of type {kind!r} gives each row once, in order of arrival"
+    elif (drawn := drawn_by(run.cfg, run.classes)) != "rows":
+        why = f"a buffer of type {kind!r} draws {drawn}"
+    elif not issubclass(run.classes.get(_BUFFER, Table), Table):
+        why = f"a buffer of type {kind!r} is no Table of dingsdk"
+    elif getattr(storage, "holds_objects", False) and share is not None:
+        why = f"{_BUFFER}.storage.type {run.buffer['storage']['type']!r} holds no columns"
+    elif share is not None and not 0 < (shown := demonstrations_in(share, size)) < size:
+        key = "share"
+        why = f"{share:g} of policy.learn.batch_size {size} is {shown} samples of each batch"
+    return why and (
+        f"policy.other.demonstrations.{key}: demonstrations cannot be used, as {why}; leave them "
+        "out, or change that"
+    )
+
+
+def check_demonstrations(cfg: Mapping[str, Any]) -> None:
+    """Read the demonstrations of a compiled config, if there are any, and check them.
+
+    Raises:
+        ConfigError: they cannot be read, do not fit the env and the policy, or are too few or too
+            many.
+    """
+    from dingsdk.worker.commander.tasks import demonstrations_task
+
+    if (task := demonstrations_task(cfg)) is None:
+        return
+    from dingsdk.worker.demonstrations import check_count, demonstration_samples
+
+    try:
+        rows = len(demonstration_samples(task, cfg["policy"]))
+    except (DatasetError, SchemaMismatchError) as error:
+        raise refusal(f"policy.other.demonstrations.path: {error}") from error
+    check_count(task, cfg["policy"], rows)
+
+
 def _check_home(run: _Run) -> str:
     """The learner of a parallel run can hold the replay buffer."""
     from dingsdk.worker.replay_buffer.table import Table
@@ -563,5 +627,6 @@ _ALWAYS = (
     _check_unused_buffer,
     _check_sequences,
     _check_unrolls,
+    _check_demonstrations,
 )
 _IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference, _check_home)

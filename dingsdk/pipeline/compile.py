@@ -20,7 +20,7 @@ from dingsdk.errors import (
     UnknownKeyError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.checks import add_columns, check_run, drawn_by
+from dingsdk.pipeline.checks import add_columns, check_demonstrations, check_run, drawn_by
 from dingsdk.pipeline.env_probe import try_env
 from dingsdk.pipeline.offline import check_env_given, is_offline, prepare
 from dingsdk.pipeline.run_folder import make_run_folder
@@ -136,6 +136,8 @@ def compile_config(
         add_columns(compiled, found)
     if makes_env:
         try_env(compiled, found, mode, data)
+        if mode != "eval":
+            check_demonstrations(compiled)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)

@@ -51,7 +51,7 @@ from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.learner.hooks import first_checkpoint
-from dingsdk.worker.replay_buffer.config import is_limited
+from dingsdk.worker.replay_buffer.config import collected_in_batch, is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_id import run_id
 
@@ -257,7 +257,8 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     kind = default_manager().class_of("buffers", buffer_cfg, path)
     # The limiter of such a buffer counts episodes, whose number of rows is not known.
     is_of_episodes = getattr(kind, "draws", "rows") == "episodes"
-    batch_rows = learn.batch_size * int(buffer_cfg.get("sequence_length", 1))
+    # Demonstrations, which are the rest of a batch, are not drawn from the buffer.
+    batch_rows = collected_in_batch(cfg.policy) * int(buffer_cfg.get("sequence_length", 1))
     # For episodes in a buffer of rows its home has an EpisodePace.
     count = collect.n_episode if is_of_episodes or collect.n_episode else collect.n_sample
     is_paced = count and (is_of_episodes or not collect.n_episode)

@@ -432,6 +432,7 @@ class RunSaver:
         workers.updates_left = state.updates_left
         workers.collected, workers.trained = state.samples["collected"], state.samples["trained"]
         workers.evicted_before = Counter(state.samples["evicted"])
+        workers.preloaded = state.samples.get("preloaded", 0)
         # The buffer's counts at this point are of the saved run or of loading: cancel them out.
         counted = Counter(workers.samples().evicted) - workers.evicted_before
         workers.evicted_before.subtract(counted)

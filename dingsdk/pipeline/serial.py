@@ -42,6 +42,7 @@ from dingsdk.worker.collector.dataset import no_batch
 from dingsdk.worker.collector.episode_numbers import summaries
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.base import PlayerProgress
+from dingsdk.worker.commander.tasks import demonstrations_task
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
 from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
@@ -326,6 +327,14 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         buffer_cfg.storage = reopening_storage(buffer_cfg.storage)
     buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
     stack.callback(_close, context, "policy.other.replay_buffer", buffer.close)
+    preloaded, task = 0, demonstrations_task(cfg)
+    # The buffer of a save has the rows that were preloaded.
+    if task is not None and not (task["preload"] and context.resumed is not None):
+        from dingsdk.worker.demonstrations import add_demonstrations
+
+        buffer = add_demonstrations(buffer, task, buffer_cfg, policy_cfg, tb_logger)
+        stack.callback(_close, context, "policy.other.demonstrations", buffer.close)
+        preloaded = buffer.count() if task["preload"] else 0
     return Workers(
         player_id=player or "",
         player=player,
@@ -348,6 +357,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         on_policy=policy_cfg.on_policy,
         player_num=player_num,
         observe=getattr(learn_mode, "observe", None) or (lambda samples: None),
+        preloaded=preloaded,
     )
 
 

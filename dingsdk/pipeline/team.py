@@ -36,6 +36,8 @@ class Workers:
     """Collected samples; if the buffer holds episodes, collected episodes."""
     trained: int = 0
     """Sum over all samples of how often each was trained on."""
+    preloaded: int = 0
+    """Demonstrations that were pushed into the buffer before the first collect."""
     evicted_before: Counter[str] = field(default_factory=Counter)
     """In a resumed run, samples that left the buffer before the save, by reason."""
 
@@ -49,8 +51,10 @@ class Workers:
             live = stats.count
             evicted += Counter({name: getattr(stats, name) for name in EVICTIONS})
         else:
-            evicted["removed"] = self.collected - live
-        return SampleCounts(self.collected, self.collected, self.trained, live, dict(evicted))
+            evicted["removed"] = self.collected + self.preloaded - live
+        return SampleCounts(
+            self.collected, self.collected, self.trained, live, dict(evicted), self.preloaded
+        )
 
 
 @dataclass(slots=True)

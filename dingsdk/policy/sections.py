@@ -158,17 +158,51 @@ class EvalSection(Section, frozen=True, kw_only=True):
     evaluator: Annotated[dict[str, Any], Part("evaluators")] = preset("interaction")
 
 
+class DemonstrationsSection(Section, frozen=True, kw_only=True):
+    """Section ``policy.other.demonstrations``: recorded data for training beside collected data.
+
+    Attributes:
+        path: Data set with the demonstrations, as ``dingsdk.worker.read_dataset`` takes it. Empty
+            for no demonstrations.
+        share: Share of each batch that is drawn from the demonstrations: ``round(share *
+            learn.batch_size)`` samples of every batch. They are in a table of their own, so
+            collected samples never replace them.
+        preload: Whether to push the demonstrations into the replay buffer before training instead,
+            where they are rows as any others.
+    """
+
+    path: str = ""
+    share: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    preload: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.path and (self.share is not None or self.preload):
+            raise ValueError("path is empty, but share or preload is set; name the data set")
+        if self.share is not None and self.preload:
+            raise ValueError(
+                f"share is {self.share:g}, but preload is true: demonstrations are either a share "
+                "of each batch or rows of the buffer; leave one of them out"
+            )
+        if self.path and self.share is None and not self.preload:
+            raise ValueError(
+                f"share is not set, but path is {self.path!r}; give the share of the "
+                "demonstrations in each batch, such as 0.25, or set preload to true"
+            )
+
+
 class OtherSection(Section, frozen=True, kw_only=True):
     """Section ``policy.other``.
 
     Attributes:
         replay_buffer: The replay buffer by ``type``, with its options.
+        demonstrations: Recorded data for training beside the collected data.
         commander: The commander of parallel mode by ``type``, with its options.
         serial_commander: The commander of serial mode by ``type``, with its options.
         league: The league, which pairs opponents in envs of several players, by ``type``.
     """
 
     replay_buffer: Annotated[dict[str, Any], Part("buffers")] = preset("naive")
+    demonstrations: DemonstrationsSection = DemonstrationsSection()
     commander: Annotated[dict[str, Any], Part("commanders")] = preset("solo")
     serial_commander: Annotated[dict[str, Any], Part("serial_commanders")] = preset("base")
     league: Annotated[dict[str, Any], Part("leagues")] = preset("one_vs_one")

@@ -26,6 +26,8 @@ class SampleCounts:
             A policy may train on it in several epochs. Padding of sequences does not count.
         live: Samples in the replay buffer; if it is closed, the samples that it held before.
         evicted: Samples that left the buffer, by reason.
+        preloaded: Demonstrations that were pushed into the buffer before the first collect; they
+            are among ``live`` and ``evicted``. 0 in parallel mode, which counts none of them.
     """
 
     collected: int = 0
@@ -33,6 +35,7 @@ class SampleCounts:
     trained: int = 0
     live: int = 0
     evicted: Mapping[str, int] = field(default_factory=dict)
+    preloaded: int = 0
 
     def __add__(self, other: SampleCounts) -> SampleCounts:
         evicted = dict(self.evicted)
@@ -44,6 +47,7 @@ class SampleCounts:
             self.trained + other.trained,
             self.live + other.live,
             evicted,
+            self.preloaded + other.preloaded,
         )
 
     @property
@@ -54,10 +58,12 @@ class SampleCounts:
     def check(self) -> None:
         """Raise SamplesLostError unless every acknowledged sample is accounted for."""
         evicted = sum(self.evicted.values())
-        if self.acknowledged != self.live + evicted or self.unacknowledged < 0:
+        came = self.acknowledged + self.preloaded
+        if came != self.live + evicted or self.unacknowledged < 0:
+            preloaded = f"{self.preloaded} preloaded, " if self.preloaded else ""
             raise SamplesLostError(
                 f"{self.collected} samples collected, {self.acknowledged} acknowledged, "
-                f"{self.live} in the buffer, {evicted} evicted",
+                f"{preloaded}{self.live} in the buffer, {evicted} evicted",
                 collected=self.collected,
                 acknowledged=self.acknowledged,
                 live=self.live,

@@ -13,7 +13,7 @@ import numpy as np
 
 from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import SampleBatch
-from dingsdk.data.collected import counted, versions_of
+from dingsdk.data.collected import NO_VERSION, counted, versions_of
 from dingsdk.errors import (
     ConfigError,
     StorageFullError,
@@ -339,6 +339,11 @@ class BaseCommLearner(CommWorker):
             task_info["replay_buffer_cfg"], tb_logger=learner.tb_logger, exp_name=learner.exp_name
         )
         buffer.clear()  # rows on disk, of a learner that was lost, are announced again
+        if (task := task_info.get("demonstrations")) is not None:
+            from dingsdk.worker.demonstrations import add_demonstrations
+
+            buffer_cfg, policy_cfg = task_info["replay_buffer_cfg"], task_info["policy"]
+            buffer = add_demonstrations(buffer, task, buffer_cfg, policy_cfg, learner.tb_logger)
         pace = None if home["pace"] is None else EpisodePace(**home["pace"])
         table = TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
         if not takes_env_steps(task_info["policy"]):
@@ -481,6 +486,7 @@ class BaseCommLearner(CommWorker):
         if versions is not None and not self._is_on_policy:
             freq = self._cfg.send_policy_freq
             newest = self._learner.train_iter // freq * freq
+            versions = versions[versions != NO_VERSION]
             self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:

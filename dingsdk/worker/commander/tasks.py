@@ -74,6 +74,7 @@ def learner_task(
         "buffer_id": buffer_id,
         "learner_cfg": learner_cfg,
         "replay_buffer_cfg": buffer_section(cfg),
+        "demonstrations": demonstrations_task(cfg),
         "policy": to_plain(cfg["policy"]),
         "seed": derive_seed(int(cfg["seed"]), *branch),
     }
@@ -85,6 +86,15 @@ def buffer_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
     if buffer_cfg.get("seed", 0) is None:
         buffer_cfg["seed"] = derive_seed(int(cfg["seed"]), "buffer")
     return buffer_cfg
+
+
+def demonstrations_task(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the section of a run's demonstrations with its env's spaces; None if it has none."""
+    section = cfg["policy"]["other"].get("demonstrations") or {}
+    if not section.get("path"):
+        return None
+    env = {name: cfg["env"][name] for name in ("env_id", "observation_space", "action_space")}
+    return dict(to_plain({**section, **env}))
 
 
 def _env(cfg: Mapping[str, Any], eval_flag: bool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -215,6 +215,15 @@ class AdvancedReplayBuffer(Table):
             raise ConfigError(f"beta must be in [0, 1], found {value!r:.80}", path="beta")
         self._beta = float(value)
 
+    def largest_importance(self, beta: float) -> float:
+        """Return ``(N * probability) ** -beta`` of the row for which it is largest, >= 1.
+
+        The importance weights of a sample are divided by it.
+        """
+        with self._lock:
+            self._check_open()
+            return cast(PrioritySampler, self._sampler).largest_importance(beta)
+
     @property
     def skipped_updates(self) -> int:
         """Number of priorities that ``update`` skipped because their rows had left."""

@@ -78,6 +78,18 @@ def is_limited(cfg: Mapping[str, Any]) -> bool:
     return bool(limiter.get("type", "min_size") != "min_size" or bounds_rates(cfg))
 
 
+def demonstrations_in(share: float | None, size: int) -> int:
+    """Return how many rows of a batch of ``size`` rows are demonstrations."""
+    return round((share or 0.0) * size)
+
+
+def collected_in_batch(policy_cfg: Mapping[str, Any]) -> int:
+    """Return how many samples of a batch come from the replay buffer of a compiled config."""
+    share = (policy_cfg["other"].get("demonstrations") or {}).get("share")
+    size = int(policy_cfg["learn"]["batch_size"])
+    return size - demonstrations_in(share, size)
+
+
 class PartFactory:
     """Makes the parts of a buffer from its config section, which has the type ``section``.
 

@@ -190,7 +190,7 @@ def test_return_counts_where_a_wrapper_ends_the_episode() -> None:
 
 
 class SingleSteps(gym.Wrapper[Any, Any, Any, Any]):
-    """Makes an episode of each step; its reset lets the env inside go on, as for games with lives."""
+    """Makes an episode of each step; the env inside goes on at its reset, as with lives."""
 
     at: Any = None
 

@@ -50,7 +50,7 @@ def test_status_of_a_running_run_can_be_read_and_printed(tmp_path: Path) -> None
     found = read_status(tmp_path)
     assert found["samples"] == {
         "collected": 50, "acknowledged": 40, "trained": 100, "live": 30,
-        "evicted": {"overwritten": 9, "missing": 1},
+        "evicted": {"overwritten": 9, "missing": 1}, "preloaded": 0,
     }  # fmt: skip
     assert found["best_return"] is None
     assert found["reason"] is None

@@ -1,0 +1,157 @@
+"""Puts demonstrations, read from recorded data, beside the replay buffer of a run or into it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dingsdk.data import Dataset, SampleBatch
+from dingsdk.data.collected import NO_VERSION
+from dingsdk.data.container import encode_frame
+from dingsdk.data.pytree import part_of
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs.space_description import make_space
+from dingsdk.envs.spaces import ObservationSchema
+from dingsdk.errors import ConfigError
+from dingsdk.policy import create_policy
+from dingsdk.worker.collector.dataset import samples_of_dataset
+from dingsdk.worker.dataset_spaces import check_dataset
+from dingsdk.worker.datasets import read_dataset
+from dingsdk.worker.factory import create_buffer
+from dingsdk.worker.replay_buffer.config import demonstrations_in
+from dingsdk.worker.replay_buffer.demonstrations import TableWithDemonstrations
+
+PATH = "policy.other.demonstrations"
+_OF_COLLECTED_ROWS = (
+    *("limiter", "thruput_controller", "max_use", "max_staleness", "set_buffer_size", "remover"),
+    *("enable_track_used_data", "data_root"),
+)
+"""Keys of a buffer's section that are about rows that come and go; the demonstrations stay."""
+_log = logging.getLogger(__name__)
+
+
+def add_demonstrations(
+    buffer: Any,
+    task: Mapping[str, Any],
+    buffer_cfg: Mapping[str, Any],
+    policy_cfg: Mapping[str, Any],
+    tb_logger: Any = None,
+) -> Any:
+    """Return the buffer of a run with the demonstrations of its config.
+
+    Args:
+        buffer: A new table.
+        task: Result of ``demonstrations_task``.
+        buffer_cfg: The section that the table was made of, with a seed.
+        policy_cfg: The compiled section ``policy``.
+        tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
+
+    Returns:
+        ``buffer`` itself if the demonstrations were pushed into it, else a
+        ``TableWithDemonstrations``.
+
+    Raises:
+        DatasetError: the data cannot be read, or does not fit the env and the policy.
+        ConfigError: there are too few rows, or too many.
+    """
+    rows = demonstration_samples(task, policy_cfg)
+    check_count(task, policy_cfg, len(rows))
+    if task["preload"]:
+        # The limiter relates training to what is collected.
+        buffer.push_unlimited(rows, is_counted=True)
+        _log.info("%s: %d rows of %s are in the replay buffer", PATH, len(rows), task["path"])
+        return buffer
+    table: Any = create_buffer(_section(buffer_cfg, len(rows)), instance_name="demonstrations")
+    table.push(rows, 0)
+    return TableWithDemonstrations(
+        buffer,
+        table,
+        task["share"],
+        task["path"],
+        encode_frame("demonstrations", rows)[1].digest,
+        buffer_cfg["periodic_thruput_seconds"],
+        tb_logger,
+    )
+
+
+def check_count(task: Mapping[str, Any], policy_cfg: Mapping[str, Any], rows: int) -> None:
+    """Check that there are enough demonstrations for a batch, or not too many for the buffer.
+
+    Raises:
+        ConfigError: there are not; the error names the data.
+    """
+    capacity = policy_cfg["other"]["replay_buffer"]["replay_buffer_size"]
+    shown = demonstrations_in(task["share"], policy_cfg["learn"]["batch_size"])
+    text = ""
+    if task["preload"] and rows > capacity:
+        text = (
+            f"{PATH}.preload is true, but {task['path']} makes {rows} rows, more than "
+            f"policy.other.replay_buffer.replay_buffer_size {capacity}; raise that, or use share"
+        )
+    elif rows < shown:
+        text = (
+            f"{PATH}.share is {task['share']:g}, {shown} rows of each batch, but {task['path']} "
+            f"makes only {rows}; lower the share, or give more data"
+        )
+    if text:
+        raise ConfigError(text, path=text.split(" ", 1)[0])
+
+
+def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]) -> SampleBatch:
+    """Return the train samples that the policy makes of recorded data.
+
+    They have the columns, shapes and dtypes of samples that a collector makes in the env. Their
+    ``collect_iter`` is ``NO_VERSION``.
+
+    Args:
+        task: Result of ``demonstrations_task``.
+        policy_cfg: The compiled section ``policy``.
+
+    Raises:
+        DatasetError: the data cannot be read, or a column does not fit; with its name.
+        ConfigError: the policy records more of each step than recorded data has.
+    """
+    data = read_dataset(task["path"])
+    _fit_to_spaces(data, task)
+    on_cpu = {**policy_cfg, "cuda": False, "compile": False}
+    policy: Any = create_policy(on_cpu, enable_field=["collect"], seed=0).collect_mode
+    first = part_of(data.columns["obs"], slice(0, 1))
+    output = policy.forward_batch(first, np.arange(1))
+    if lacking := sorted(output.keys() - {"action", "state"}):
+        raise ConfigError(
+            f"{PATH}.path: a policy of type {policy_cfg['type']!r} trains on {', '.join(lacking)} "
+            "of each step, which recorded data does not have; choose another policy",
+            path=f"{PATH}.path",
+        )
+    data.columns["action"] = data.columns["action"].astype(output["action"].dtype, copy=False)
+    samples = samples_of_dataset(data, policy, policy_cfg["collect"]["added_columns"])
+    return samples.with_columns(collect_iter=np.full(len(samples), NO_VERSION, np.int64))
+
+
+def _fit_to_spaces(data: Dataset, task: Mapping[str, Any]) -> None:
+    """Check a data set against the spaces of the env, and give observations the env's dtypes.
+
+    Spaces that a config cannot hold are None; then nothing is checked.
+    """
+    names = ("observation_space", "action_space")
+    if None in (task[name] for name in names):
+        return
+    observation_space, action_space = (make_space(task[name], f"env.{name}") for name in names)
+    check_dataset(data, observation_space, action_space, f"env.env_id {task['env_id']}")
+    schema = ObservationSchema(observation_space)
+    for name in ("obs", "next_obs"):
+        data.columns[name] = schema.conform_columns(data.columns[name], len(data))
+
+
+def _section(buffer_cfg: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """Return the section of the table of demonstrations."""
+    section = {key: buffer_cfg[key] for key in buffer_cfg if key not in _OF_COLLECTED_ROWS}
+    section["replay_buffer_size"] = rows
+    if section["seed"] is not None:
+        section["seed"] = derive_seed(section["seed"], "demonstrations")
+    if "path" in section["storage"]:
+        section["storage"] = {"type": "array"}  # two tables cannot have one folder
+    return section
