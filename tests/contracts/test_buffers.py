@@ -13,7 +13,6 @@ from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.testing import BufferContract
 from dingsdk.worker.replay_buffer import IBuffer
 from dingsdk.worker.replay_buffer.advanced import QueueReplayBuffer
-from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 from .random_remover import RandomRemover
 
@@ -68,28 +67,9 @@ class TestAdvancedWithRandomRemover(TestNaiveWithRandomRemover):
     capabilities = (PRIORITIZED | {"columns", "proportional"}) - {"fifo"}
 
 
-class PackedMaps(MemmapStorage):
-    """Also compresses small columns, such as those of the kit's rows."""
-
-    least_packed_bytes = 200
-
-
-class PackedContract(MappedContract):
-    """A buffer with :class:`PackedMaps` as its storage."""
-
-    @pytest.fixture(autouse=True)
-    def _type(self) -> Iterator[None]:
-        with use_manager(PluginManager()) as manager:
-            manager.registry("storages").register("packed", PackedMaps)
-            yield
-
-
 @pytest.mark.slow
-class TestSequenceOverLinkedPackedMaps(PackedContract):
-    parts: ClassVar = {
-        "type": "sequence",
-        "storage": {"type": "packed", "compress": "zstd", "next_of": "obs"},
-    }
+class TestSequenceOverLinkedMaps(MappedContract):
+    parts: ClassVar = {"type": "sequence", "storage": {"type": "memmap", "next_of": "obs"}}
     capabilities = BASE | {"columns", "sequences", "durable"}
 
 
@@ -131,11 +111,8 @@ class TestEpisodesOverMaps(MappedContract):
 
 
 @pytest.mark.slow
-class TestEpisodesOverLinkedPackedMaps(PackedContract):
-    parts: ClassVar = {
-        "type": "episode",
-        "storage": {"type": "packed", "compress": "lz4", "next_of": "obs"},
-    }
+class TestEpisodesOverLinkedMaps(MappedContract):
+    parts: ClassVar = {"type": "episode", "storage": {"type": "memmap", "next_of": "obs"}}
     capabilities = ROWS | {"episodes", "durable"}
 
 

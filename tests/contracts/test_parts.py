@@ -20,9 +20,9 @@ from dingsdk.testing import (
 )
 from dingsdk.worker.replay_buffer import RowSampler
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
+from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 from .random_remover import RandomRemover
-from .test_buffers import PackedMaps
 
 COLUMNS = frozenset({"columns"})
 
@@ -57,12 +57,12 @@ class TestMaps(StorageContract):
     cfg: ClassVar[Mapping[str, Any]] = {}
 
     def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
-        return PackedMaps({**self.cfg, "path": str(folder), "reopen": True}, capacity)
+        return MemmapStorage({**self.cfg, "path": str(folder), "reopen": True}, capacity)
 
 
 @pytest.mark.slow
-class TestLinkedPackedMaps(TestMaps):
-    cfg: ClassVar = {"compress": "lz4", "next_of": "obs"}
+class TestLinkedMaps(TestMaps):
+    cfg: ClassVar = {"next_of": "obs"}
 
 
 class Sampler(SamplerContract):

@@ -14,13 +14,12 @@ from dingsdk.testing import BufferMachine
 from dingsdk.worker.replay_buffer import IBuffer
 
 from ..contracts.random_remover import RandomRemover
-from ..contracts.test_buffers import BASE, PRIORITIZED, ROWS, PackedMaps
+from ..contracts.test_buffers import BASE, PRIORITIZED, ROWS
 
 
 @pytest.fixture(autouse=True)
-def _packed_type() -> Iterator[None]:
+def _random_remover() -> Iterator[None]:
     with use_manager(PluginManager()) as manager:
-        manager.registry("storages").register("packed", PackedMaps)
         manager.registry("removers").register("random", RandomRemover)
         yield
 
@@ -70,7 +69,6 @@ def machine(
 
 
 LINKED = {"next_of": "obs"}
-PACKED = {"compress": "lz4"}
 DURABLE = ROWS | {"columns", "durable"}
 SEQUENCES = BASE | {"sequences"}
 
@@ -78,8 +76,7 @@ TestNaiveOverArrays = machine("naive", ROWS | {"columns"}, "array", slow=False)
 TestNaiveOverLinkedArrays = machine("naive", ROWS | {"columns"}, "array", columns=LINKED)
 TestNaiveOverObjects = machine("naive", ROWS | {"objects"}, "object")
 TestNaiveOverMaps = machine("naive", DURABLE, "memmap")
-TestNaiveOverPackedMaps = machine("naive", DURABLE, "packed", columns=PACKED)
-TestNaiveOverLinkedPackedMaps = machine("naive", DURABLE, "packed", columns=LINKED | PACKED)
+TestNaiveOverLinkedMaps = machine("naive", DURABLE, "memmap", columns=LINKED)
 TestNaiveWithRandomRemover = machine(
     "naive", (ROWS | {"columns"}) - {"fifo"}, "array", remover={"type": "random"}
 )
@@ -91,8 +88,8 @@ TestSequenceOverLinkedMaps = machine(
 TestEpisodesOverObjects = machine("episode", ROWS | {"episodes"}, "object", slow=False)
 TestEpisodesOverLinkedArrays = machine("episode", ROWS | {"episodes"}, "array", columns=LINKED)
 TestEpisodesOverMaps = machine("episode", ROWS | {"episodes", "durable"}, "memmap")
-TestEpisodesOverLinkedPackedMaps = machine(
-    "episode", ROWS | {"episodes", "durable"}, "packed", columns=LINKED | PACKED
+TestEpisodesOverLinkedMaps = machine(
+    "episode", ROWS | {"episodes", "durable"}, "memmap", columns=LINKED
 )
 TestAdvancedOverArrays = machine(
     "advanced", PRIORITIZED | {"columns", "proportional"}, "array", slow=False

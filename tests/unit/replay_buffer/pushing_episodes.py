@@ -15,7 +15,7 @@ from dingsdk.worker.replay_buffer import EpisodeReplayBuffer
 
 CAPACITY = 6
 _WIDTH = 2100
-"""Length of an observation; large enough to be compressed."""
+"""Length of an observation; large enough for rows of two pages."""
 
 
 def episode_of(number: int) -> SampleBatch:

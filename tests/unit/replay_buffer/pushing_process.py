@@ -16,13 +16,13 @@ from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 CAPACITY = 200
 WIDTH = 2100
-"""Length of an observation; large enough to be compressed."""
+"""Length of an observation; large enough for rows of two pages."""
 
 
 def rows_of(start: int, stop: int) -> SampleBatch:
     """Return rows ``start..stop-1``. Every 13th ends an episode: its ``next_obs`` is no row's obs.
 
-    Every 7th observation is noise, which does not compress.
+    Every 7th observation is noise.
     """
     number = np.arange(start, stop)
     after = np.where(number % 13 == 0, -number, number + 1)

@@ -45,7 +45,6 @@ STORAGES: dict[str, dict[str, Any]] = {
     "object": {"type": "object"},
     "array": {"type": "array", "next_of": "obs"},
     "memmap": {"type": "memmap"},
-    "packed": {"type": "memmap", "next_of": "obs", "compress": "lz4"},
 }
 
 

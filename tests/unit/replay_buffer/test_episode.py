@@ -149,7 +149,7 @@ STORAGES: list[Any] = [
     pytest.param({"type": "array"}, id="array"),
     pytest.param({"type": "array", "next_of": "obs"}, id="array-next_of"),
     pytest.param({"type": "memmap"}, id="memmap"),
-    pytest.param({"type": "memmap", "next_of": "obs", "compress": "lz4"}, id="memmap-packed"),
+    pytest.param({"type": "memmap", "next_of": "obs"}, id="memmap-next_of"),
 ]
 
 

@@ -42,8 +42,6 @@ from .small_disk import DISKS, on_a_disk_of_8_mib
 CFGS: list[Any] = [
     pytest.param({}, id="plain"),
     pytest.param({"next_of": "obs"}, id="next_of"),
-    pytest.param({"compress": "lz4"}, id="lz4"),
-    pytest.param({"next_of": "obs", "compress": "zstd"}, id="next_of-zstd"),
 ]
 
 
@@ -352,7 +350,7 @@ def test_impossible_links_are_refused(tmp_path: Path, link: int) -> None:
         storage.recovered()
 
 
-@pytest.mark.parametrize("changed", [{"capacity": 100}, {"next_of": "obs"}, {"compress": "lz4"}])
+@pytest.mark.parametrize("changed", [{"capacity": 100}, {"next_of": "obs"}])
 def test_reopening_with_other_settings_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)

@@ -3,7 +3,7 @@
 ``header.json``, written last, describes the files. ``cursor.bin`` holds the last two records, each
 of which says where the files hold rows. A record is written to mapped memory, which the system
 keeps when the process dies: a process that is killed at any point leaves at least one record
-intact. (Nothing is guaranteed after a power cut.) ``spare.bin`` is reserved disk space.
+intact. (Nothing is guaranteed after a power cut.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import mmap
 import os
 import stat
 import struct
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,13 @@ from numpy.typing import NDArray
 from dingsdk.data.container import checkpoint_errors, decode_json, encode_json
 from dingsdk.errors import CheckpointCorruptError, DataMissingError, DingError
 from dingsdk.runtime import PrivateDir
-from dingsdk.runtime.files import FULL, close_reader, file_error, locked_folder, open_private
+from dingsdk.runtime.files import FULL, file_error, locked_folder, open_private
 
 _KIND = "mapped-rows"
 _HEADER = "header.json"
 _HEADER_MAX_BYTES = 1 << 20
 """Largest ``header.json``, which describes the columns of a mapped folder."""
-_CURSOR, _SPARE = "cursor.bin", "spare.bin"
+_CURSOR = "cursor.bin"
 _FULL = FULL | {errno.EFBIG}
 _RECORD_BYTES = 4096
 """Size of each of the two records that say where the files of a mapped folder hold rows."""
@@ -69,8 +68,6 @@ class MappedFolder:
             self._until_close = stack.pop_all()
         self._cursor: NDArray[np.uint8] | None = None
         self._number = 0
-        self._spare_bytes = 0
-        self._slot_files: dict[str, SlotFile] = {}
         self._in_use: set[str] = set()
         self._reopens = False
 
@@ -113,16 +110,6 @@ class MappedFolder:
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype).reshape(shape)
 
-    def slots(self, name: str, size_bytes: int) -> SlotFile:
-        """Return a sparse file that is read and written in pieces; raises as :meth:`map`."""
-        file = self._slot_files.get(name)
-        if file is None:
-            descriptor = self._open(name, size_bytes)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            file = self._slot_files[name] = SlotFile(self, name, descriptor)
-        file.resize(size_bytes)
-        return file
-
     def _open(self, name: str, size_bytes: int) -> int:
         is_new = not self._reopens and name not in self._in_use
         if is_new:
@@ -158,24 +145,6 @@ class MappedFolder:
         for name, size in files.items():
             self._allocate(name, size)
 
-    def hold_spare(self, size_bytes: int) -> None:
-        """Reserve at least this much disk space for writes that find no other space.
-
-        Raises:
-            StorageFullError: there is not enough space; the earlier reserve is kept.
-        """
-        if size_bytes <= self._spare_bytes:
-            return
-        if not self._spare_bytes:
-            self._folder.unlink(_SPARE)  # the reserve of a process that was killed
-        try:
-            self._allocate(_SPARE, size_bytes)
-        except DingError:
-            with contextlib.suppress(OSError):
-                os.truncate(self.path / _SPARE, self._spare_bytes)
-            raise
-        self._spare_bytes = size_bytes
-
     def _allocate(self, name: str, size_bytes: int) -> None:
         try:
             descriptor = _open(self.path / name, os.O_CREAT)
@@ -185,12 +154,6 @@ class MappedFolder:
                 os.close(descriptor)
         except OSError as error:
             raise self.error("reserve", name, error) from error
-
-    def release_spare(self) -> None:
-        """Free the reserved space, so that writes can use it."""
-        if self._spare_bytes:
-            self._folder.unlink(_SPARE)
-            self._spare_bytes = 0
 
     def error(self, action: str, name: str, error: OSError) -> DingError:
         """Return the error class of dingsdk for a failed file operation."""
@@ -220,8 +183,6 @@ class MappedFolder:
 
     def erase(self) -> None:
         """Delete the header, then the other files; without a header the folder counts as empty."""
-        self._close_slots()
-        self._spare_bytes = 0
         if self._cursor is not None:
             self.write_record(_NO_ROWS)
         for name in sorted(self._folder.names(), key=lambda name: name != _HEADER):
@@ -261,65 +222,9 @@ class MappedFolder:
             path=str(self.path),
         )
 
-    def _close_slots(self) -> None:
-        while self._slot_files:
-            self._slot_files.popitem()[1].close()
-
     def close(self) -> None:
         """Release the folder for other buffers; idempotent."""
-        self._close_slots()
-        self.release_spare()
         self._until_close.close()
-
-
-class SlotFile:
-    """A file that is read and written by system calls, which fail if the disk is full.
-
-    Writing to a mapped file on a full disk would kill the process. Also, the data that was read
-    does not stay in the process's resident memory.
-    """
-
-    def __init__(self, folder: MappedFolder, name: str, descriptor: int) -> None:
-        self.path = folder.path / name
-        self._folder = weakref.proxy(folder)
-        self._descriptor = descriptor
-        self._close = weakref.finalize(self, close_reader, descriptor)
-
-    def resize(self, size_bytes: int) -> None:
-        """Set the length; the added part takes no disk space until it is written."""
-        try:
-            os.ftruncate(self._descriptor, size_bytes)
-        except OSError as error:
-            raise self._folder.error("make", self.path.name, error) from error
-
-    def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write all bytes; use the reserved space if there is no other.
-
-        Raises:
-            StorageFullError: even then there is not enough space.
-        """
-        for is_last in (False, True):
-            try:
-                while len(data):
-                    count = os.pwrite(self._descriptor, data, offset)
-                    data, offset = data[count:], offset + count
-                return
-            except OSError as error:
-                if is_last or error.errno not in _FULL:
-                    raise self._folder.error("write", self.path.name, error) from error
-                self._folder.release_spare()
-
-    def read(self, length: int, offset: int) -> bytes:
-        """Return ``length`` bytes, or fewer at the end of the file."""
-        try:
-            return os.pread(self._descriptor, length, offset)
-        except OSError as error:
-            raise self._folder.error("read", self.path.name, error) from error
-
-    def close(self) -> None:
-        """Close the descriptor; idempotent."""
-        self._descriptor = -1
-        self._close()
 
 
 def _newest_record(cursor: bytes) -> tuple[int, dict[str, int]]:

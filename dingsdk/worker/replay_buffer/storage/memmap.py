@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 from msgspec import Meta
@@ -18,22 +17,12 @@ from dingsdk.data.pytree import flatten, nest
 from dingsdk.errors import CheckpointError, CheckpointVersionError, ConfigError, StorageFullError
 from dingsdk.worker.replay_buffer.storage import Where, one_by_one
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.compression import (
-    PAGE_BYTES,
-    PackedColumn,
-    read_codec,
-    slot_bytes,
-)
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _MARKS = "marks.bin"
 _STEP_BYTES = 64 << 20
 """Disk space is reserved in steps of about this size."""
-_SPARE_BYTES = 64 << 10
-"""Disk space that is reserved for the next push, in addition to the size of its rows."""
-_MOST_PACKED_BYTES = 1 << 30
-"""Larger rows are not compressed; codecs support up to about twice this size."""
 
 
 class MemmapStorage(ArrayStorage):
@@ -53,20 +42,13 @@ class MemmapStorage(ArrayStorage):
             path: The folder; only one buffer at a time can use it.
             reopen: Continue with the rows that the folder holds, if any. If False, a folder that
                 holds rows is refused.
-            compress: Compress columns of two pages a row (8192 bytes) and more. A row takes whole
-                pages, as many as the longest row that was stored at its position. Space for the
-                longest push is reserved in addition. ``next_obs`` values that ``next_of`` cannot
-                share are not compressed. Requires ``pip install lz4 zstandard``.
         """
 
         type: str = "memmap"
         path: Annotated[str, Meta(min_length=1)]
         reopen: bool = False
-        compress: Literal["none", "lz4", "zstd"] = "none"
 
     is_durable: ClassVar[bool] = True
-    least_packed_bytes: ClassVar[int] = 2 * PAGE_BYTES
-    """Columns with smaller rows are not compressed: rows take whole pages, so it would not help."""
 
     @classmethod
     def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -76,13 +58,11 @@ class MemmapStorage(ArrayStorage):
         super().__init__(cfg, capacity, deepcopy)
         self._path = Path(self._cfg.path)
         self._reopen: bool = self._cfg.reopen
-        self._codec = read_codec(self._cfg.compress)
         self._folder: MappedFolder | None = None
         self._made_with: dict[str, Any] = {
             "capacity": capacity,
             "episodes": None,
             "next_of": self._next_of,
-            "compress": self._cfg.compress,
         }
         if not self._reopen:
             self._refuse_taken()
@@ -93,10 +73,9 @@ class MemmapStorage(ArrayStorage):
 
     def _clear(self) -> None:
         super()._clear()
-        # Bytes a row: of each file with reserved space, and of all compressed columns together; and
-        # of files of own copies. Below: for how many rows and own copies space is reserved.
-        self._plain_bytes: dict[str, int] = {}
-        self._packed_bytes = 0
+        # Bytes a row: of each file of a column, and of files of own copies. Below: for how many
+        # rows and own copies disk space is reserved.
+        self._row_bytes: dict[str, int] = {}
         self._marks = np.empty(0, np.int64)
         self._state: dict[str, int] | None = None
         self._own_bytes: dict[str, int] = {}
@@ -141,10 +120,7 @@ class MemmapStorage(ArrayStorage):
             self._folder.write_record({**state, "shift": self._shift})
 
     def _physical(self, where: Where) -> Where:
-        if isinstance(where, slice) and not (self._shift or self._packed_bytes):
-            return where
-        where = one_by_one(where)
-        return (where + self._shift) % self.capacity if self._shift else where
+        return (one_by_one(where) + self._shift) % self.capacity if self._shift else where
 
     def _allocate(self, rows: dict[str, Any], n: int) -> None:
         if self._folder is None:
@@ -169,23 +145,13 @@ class MemmapStorage(ArrayStorage):
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        tail, dtype = array.shape[1:], np.dtype(array.dtype.str)
-        number = f"{len(self._plain_bytes):04d}"
-        size = math.prod(tail) * dtype.itemsize
-        if self._codec is None or not self.least_packed_bytes <= size <= _MOST_PACKED_BYTES:
-            return self._map(f"column-{number}.bin", tail, dtype)
-        lengths = self._map(f"lengths-{number}.bin", (), np.dtype(np.int32))
-        slot = slot_bytes(size)
-        folder = cast(MappedFolder, self._folder)
-        file = folder.slots(f"column-{number}.bin", self.capacity * slot)
-        self._packed_bytes += slot
-        # A packed column is used like an array.
-        return cast("NDArray[Any]", PackedColumn(tail, dtype, self._codec, lengths, file))
+        name = f"column-{len(self._row_bytes):04d}.bin"
+        return self._map(name, array.shape[1:], np.dtype(array.dtype.str))
 
     def _map(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         folder = cast(MappedFolder, self._folder)
         array = folder.map(name, (self.capacity, *tail), dtype)
-        self._plain_bytes[name] = row_bytes(array)
+        self._row_bytes[name] = row_bytes(array)
         return array
 
     def _map_marks(self) -> None:
@@ -206,8 +172,7 @@ class MemmapStorage(ArrayStorage):
         self._made_with.update(capacity=capacity, episodes=True)
 
     def _longer_columns(self) -> dict[str, Any]:
-        before = self._plain_bytes, self._packed_bytes
-        self._plain_bytes, self._packed_bytes = {}, 0
+        before, self._row_bytes = self._row_bytes, {}
         try:
             columns, held = map_columns(self._new_column, self._columns), len(self._marks)
             self._map_marks()
@@ -216,7 +181,7 @@ class MemmapStorage(ArrayStorage):
             added[added != 0] = 0
             return columns
         except BaseException:
-            self._plain_bytes, self._packed_bytes = before
+            self._row_bytes = before
             raise
 
     def make_room(self, rows: int) -> None:
@@ -224,15 +189,10 @@ class MemmapStorage(ArrayStorage):
         needed = min(self._n_used + rows, self.capacity)
         if needed > self._n_reserved:
             self._reserve_rows(needed)
-        if self._packed_bytes:
-            # Rows may fail to shrink, and the file system needs space for its metadata.
-            size = min(rows, self.capacity) * self._packed_bytes
-            folder = cast(MappedFolder, self._folder)
-            folder.hold_spare(size + size // 64 + _SPARE_BYTES)
 
     def _reserve_rows(self, rows: int) -> None:
-        ahead = _STEP_BYTES // max(1, sum(self._plain_bytes.values()))
-        self._n_reserved = self._reserve(self._plain_bytes, rows, ahead)
+        ahead = _STEP_BYTES // max(1, sum(self._row_bytes.values()))
+        self._n_reserved = self._reserve(self._row_bytes, rows, ahead)
 
     def _hold_slots(self, slots: int) -> None:
         if slots > self._n_held:
