@@ -244,7 +244,7 @@ class BaseCommLearner(CommWorker):
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
-            "recorded_rows": home.recorded_rows,
+            "dataset_rows": home.dataset_rows,
             "count": home.count(),
             "counts": counts,
             "figures": home.figures(),
@@ -341,7 +341,7 @@ class BaseCommLearner(CommWorker):
         pace = None if home["pace"] is None else EpisodePace(**home["pace"])
         table = TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
         if not takes_env_steps(task_info["policy"]):
-            table.recorded_rows = push_recorded(buffer, task_info["policy"])
+            table.dataset_rows = push_recorded(buffer, task_info["policy"])
         return table
 
     # Run in the job of a task: the learner, and what it calls.
@@ -441,7 +441,7 @@ class BaseCommLearner(CommWorker):
                 return home.announced > before
 
             batch = home.sample(batch_size, self._learner.train_iter)
-            if batch is None and home.recorded_rows:
+            if batch is None and home.dataset_rows:
                 raise no_batch(cast(TableHome, home).buffer, self._learner.train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)

@@ -53,7 +53,7 @@ from dingsdk.worker.sample_counts import SampleCounts
 _log = logging.getLogger(__name__)
 
 _OF_HOME = (
-    *("reports", "is_idle", "trained_rows", "recorded_rows", "counts", "count", "figures"),
+    *("reports", "is_idle", "trained_rows", "dataset_rows", "counts", "count", "figures"),
     "lag",
 )
 """Keys of a learner's info that tell about the home of its buffer."""
@@ -750,6 +750,8 @@ class Coordinator(Configurable):
         fact, payloads = self._unrecorded.pop(state.task_id, None), self.payloads_of(state)
         if fact is not None and payloads is not None:
             self._note(fact)
+            if payloads.dataset_rows:
+                self._note(Progressed(state.task_id, 0, self.elapsed_s))
             payloads.is_unrecorded, payloads.recorded_at = False, self.clock()
 
     def _learner(self, task_id: str) -> TaskState:

@@ -117,8 +117,8 @@ class LivePayloads:
         self._garbage: list[str] = []
         self._earlier_trained_rows = 0
         self._count = 0
-        self._recorded_rows = 0
-        """Rows of a data set that the home holds."""
+        self.dataset_rows = 0
+        """Rows of a data set that the home holds; nothing is announced to it then."""
         self.trained_rows = 0
         self.is_idle = self.is_unrecorded = False
         self.confirmed = self.recorded = 0
@@ -246,10 +246,11 @@ class LivePayloads:
         self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
         self.home_counts = dict(info["counts"])
         self._count = int(info["count"])
-        self._recorded_rows = int(info.get("recorded_rows") or 0)
+        self.dataset_rows = int(info.get("dataset_rows") or 0)
         if info.get("lag"):
             self.lag = PolicyLag(*info["lag"])
-        self.is_unrecorded |= self.confirmed > before
+        # Without payloads, the journal would not know how far the training is.
+        self.is_unrecorded |= self.confirmed > before or self.dataset_rows > 0
 
     def take_garbage(self) -> list[str]:
         """Return the ids of payloads to delete."""
@@ -262,17 +263,17 @@ class LivePayloads:
 
     def count_rows(self) -> int:
         """Return how many acknowledged rows, or rows of a data set, have not been evicted."""
-        return self._acked_rows + self._recorded_rows - self._evicted.total()
+        return self._acked_rows + self.dataset_rows - self._evicted.total()
 
     def counts(self) -> SampleCounts:
         """Return the sample counts, without samples that wait for room."""
-        acked, evicted = self._acked_rows + self._recorded_rows, dict(+self._evicted)
+        acked, evicted = self._acked_rows + self.dataset_rows, dict(+self._evicted)
         return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
 
     def count_live(self) -> int:
         """Count the rows of the live payloads that have not left, and those of a data set."""
         announced = sum(each.rows - each.left.total() for each in self._live.values())
-        return announced + self._recorded_rows
+        return announced + self.dataset_rows
 
     def check(self) -> None:
         """Raise SamplesLostError unless the live payloads have all rows that were not evicted."""

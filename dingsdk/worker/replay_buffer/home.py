@@ -81,12 +81,12 @@ class Home(ABC):
         known: Ids of the announced payloads that the home still needs.
         announced: Number of announcements that it has taken.
         retry_s: Seconds to wait before asking again for a batch; None: until an announcement.
-        recorded_rows: Rows of a data set that it holds and that no collector sends; nothing is
+        dataset_rows: Rows of a data set that it holds and that no collector sends; nothing is
             announced to such a home.
     """
 
     retry_s: float | None = None
-    recorded_rows = 0
+    dataset_rows = 0
 
     def __init__(self) -> None:
         self.known: set[str] = set()

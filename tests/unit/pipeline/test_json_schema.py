@@ -47,7 +47,7 @@ def test_example_and_its_compiled_form_are_valid(schema: dict[str, Any]) -> None
         "policy.other.eps.type=cosine",
         "policy.other.replay_buffer.sampler.type=3",
         "system.coordinator.lease_s=0",
-        "env.env_id=null",
+        "env.env_id=3",
         "unknown=1",
     ],
 )
