@@ -43,11 +43,8 @@ class RecordingEvaluator(InteractionSerialEvaluator):
         if in_columns(env, mode):
             self._writer = ColumnsWriter(env.env_num, None, split_episodes)
             return BatchedRollout(env, mode, self._writer, monitor.quota)
-        # Copies, as an env may use the memory of an observation again.
-        self._writer = _EpisodeRows(env.env_num, None, lambda _, rows: rows, deepcopy=True)
-        return DictRollout(
-            env, mode, self._writer, monitor.quota, self.transforms_obs, deepcopy_obs=True
-        )
+        self._writer = _EpisodeRows(env.env_num, None, lambda _, rows: rows)
+        return DictRollout(env, mode, self._writer, monitor.quota, self.transforms_obs)
 
     def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
         super()._record(episodes, monitor)

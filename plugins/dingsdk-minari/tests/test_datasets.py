@@ -19,6 +19,8 @@ from dingsdk.data import Dataset
 from dingsdk.errors import DatasetError
 from dingsdk.worker import read_dataset, write_dataset
 
+PATTERN = np.arange(32 * 32 * 3).reshape(32, 32, 3) * 37
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -60,8 +62,8 @@ def walk(obs: Any, action: Any) -> Dataset:
         (lambda n: n.astype(np.int64), np.zeros((6, 2), np.float32)),
         (
             lambda n: {
-                # As large as what Minari would store as JPEG files.
-                "image": (n[:, None, None, None] * np.ones((32, 32, 3), np.int64)).astype(np.uint8),
+                # Minari would store images of this size as JPEG files, which changes them.
+                "image": (n[:, None, None, None] * 11 + PATTERN).astype(np.uint8),
                 "mask": np.stack([n % 2 == 0, n % 2 == 1], 1),
                 "inner": {"speed": n.astype(np.float32)},
             },
@@ -131,7 +133,9 @@ def test_data_set_that_minari_wrote_is_read() -> None:
     assert found.ends.tolist() == [3, 6]
 
 
-def test_written_data_set_replaces_an_older_one_once_it_is_complete(folder: Path) -> None:
+def test_older_data_set_is_replaced_unless_the_new_one_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = walk(lambda n: n[:, None] / 3, np.zeros((6, 1), np.float32))
     name = "minari:walk/test-v0"
     assert not MinariDatasets().has("walk/test-v0")
@@ -142,6 +146,15 @@ def test_written_data_set_replaces_an_older_one_once_it_is_complete(folder: Path
     loose = Dataset({**rows, "terminated": np.zeros(2, bool), "truncated": np.array([0, 1], bool)})
     with pytest.raises(DatasetError, match="rows 0 to 1 are a piece, and do not follow"):
         write_dataset(loose, name)
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        (folder / "walk" / "test-v0" / "data").mkdir(parents=True)
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(minari, "create_dataset_from_buffers", fail)
+        with pytest.raises(DatasetError, match="test-v0 cannot be written: no space left"):
+            write_dataset(Dataset(rows, ends=[1]), name)
     assert_equal(read_dataset(name).columns, first.columns)
 
     write_dataset(Dataset(rows, ends=[1]), name)
