@@ -8,18 +8,21 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.predict import load_weights, open_run, read_config
 from dingsdk.pipeline.serial import make_eval_envs
 from dingsdk.pipeline.user_objects import numbered_run
-from dingsdk.policy import create_policy
+from dingsdk.policy import Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import create_serial_evaluator
 from dingsdk.worker.collector.episode_numbers import Summaries, summaries
-from dingsdk.worker.evaluator.base import returns_of
+from dingsdk.worker.evaluator.base import ISerialEvaluator, returns_of
+from dingsdk.worker.learner.checkpoint import Checkpoint
+
+Evaluator = TypeVar("Evaluator", bound=ISerialEvaluator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +88,12 @@ def evaluate(
     """
     folder, found = open_run(run_dir, checkpoint)
     cfg = compile_config(read_config(folder, policy, env), seed=seed, mode="eval")
-    count = episodes or cfg.env.n_evaluator_episode
-    envs = min(cfg.env.evaluator_env_num, count)
-    player = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))
-    load_weights(player.eval_mode, found, folder)
-    manager = make_eval_envs(cfg, "evaluation", envs)
-    with (
-        numbered_run(),
-        torch_threads(cfg.system.torch_threads),
-        tempfile.TemporaryDirectory() as scratch,
-    ):
-        # The evaluator writes logs; they must not mix with the logs of the run.
-        evaluator = create_serial_evaluator(
-            cfg.policy.eval.evaluator, env=manager, policy=player.eval_mode, exp_name=scratch
-        )
-        try:
-            _, info = evaluator.eval() if manager is None else evaluator.eval(n_episode=count)
-        finally:
-            evaluator.close()
+    player = make_player(cfg, found, folder, "eval")
+
+    def make(**parts: Any) -> ISerialEvaluator:
+        return create_serial_evaluator(cfg.policy.eval.evaluator, policy=player.eval_mode, **parts)
+
+    _, info = play(cfg, episodes or cfg.env.n_evaluator_episode, make)
     return EvalResult(
         env_id=cfg.env.env_id,
         checkpoint=found.path,
@@ -110,3 +101,45 @@ def evaluate(
         returns=tuple(returns_of(info)),
         numbers=summaries(info) if isinstance(info, Mapping) else {},
     )
+
+
+def make_player(cfg: Any, found: Checkpoint, folder: Path, *fields: str) -> Policy:
+    """Return the policy of a compiled config with the weights of a checkpoint, and these modes.
+
+    One of the modes must be ``eval``; the others share its weights.
+    """
+    player = create_policy(cfg.policy, enable_field=fields, seed=derive_seed(cfg.seed, "policy"))
+    load_weights(player.eval_mode, found, folder)
+    return player
+
+
+def play(
+    cfg: Any, episodes: int, make: Callable[..., Evaluator], **kwargs: Any
+) -> tuple[Evaluator, Any]:
+    """Play episodes in the evaluation envs of a compiled config.
+
+    Args:
+        cfg: The config.
+        episodes: Number of episodes, >= 1. A run whose evaluator plays none measures once.
+        make: Makes the evaluator from ``env``, a manager, and ``exp_name``, its folder.
+        kwargs: Passed to ``eval`` of an evaluator that plays episodes.
+
+    Returns:
+        The evaluator, closed, and the info of its ``eval``.
+    """
+    manager = make_eval_envs(cfg, "evaluation", min(cfg.env.evaluator_env_num, episodes))
+    with (
+        numbered_run(),
+        torch_threads(cfg.system.torch_threads),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        # The evaluator writes logs; they must not mix with the logs of the run.
+        evaluator = make(env=manager, exp_name=scratch)
+        try:
+            if manager is None:
+                _, info = evaluator.eval()
+            else:
+                _, info = evaluator.eval(n_episode=episodes, **kwargs)
+        finally:
+            evaluator.close()
+    return evaluator, info

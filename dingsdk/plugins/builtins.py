@@ -99,6 +99,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "examples", "dingsdk.cli.examples:examples"),
     ("commands", "new", "dingsdk.cli.new:group"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
+    ("commands", "record", "dingsdk.cli.record:record"),
     ("commands", "replay-server", "dingsdk.cli.replay_server:replay_server"),
     ("commands", "status", "dingsdk.cli.status:status"),
 )

@@ -178,6 +178,7 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
     (OBSERVERS, "di_engine"): "dingsdk-rl-di-engine",
     ("commands", "watch"): "dingsdk-rl-watch",
+    ("datasets", "minari"): "dingsdk-rl-minari",
     ("learner_hooks", "mlflow"): "dingsdk-rl-trackers",
     ("learner_hooks", "wandb"): "dingsdk-rl-trackers",
     **dict.fromkeys(_ZOO, "dingsdk-rl-zoo"),

@@ -62,6 +62,16 @@ class DatasetFormat(ABC):
             source=name,
         )
 
+    def has(self, name: str) -> bool:
+        """Return whether there is something under a name that ``write`` would replace.
+
+        Called before data is recorded, which may take hours.
+
+        Raises:
+            DatasetError: nothing can be written under that name, whatever it is.
+        """
+        return Path(name).exists()
+
 
 def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Read a data set and check its columns.
@@ -94,6 +104,17 @@ def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> None:
     """
     found, name = _format_of(path)
     found.write(dataset, name)
+
+
+def has_dataset(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``write_dataset`` would replace something at ``path``.
+
+    Raises:
+        DatasetError: it could write nothing there, or nothing provides the type key.
+        PluginLoadError: the plugin that provides the type key cannot be loaded.
+    """
+    found, name = _format_of(path)
+    return found.has(name)
 
 
 def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
@@ -191,6 +212,11 @@ class HDF5Dataset(DatasetFormat):
             for column, own in self.NAMES.items():
                 for part, leaf in leaves({own: dataset.columns[column]}):
                     file[part.replace(".", "/")] = leaf
+
+    def has(self, name: str) -> bool:
+        """As ``DatasetFormat.has``."""
+        _h5py(name)
+        return super().has(name)
 
 
 class BufferDataset(DatasetFormat):

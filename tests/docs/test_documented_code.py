@@ -84,6 +84,7 @@ class Reader:
         self.names: dict[str, Any] = {"__name__": "documented"}
         self.site = folder / ".site"
         monkeypatch.chdir(folder)
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / ".minari"))
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.syspath_prepend(str(self.site))
 

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PUBLIC: tuple[str, ...] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["MODULES"]
-PLUGINS = ("di-engine", "trackers", "zoo")
+PLUGINS = ("di-engine", "minari", "trackers", "zoo")
 """Plugins of this repository that are written like those of third parties."""
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
 FILES = [

@@ -22,6 +22,10 @@ COMMANDS = {
     "envs": ["--seconds", "0.2", "--repeats", "1"],
     "learners": ["--batch-size", "8", "--hidden", "8", "--rounds", "1"],
     "library": ["--env-steps", "1000", "--repeats", "1"],
+    "offline": [
+        *["--env", "Pendulum-v1", "--steps", "600", "--iterations", "20"],
+        *["--expert-episodes", "2", "--mixed-episodes", "10", "--played", "2"],
+    ],
     "parallel_floor": [
         *["--jobs", "dqn", "--env-steps", "600", "--seeds", "1"],
         *["--contenders", "floor", "in_memory"],
