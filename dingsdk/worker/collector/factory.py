@@ -63,9 +63,15 @@ def create_collecting_rollout(
 def add_columns(writer: Writer, policy: CollectMode) -> None:
     """Make a writer add the columns to samples that the policy's config asks for."""
     cfg = policy.get_attribute("cfg")
-    collect, normalize = (cfg.get(name) or {} for name in ("collect", "normalize"))
-    writer.added_columns = list(collect.get("added_columns") or ())
-    writer.gamma = float(cfg["discount_factor"]) if normalize.get("reward") else None
+    is_scaled = (cfg.get("normalize") or {}).get("reward")
+    writer.added_columns = added_columns(policy)
+    writer.gamma = float(cfg["discount_factor"]) if is_scaled else None
+
+
+def added_columns(policy: CollectMode) -> list[str]:
+    """Return ``collect.added_columns`` of the policy's config."""
+    collect = policy.get_attribute("cfg").get("collect") or {}
+    return list(collect.get("added_columns") or ())
 
 
 def create_measuring_rollout(
