@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.envs import Capabilities
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.policy import CollectMode
@@ -222,6 +223,19 @@ def test_cut_off_turn_is_recorded_only_with_the_mask_of_the_player(
     assert [[_rows([row])[0][3] for row in episode] for episode in first] == [turns] * 2
     assert [[_rows([row])[0][3] for row in episode] for episode in second] == [[1, 3]] * 2
     assert [bool(episode[-1]["done"]) for episode in first] == [len(turns) == 3] * 2
+
+
+def test_discounted_return_of_each_player_begins_again_in_each_game(make_battle) -> None:
+    fighters = [Fighter(0), Fighter(1)]
+    for each in fighters:
+        each.cfg |= {"normalize": {"reward": True}, "discount_factor": 0.5}
+    collector = make_battle("episode_1v1", CutOff([1, 1]), fighters)
+
+    data, _ = collector.collect(2)
+
+    # The last turn of player 0 in a game is not recorded.
+    for games, expected in zip(data, ([2.0, 3.0], [20.0, 30.0]), strict=True):
+        assert [[row[DISCOUNTED_RETURN] for row in game] for game in games] == [expected] * 2
 
 
 @pytest.mark.parametrize("kind", ["episode_1v1", "sample_1v1"])
