@@ -31,12 +31,12 @@ UNTRAINED = (
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a trained policy."""
     output = tmp_path_factory.mktemp("source")
-    sets = (*QUICK, "policy.learn.learner.train_iterations=20", "policy.model.normalize_obs=true")
+    sets = (*QUICK, "policy.learn.learner.train_iterations=20", "policy.normalize.obs=true")
     return dingsdk.train("cartpole-dqn", sets=sets, output=output).run_dir
 
 
 def train(tmp_path: Path, mode: Any, *sets: str, **options: Any) -> dingsdk.RunResult:
-    sets = (*UNTRAINED, "policy.model.normalize_obs=true", *sets)
+    sets = (*UNTRAINED, "policy.normalize.obs=true", *sets)
     return dingsdk.train("cartpole-dqn", mode, sets=sets, output=tmp_path, seed=5, **options)
 
 

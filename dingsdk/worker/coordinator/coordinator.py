@@ -777,11 +777,10 @@ class Coordinator(Configurable):
             payloads = self.payloads_of(state)
             return None if payloads is None else payloads.recorded
 
-    @property
-    def env_steps(self) -> int:
-        """Env steps of the run that were collected for training."""
+    def env_steps_of(self, state: TaskState) -> int:
+        """Return the env steps that were collected for the player of a learner's task."""
         with self.condition:
-            return self._state.env_steps
+            return self._state.env_steps_of(state)
 
     def has_news(self, state: TaskState) -> bool:
         """Return whether a task's home can be told something; call with the condition held."""

@@ -99,7 +99,7 @@ class LearnerRole(Role):
                 break
             news = coordinator.deal_with_learner_get_data(*ids, MOST_ANNOUNCED, state.progress)
             data = {"announcements": news or [], "confirmed": confirmed}
-            data["env_steps"] = coordinator.env_steps
+            data["env_steps"] = coordinator.env_steps_of(state)
             learn = {"name": "learner_learn_task", "data": data}
             answer = coordinator.ask(state, learn, "learn_timeout_s")
             coordinator.deal_with_learner_send_info(*ids, answer["info"])

@@ -347,9 +347,7 @@ class SchedulerState:
         assert state.worker is not None  # assigned
         state.began_at = self._clock()
         if state.is_evaluation:
-            players = self.commander.players()
-            own = players.get(state.player or next(iter(players), ""))
-            state.run_env_steps = self.env_steps if own is None else own.env_steps
+            state.run_env_steps = self.env_steps_of(state)
         self.pace.start(state.worker.worker_id, state.kind)
 
     def note_progress(self, state: TaskState, total: int) -> None:
@@ -638,6 +636,12 @@ class SchedulerState:
         counts = (each.counts() for each in self.buffers.values())
         acknowledged = sum(counts, self._ended_counts)
         return acknowledged + SampleCounts(waiting + self.unacknowledged_rows)
+
+    def env_steps_of(self, state: TaskState) -> int:
+        """Return the env steps of the player of a task, or of the run if only one player trains."""
+        players = self.commander.players()
+        own = players.get(state.player or next(iter(players), ""))
+        return self.env_steps if own is None else int(own.env_steps)
 
     @property
     def env_steps(self) -> int:

@@ -521,7 +521,7 @@ def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> No
     coordinator.open_buffer(learner)
     assert coordinator.payloads_of(learner) is payloads
     site.finish(is_evaluation=False)
-    assert (coordinator.confirmed_of(learner), coordinator.env_steps) == (0, 7)
+    assert (coordinator.confirmed_of(learner), coordinator.env_steps_of(learner)) == (0, 7)
     assert site.send("b", "a", "b") == [True] * 3
     assert coordinator.has_news(learner)
     assert site.announced(learner, most=1) == ["b"]

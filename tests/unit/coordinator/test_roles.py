@@ -46,7 +46,6 @@ class Control:
         self.condition = threading.Condition(threading.Lock())
         self.payloads: LivePayloads | None = Payloads(1)
         self.is_ending = False
-        self.env_steps = 11
         self.held_up_by = ""
         self.answers = list(answers)
         self.messages: list[dict[str, Any]] = []
@@ -70,6 +69,9 @@ class Control:
 
     def must_end(self, state: TaskState) -> bool:
         return self.is_ending
+
+    def env_steps_of(self, state: TaskState) -> int:
+        return 11
 
     def ask(
         self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
