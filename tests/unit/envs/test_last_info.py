@@ -65,7 +65,9 @@ class RecordedInSameStep(Recorded):
 VECTOR = {
     each.__name__: each for each in (NextStep, SameStep, Disabled, Recorded, RecordedInSameStep)
 }
-SINGLE = ("in_process", "subprocess", "async_subprocess")
+IN_PROCESSES = [
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("subprocess", "async_subprocess")
+]
 
 
 def make(kind: str, count: int = 2, **section: Any) -> EnvManager:
@@ -97,7 +99,7 @@ def last_infos(manager: EnvManager, is_dict: bool) -> list[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("is_dict", [False, True])
-@pytest.mark.parametrize("kind", [*SINGLE, *("NextStep", "SameStep", "Disabled")])
+@pytest.mark.parametrize("kind", ["in_process", *IN_PROCESSES, "NextStep", "SameStep", "Disabled"])
 def test_chosen_numbers_are_in_the_info_of_the_episode(kind: str, is_dict: bool) -> None:
     with make(kind, info_numbers=["is_success", "score", "absent"]) as manager:
         assert last_infos(manager, is_dict) == [NUMBERS, NUMBERS]
@@ -160,7 +162,7 @@ def test_numbers_are_bools_ints_floats_and_arrays_of_one(value: Any, number: flo
 
 
 @pytest.mark.parametrize("is_dict", [False, True])
-@pytest.mark.parametrize("kind", [*SINGLE, "NextStep", "SameStep"])
+@pytest.mark.parametrize("kind", ["in_process", *IN_PROCESSES, "NextStep", "SameStep"])
 def test_return_is_the_sum_of_the_rewards_beneath_the_wrappers(kind: str, is_dict: bool) -> None:
     with make(kind, **SCALED) as manager:
         assert last_infos(manager, is_dict) == [{"eval_episode_return": 6.0}] * 2
@@ -190,7 +192,7 @@ def test_return_counts_where_a_wrapper_ends_the_episode() -> None:
 
 
 class SingleSteps(gym.Wrapper[Any, Any, Any, Any]):
-    """Makes an episode of each step; its reset lets the env inside go on, as for games with lives."""
+    """Makes an episode of each step; its reset lets the env inside go on, as with lives."""
 
     at: Any = None
 
