@@ -138,7 +138,7 @@ def test_run_without_env_has_the_shapes_of_the_data(
             ),
             marks=pytest.mark.slow,
         ),
-        pytest.param(("policy.model.normalize_obs=true",), marks=pytest.mark.slow),
+        pytest.param(("policy.normalize.obs=true",), marks=pytest.mark.slow),
     ],
     ids=["naive", "priorities", "sequences", "normalised"],
 )
