@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import keyword
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import ConfigError, RunFolderError, listing, nearest_name
@@ -140,7 +137,6 @@ def render(kind: str, name: str) -> dict[str, str]:
         "PLUGIN_REQUIREMENTS": '", "'.join(_requirements(module)),
         "PLUGIN_PART": next(reversed(re.findall(r"class (PluginName\w+)", module)), snake),
         "PLUGIN_STEPS": "\n".join(next_steps(kind, name, ".")),
-        "PLUGIN_DINGSDK": _repository() or "${{ vars.DINGSDK }}",
         "plugin-name": dashed,
         "plugin_name": snake,
     }
@@ -241,20 +237,3 @@ def _replaced(text: str, words: Mapping[str, str]) -> str:
     text = re.sub("|".join(map(re.escape, words)), lambda match: words[match[0]], text)
     name = words["plugin-name"]
     return _CLASS.sub(lambda match: _class_name(name, match[1]), text)
-
-
-def _repository() -> str:
-    """Return the address of the repository that dingsdk was installed from, for pip, or ``""``.
-
-    The distributions are on no package index. pip records where it got them (PEP 610): from an
-    address, or from a folder, which may be a clone.
-    """
-    record = metadata.distribution(OWN_DISTRIBUTION).read_text("direct_url.json")
-    origin = json.loads(record or '{"url": ""}')
-    if "vcs_info" in origin:
-        return f"git+{origin['url']}"
-    config = Path(urlsplit(origin["url"]).path, ".git", "config")
-    remotes = config.read_text(encoding="utf-8") if config.is_file() else ""
-    # Without "@": an address with a password is not copied.
-    found = re.search(r'\[remote "origin"\][^[]*?\burl = (https?://[^\s@]+)\n', remotes)
-    return f"git+{found[1]}" if found else ""

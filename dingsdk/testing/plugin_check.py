@@ -90,7 +90,7 @@ class _Part:
     manager: PluginManager
     owner: str = ""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    env: str | None = None
+    env: str | Mapping[str, Any] | None = None
     target: Any = None
     family: Collection[str] = ()
     rules: list[ContractReport] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Part:
     @property
     def given(self) -> dict[str, Any]:
         """Values of the section for the check: ``contract_config``, overridden by ``asked``."""
-        own = getattr(self.target, "contract_config", _VALUES.get(str(self), {}))
+        own = getattr(self.target, "contract_config", {})
         return deep_merge_dicts(own, self.asked)
 
     def create(self, over: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,9 @@ class _Part:
 
 
 def check_plugin(
-    name: str, config: Mapping[str, Any] | None = None, env: str | None = None
+    name: str,
+    config: Mapping[str, Any] | None = None,
+    env: str | Mapping[str, Any] | None = None,
 ) -> PluginReport:
     """Import a plugin, check its interface, build its parts, and check them against their rules.
 
@@ -136,7 +138,7 @@ def check_plugin(
             then all its parts are checked.
         config: Values of the part's section; they override ``contract_config``. ``import_names``
             are modules to import first, which register a part that is not installed.
-        env: The id of an env to use instead of ``contract_env``.
+        env: The env to use instead of ``contract_env``: its id, or a section ``env``.
 
     Raises:
         UnknownPluginError: there is no such type or distribution.
@@ -184,31 +186,7 @@ _ADVICE = (
 )
 
 
-# Values for functions and classes of gymnasium, which have no ``contract_config``.
-_VALUES: Mapping[str, Mapping[str, Any]] = {
-    "env_wrappers:clip_reward": {"min_reward": -1, "max_reward": 1},
-    "env_wrappers:frame_stack": {"stack_size": 4},
-}
-_ENVS: Mapping[str, Mapping[str, Any]] = {
-    "env_wrappers:atari": {"env_id": "ale_py:ALE/Pong-v5", "kwargs": {"frameskip": 1}},
-    "env_wrappers:record_video": {
-        "env_id": "CartPole-v1",
-        "kwargs": {"render_mode": "rgb_array"},
-    },
-}
-# Part -> (a value without which it cannot be checked, or "", and the reason to skip it).
-_LEFT_OUT: Mapping[str, tuple[str, str]] = {
-    "storages:auto": ("", "it stands for array or object, as the first rows are: check those"),
-    "env_wrappers:normalize_obs": ("statistics", "it needs a file: --set statistics=FILE"),
-    "env_wrappers:record_video": ("folder", "it needs a folder: --set folder=DIR"),
-}
-
-
 def _check(part: _Part) -> Iterator[Step]:
-    value, why = _LEFT_OUT.get(str(part), ("", ""))
-    if why and value not in part.asked:
-        yield Step(str(part), "build", "skipped", why)
-        return
     for name, step in _STEPS.items():
         try:
             detail = step(part)
@@ -349,8 +327,7 @@ def _hook_maker(part: _Part) -> Callable[..., Any]:
 
 def _env_of(part: _Part, default: str = "CartPole-v1") -> Mapping[str, Any]:
     """Return the section of an env for the part."""
-    own: Any = _ENVS.get(str(part), default)
-    own = part.env or getattr(part.target, "contract_env", own)
+    own = part.env or getattr(part.target, "contract_env", default)
     return own if isinstance(own, Mapping) else {"env_id": str(own)}
 
 

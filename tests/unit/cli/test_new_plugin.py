@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import resource
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from dingsdk.cli import main
 from dingsdk.errors import ConfigError, RunFolderError
@@ -79,39 +76,6 @@ def test_class_name_does_not_repeat_its_ending(kind: str, name: str, cls: str) -
     init, module, _ = (text for path, text in sorted(files.items()) if path.endswith(".py"))
     assert f", {cls})" in init.splitlines()[-1]
     assert f"class {cls}(" in module
-
-
-@pytest.mark.parametrize(
-    ("record", "remote", "address"),
-    [
-        ({"url": "https://host/d", "vcs_info": {"vcs": "git"}}, "", "git+https://host/d"),
-        ({"url": "FOLDER", "dir_info": {}}, "https://host/e.git", "git+https://host/e.git"),
-        ({"url": "FOLDER", "dir_info": {}}, "https://me:secret@host/e", "${{ vars.DINGSDK }}"),
-        ({"url": "FOLDER", "dir_info": {}}, "", "${{ vars.DINGSDK }}"),
-        (None, "", "${{ vars.DINGSDK }}"),
-    ],
-)
-def test_ci_installs_dingsdk_from_where_it_came(
-    record: dict[str, Any] | None,
-    remote: str,
-    address: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / ".git").mkdir()
-    text = f'[remote "origin"]\n\turl = {remote}\n\tfetch = x\n' if remote else "[core]\n"
-    (tmp_path / ".git" / "config").write_text(text)
-    info = tmp_path / "dingsdk_rl-9.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk-rl\nVersion: 9\n")
-    if record is not None:
-        written = json.dumps(record).replace("FOLDER", tmp_path.as_uri())
-        (info / "direct_url.json").write_text(written)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    workflow = yaml.safe_load(render("policy", "own")[".github/workflows/test.yml"])
-
-    assert workflow["env"] == {"DINGSDK": address}
 
 
 BAD_NAMES = [
