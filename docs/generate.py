@@ -234,8 +234,8 @@ def algorithms_page() -> str:
         "| type | algorithm | paper | trains on | from the buffer | configs | where |\n"
         "|---|---|---|---|---|---|---|\n"
         + "\n".join(_algorithm(key, cls) for key, cls in policies.items()),
-        "`bc` and `iql` [learn from recorded data](../how-to/train-from-data.md), not from what a run "
-        "collects. The configs of the zoo are in `plugins/dingsdk-zoo/dingsdk_zoo/configs`.",
+        "`bc` and `iql` [learn from recorded data](../how-to/train-from-data.md), not from what a "
+        "run collects. The configs of the zoo are in `plugins/dingsdk-zoo/dingsdk_zoo/configs`.",
         "## Action spaces",
         _marks(policies, {
             name: partial(_takes_spaces, OBSERVATIONS["vector"], action)

@@ -244,6 +244,13 @@ def test_what_parallel_mode_cannot_do_is_refused(
     assert caught.value.path == path
 
 
+def test_buffer_fits_the_data_unless_its_size_is_given(config: dict[str, Any], data: Path) -> None:
+    assert compile_config(config).policy.other.replay_buffer.replay_buffer_size == count(data)
+
+    put(config, f"{BUFFER}.replay_buffer_size", 999)
+    assert compile_config(config).policy.other.replay_buffer.replay_buffer_size == 999
+
+
 def test_run_without_env_and_limit_is_refused(config: dict[str, Any]) -> None:
     del config["env"], config["policy"]["learn"]["learner"]
 
