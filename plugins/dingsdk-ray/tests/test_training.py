@@ -154,26 +154,3 @@ def test_worker_that_the_memory_monitor_ends_is_named_with_the_reason(
     last = stderr.decode().strip().splitlines()[-1]
     assert re.search(r"worker (learner|collector)-\d died.*out of memory, so that Ray ended", last)
     assert "system.restarts is 0" in last
-
-
-def test_detached_run_continues_without_the_process_that_started_it(
-    ray_address: str, tmp_path: Path
-) -> None:
-    detached = [sys.executable, "-m", "dingsdk_ray.detached", "--address", ray_address]
-    command = ["train", "cartpole-dqn", "--mode", "parallel", "--transport", "ray", "-q"]
-    command += ["--set", f"system.transport.address={ray_address}", "--output", str(tmp_path)]
-    started = subprocess.run([*detached, "start", "r", *command], cwd=tmp_path, timeout=PATIENCE_S)
-    assert started.returncode == 0
-    wait_for(lambda: env_steps(tmp_path) > 0)
-    again = subprocess.run(
-        [*detached, "start", "r", *command], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert again.returncode == 2
-    assert len(again.stderr.strip().splitlines()) == 1
-    assert subprocess.run([*detached, "stop", "r"], timeout=PATIENCE_S).returncode == 0
-    result = wait_for(lambda: (tmp_path / "cartpole-dqn" / "result.json").read_text())
-    assert json.loads(result)["reason"] == "interrupted"
-    assert (tmp_path / "r.log").is_file()
-    stop = [*detached, "stop", "r"]
-    # The actor ends with its command.
-    wait_for(lambda: subprocess.run(stop, capture_output=True, timeout=PATIENCE_S).returncode == 2)

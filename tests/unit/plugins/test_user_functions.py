@@ -40,7 +40,7 @@ def test_function_of_a_module_is_found() -> None:
         "torch.hub:load",
         "gymnasium:register",
         "dingsdk.config:save_config",
-        "dingsdk_ray.detached:start",
+        "dingsdk_ray.cluster:connect",
         "pytest:main",
         f"{__name__}:np.save",
     ],
