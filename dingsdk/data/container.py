@@ -214,13 +214,9 @@ def decode_frame(
     start = _aligned(end)
     if start + layout.size_bytes != size:
         raise _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
-    if layout.record is not None:
-        record = np.ndarray((), layout.record, view, start)
-        arrays = [record[name] for name in layout.record.names or ()]
-    else:
-        arrays = [
-            np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
-        ]
+    arrays = [
+        np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
+    ]
     if layout.paths is not None:
         pairs = zip(layout.paths, arrays, strict=True)
         # Columns are rarely nested, and dict() takes a third of the time of nest().
@@ -437,8 +433,6 @@ class _Layout:
 
     manifest: _Manifest
     arrays: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
-    record: np.dtype[Any] | None
-    """All arrays as fields of one record: reading a field is twice as fast as making an array."""
     size_bytes: int
     """Total size of the arrays."""
     paths: tuple[Any, ...] | None
@@ -516,24 +510,7 @@ def _parse_layout(core: bytes) -> _Layout:
         batch = _join(manifest, blanks)
         is_flat, rows = not any(type(each) is dict for each in batch.columns.values()), len(batch)
         paths = tuple(batch.columns if is_flat else (path for path, _ in flatten(batch.columns)))
-    record = _record_of(arrays, end) if paths else None
-    return _Layout(manifest, tuple(arrays), record, end, paths, is_flat, rows)
-
-
-def _record_of(
-    arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any], int]], size_bytes: int
-) -> np.dtype[Any] | None:
-    """Return the dtype of a record with these arrays as fields; None if numpy does not allow it."""
-    if not 0 < size_bytes < 2**31 or any(0 in shape for shape, _, _ in arrays):
-        return None
-    return np.dtype(
-        {
-            "names": [str(index) for index in range(len(arrays))],
-            "formats": [(dtype, shape) for shape, dtype, _ in arrays],
-            "offsets": [offset for _, _, offset in arrays],
-            "itemsize": size_bytes,
-        }
-    )
+    return _Layout(manifest, tuple(arrays), end, paths, is_flat, rows)
 
 
 def _parse(core: bytes) -> _Manifest:
