@@ -134,7 +134,7 @@ class BatchIndexError(DingError, IndexError):
 
 
 class FrozenBatchError(DingError, ValueError):
-    """A write into a batch that is shared and read-only. Facts: ``key``."""
+    """A key of a row of a batch was set or removed. Facts: ``key``."""
 
 
 class DataCorruptError(DingError, ValueError):

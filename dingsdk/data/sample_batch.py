@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dingsdk.data.columns import (
-    NUMERIC_KINDS,
     as_columns,
     column_equal,
     common_length,
@@ -19,7 +18,6 @@ from dingsdk.data.columns import (
     mismatch,
     native,
     rows_to_columns,
-    torch_to_numpy,
 )
 from dingsdk.errors import BatchIndexError, FrozenBatchError, SchemaMismatchError
 
@@ -140,7 +138,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | SampleBatch:
         """Return a row as a dict, or for a slice a batch of views.
 
-        Assigning to a key of the row writes to the batch; see :class:`Row`.
+        Keys of the row cannot be set; see :class:`Row`.
 
         Raises:
             BatchIndexError: the row is outside the batch.
@@ -246,77 +244,29 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
 
 class Row(dict[str, Any]):
-    """The values of one row, by column name.
+    """The values of one row, by column name; keys cannot be set or removed.
 
-    Arrays are views of the batch; numbers are copies from the time of reading. Assigning to a key
-    writes to the batch. If a value cannot be written (an unknown key, another shape, a number that
-    does not fit, a frozen batch), the assignment raises and changes nothing. Copies of a row
-    (``copy``, ``dict(row)``, pickling) are plain dicts; setting a key in one does not change the
-    batch.
+    Arrays are views of the batch; numbers are copies from the time of reading. Write to the columns
+    of the batch in place of a row. Copies of a row (``copy``, ``dict(row)``, pickling) are plain
+    dicts; setting a key in one does not change the batch.
     """
 
-    __slots__ = ("_columns", "_index", "_prefix")
+    __slots__ = ()
 
-    def __init__(self, columns: dict[str, Any], index: int, prefix: str = "") -> None:
+    def __init__(self, columns: dict[str, Any], index: int) -> None:
         super().__init__(
-            (key, Row(column, index, join_key(prefix, key)))
-            if isinstance(column, dict)
-            else (key, column[index])
+            (key, Row(column, index) if isinstance(column, dict) else column[index])
             for key, column in columns.items()
         )
-        self._columns = columns
-        self._index = index
-        self._prefix = prefix
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.update({key: value})
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Write several values; if one of them cannot be written, write none."""
-        new = dict(*args, **kwargs)
-        self._check(new)
-        self._write(new)
-
-    def _check(self, new: Mapping[str, Any]) -> None:
-        for key, value in new.items():
-            name = join_key(self._prefix, key)
-            column = self._columns.get(key)
-            if column is None:
-                hint = "the batch has no such column; use SampleBatch.with_columns"
-                raise mismatch("keys of a row", name, sorted(self._columns), name, hint)
-            if not isinstance(column, dict):
-                _check_value(name, column, value)
-            elif isinstance(value, Mapping):
-                super().__getitem__(key)._check(value)
-            else:
-                raise _misfit(name, "a dict", type(value).__name__)
-
-    def _write(self, new: Mapping[str, Any]) -> None:
-        for key, value in new.items():
-            column = self._columns[key]
-            if isinstance(column, dict):
-                super().__getitem__(key)._write(value)
-            else:
-                column[self._index] = torch_to_numpy(value)
-                super().__setitem__(key, column[self._index])
-
-    def setdefault(self, key: str, default: Any = None, /) -> Any:
-        """Return the value of ``key``; raises if it is missing: a row cannot get new keys."""
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def __ior__(self, other: Any) -> Row:  # type: ignore[override]
-        self.update(other)
-        return self
-
-    def _refuse_removal(self, *keys: Any) -> NoReturn:
-        hint = "a row of a batch cannot lose a column: take dict(row) and change that"
-        raise mismatch(
-            "keys of a row", keys[0] if keys else "", sorted(self._columns), "fewer", hint
+    def _refuse(self, *given: Any, **named: Any) -> NoReturn:
+        raise FrozenBatchError(
+            "a row of a batch cannot be changed: write to batch.columns, or to dict(row)",
+            key=given[0] if given and isinstance(given[0], str) else "",
         )
 
-    __delitem__ = pop = popitem = clear = _refuse_removal
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = popitem = clear = _refuse
 
     def copy(self) -> dict[str, Any]:
         """Return a plain dict; its arrays are still views of the batch."""
@@ -435,39 +385,3 @@ def _form(column: Any) -> str:
 def _batch_mismatch(key: str, index: int, expected: Any, found: Any) -> SchemaMismatchError:
     what, hint = f"column {key!r} of batch {index}", "only batches of like columns are joined"
     return mismatch(what, key, expected, found, hint, row=index)
-
-
-def _check_value(name: str, column: NDArray[Any], value: Any) -> None:
-    if not column.flags.writeable:
-        raise FrozenBatchError(
-            f"column {name!r} is frozen: it is shared with others; write into "
-            "batch.take(indices) or another copy",
-            key=name,
-        )
-    value = torch_to_numpy(value, name)
-    shape = f"shape {list(column.shape[1:])}"
-    try:
-        array = np.asanyarray(value)
-    except (ValueError, TypeError) as error:
-        raise _misfit(name, shape, str(error)) from error
-    if array.dtype.kind not in NUMERIC_KINDS:
-        raise _misfit(name, f"dtype {column.dtype}", f"{type(value).__name__} {value!r:.80}")
-    if array.shape != column.shape[1:]:
-        raise _misfit(name, shape, f"shape {list(array.shape)}")
-    array = native(name, array)
-    if array.dtype.kind in "iu" and column.dtype.kind in "iu":
-        limits = np.iinfo(column.dtype)
-        if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
-            raise _misfit(name, f"a number of {column.dtype}", f"{value!r:.80}")
-    elif not np.can_cast(array.dtype, column.dtype, casting="same_kind"):
-        raise _misfit(name, f"dtype {column.dtype}", f"dtype {array.dtype}")
-    elif array.dtype != column.dtype:
-        try:
-            with np.errstate(over="raise"):
-                array.astype(column.dtype)
-        except FloatingPointError as error:
-            raise _misfit(name, f"a number of {column.dtype}", f"{value!r:.80}") from error
-
-
-def _misfit(name: str, expected: str, found: str) -> SchemaMismatchError:
-    return mismatch(f"column {name!r}", name, expected, found)

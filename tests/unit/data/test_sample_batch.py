@@ -30,8 +30,8 @@ def make_batch() -> SampleBatch:
 def test_arrays_and_tensors_are_shared_not_copied() -> None:
     array, tensor = np.zeros(3, np.float32), torch.zeros(3, requires_grad=True)
     batch = SampleBatch({"a": array, "t": tensor})
-    batch[1]["a"] = 5.0
-    batch[1]["t"] = 6.0
+    batch.columns["a"][1] = 5.0
+    batch.columns["t"][1] = 6.0
     assert array.tolist() == [0, 5, 0]
     assert tensor.tolist() == [0, 6, 0]
 
@@ -50,70 +50,36 @@ def test_columns_of_different_length_are_named_with_their_shapes() -> None:
     assert "b.c [3]" in str(caught.value)
 
 
-def test_a_row_is_a_dict_that_writes_through() -> None:
+def test_a_row_is_a_dict_whose_arrays_are_views() -> None:
     batch = make_batch()
     row = batch[-1]
     assert isinstance(row, dict)
-    row["action"] = 7
     row["obs"]["pos"][0] = 50
-    row["obs"] = {"pos": row["obs"]["pos"] + 1}
-    row.update(done=False)
-    row |= {"action": 8}
-    assert batch.columns["action"].tolist() == [0, 1, 8]
-    assert batch.columns["obs"]["pos"][2].tolist() == [51, 6]
-    assert not batch.columns["done"].any()
-    assert row == {"obs": {"pos": np.array([51, 6])}, "action": 8, "done": False}
+    assert batch.columns["obs"]["pos"][2].tolist() == [50, *make_batch()[2]["obs"]["pos"][1:]]
 
 
 @pytest.mark.parametrize(
-    ("write", "key", "found"),
+    ("write", "key"),
     [
-        (lambda row: row.__setitem__("new", 1), "new", ""),
-        (lambda row: row.setdefault("new", 1), "new", ""),
-        (lambda row: row.__setitem__("action", 0.5), "action", "dtype float64"),
-        (lambda row: row.__setitem__("action", 2**70), "action", ""),
-        (lambda row: row.__setitem__("action", [1, 2]), "action", "shape [2]"),
-        (
-            lambda row: row.__setitem__("action", [[1], [1, 2]]),
-            "action",
-            "setting an array element with a sequence",
-        ),
-        (lambda row: row.__setitem__("action", None), "action", "NoneType None"),
-        (lambda row: row.__setitem__("done", 1), "done", ""),
-        (lambda row: row.__setitem__("obs", 1), "obs", "int"),
-        (lambda row: row["obs"].__setitem__("pos", [1.0]), "obs.pos", ""),
-        (lambda row: row.update(action=3, done=5), "done", ""),
-        (lambda row: row.update(obs={"pos": [9.0, 9.0], "x": 1}), "obs.x", ""),
-        (lambda row: row.pop("action"), "action", ""),
-        (lambda row: row.__delitem__("action"), "action", ""),
-        (lambda row: row.clear(), "", ""),
-        (lambda row: row.popitem(), "", ""),
+        (lambda row: row.__setitem__("action", 1), "action"),
+        (lambda row: row.__ior__({"action": 1}), ""),
+        (lambda row: row["obs"].__setitem__("pos", [1.0]), "pos"),
+        (lambda row: row.setdefault("new", 1), "new"),
+        (lambda row: row.update(action=3), ""),
+        (lambda row: row.pop("action"), "action"),
+        (lambda row: row.__delitem__("action"), "action"),
+        (lambda row: row.clear(), ""),
+        (lambda row: row.popitem(), ""),
     ],
 )
-def test_refused_row_writes_raise_and_change_nothing(
-    write: Callable[[Any], None], key: str, found: str
-) -> None:
+def test_keys_of_a_row_are_not_set_or_removed(write: Callable[[Any], None], key: str) -> None:
     batch = make_batch()
     row = batch[0]
-    with pytest.raises(SchemaMismatchError) as caught:
+    with pytest.raises(FrozenBatchError, match=r"write to batch\.columns") as caught:
         write(row)
     assert caught.value.key == key
-    assert str(caught.value.found).startswith(found)
     assert batch == make_batch()
     assert row == make_batch()[0]
-
-
-def test_number_beyond_the_range_of_its_column_is_refused() -> None:
-    batch = SampleBatch({"a": np.zeros(2, np.int8)})
-    for number in (127, -128):
-        batch[0]["a"] = number
-        assert batch.columns["a"].tolist() == [number, 0]
-    for number in (128, -129):
-        with pytest.raises(SchemaMismatchError) as caught:
-            batch[0]["a"] = number
-        error = caught.value
-        assert (error.key, error.expected, error.found) == ("a", "a number of int8", str(number))
-    assert batch.columns["a"].tolist() == [-128, 0]
 
 
 def test_rows_are_compared_with_dicts_by_content() -> None:
@@ -240,25 +206,10 @@ def test_columns_of_another_byte_order_are_converted(dtype: str) -> None:
     assert SampleBatch.trusted({"a": column}, 3).tensors()["a"].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("value", [1e300, -1e39, np.float64(1e39)])
-def test_a_number_outside_of_the_range_of_its_column_is_not_written(value: Any) -> None:
-    batch = SampleBatch({"a": np.ones(2, np.float32), "b": np.ones((2, 2), np.float16)})
-    for key, wrong in (("a", value), ("b", [0.0, value]), ("a", np.ma.masked)):
-        with pytest.raises(SchemaMismatchError):
-            batch[0][key] = wrong
-    batch[1]["a"] = np.inf
-    assert batch.columns["a"].tolist() == [1, np.inf]
-    assert batch.columns["b"].tolist() == [[1, 1], [1, 1]]
-
-
 @pytest.mark.parametrize("rows", [{"a": 1}, {1, 2}, np.zeros((2, 3)), "ab"])
 def test_rows_that_are_no_dicts_are_refused(rows: Any) -> None:
     with pytest.raises(SchemaMismatchError, match="row 0"):
         SampleBatch.from_rows(rows)
-
-
-def test_setdefault_of_a_row_keeps_the_value_of_the_column() -> None:
-    assert SampleBatch({"a": np.array([4, 5])})[1].setdefault("a", 9) == 5
 
 
 @pytest.mark.parametrize(
@@ -319,15 +270,12 @@ def test_tensors_share_memory_and_are_made_once() -> None:
 def test_a_frozen_batch_refuses_writes_and_its_tensors_are_copies() -> None:
     array = np.zeros(2, np.float32)
     batch = SampleBatch({"a": array}).freeze()
-    with pytest.raises(FrozenBatchError) as caught:
-        batch[0]["a"] = 1.0
-    assert caught.value.key == "a"
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1
     batch.tensors()["a"][0] = 1
     assert array.tolist() == [0, 0]
     writable = batch.take([0, 1])
-    writable[0]["a"] = 2.0
+    writable.columns["a"][0] = 2.0
     assert writable.columns["a"].tolist() == [2, 0]
 
 
