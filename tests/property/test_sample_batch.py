@@ -84,18 +84,6 @@ def test_concat_joins_rows_as_a_list_would(parts: list[SampleBatch]) -> None:
 
 
 @few
-@given(batches(), st.data())
-def test_writing_into_a_row_changes_the_batch(batch: SampleBatch, data: st.DataObject) -> None:
-    index = data.draw(st.integers(0, len(batch) - 1))
-    source = data.draw(st.integers(0, len(batch) - 1))
-    rows = to_rows(batch)
-    for key in list(batch.columns):
-        batch[index][key] = rows[source][key]
-    rows[index] = rows[source]
-    assert [*batch] == rows
-
-
-@few
 @given(batches())
 def test_copies_and_pickles_are_equal_and_share_no_memory(batch: SampleBatch) -> None:
     for other in (batch.copy(), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):  # noqa: S301
