@@ -110,7 +110,11 @@ class SerialWorker(Configurable, Savable, ABC):
         self._tb_logger = self._own_tb if tb_logger is None else tb_logger
         self._log_pace = LogPace()
         self._is_closed = False
-        self.reset(policy, env)
+        try:
+            self.reset(policy, env)
+        except BaseException:
+            self._logger.close()
+            raise
 
     @property
     def env(self) -> EnvManager:
