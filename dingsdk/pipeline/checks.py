@@ -351,13 +351,6 @@ def _check_normalize(run: _Run) -> str:
             f"policy.normalize.{wanted[0]} is true, but a policy of type {run.policy['type']!r} is "
             "no BasePolicy, which normalises in its networks; set it to false"
         )
-    # Recorded samples have no discounted returns, and in parallel mode no worker sends them.
-    is_measured = run.fact(path, "needs_env", True) or (wanted == ["obs"] and run.mode == "serial")
-    if wanted and not is_measured:
-        return (
-            f"policy.normalize.{wanted[-1]} is true, but a collector of type {run.collector!r} "
-            "takes no env steps, whose statistics are measured; set it to false"
-        )
     if normalize["reward"] and run.collect["collector"].get("reward_shaping"):
         return (
             f"policy.normalize.reward is true, but {path}.reward_shaping changes rewards after "

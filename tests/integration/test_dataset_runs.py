@@ -71,6 +71,33 @@ def count(data: Path) -> int:
         return len(arrays["reward"])
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_statistics_are_those_of_the_data_set(
+    config: dict[str, Any], data: Path, tmp_path: Path, mode: Any
+) -> None:
+    config["policy"] |= {"normalize": {"obs": True, "reward": True}, "discount_factor": 0.9}
+    transport = "in_memory" if mode == "parallel" else None
+    result = train(config, mode, transport, output=tmp_path)
+
+    with np.load(data, allow_pickle=False) as arrays:
+        obs, ends = arrays["obs"], arrays["terminated"] | arrays["truncated"]
+        rewards = arrays["reward"]
+    returns, total = [], 0.0
+    for reward, is_end in zip(rewards.tolist(), ends.tolist(), strict=True):
+        total = 0.9 * total + reward
+        returns.append(total)
+        total = 0.0 if is_end else total
+    saved = load_checkpoint(result.checkpoints["latest"]).state["model"]
+    for part, rows in (
+        ("encoder.features", obs.astype(np.float64)),
+        ("reward_scale", np.array(returns)[:, None]),
+    ):
+        found = {key.rpartition(".")[2]: saved[key] for key in saved if part in key}
+        assert float(found["count"]) == len(rows)
+        np.testing.assert_allclose(found["mean"], rows.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(found["var"], rows.var(0), rtol=1e-6)
+
+
 def test_run_trains_on_all_rows_and_takes_no_env_steps(
     config: dict[str, Any], data: Path, tmp_path: Path
 ) -> None:

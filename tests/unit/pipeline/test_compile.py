@@ -44,7 +44,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, Switches, hookimpl, use_manager
 from dingsdk.plugins.discovery import Advert, discover
 from dingsdk.policy import DQNPolicy
-from dingsdk.worker import NaiveReplayBuffer, SampleSerialCollector
+from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer import IBuffer
 from dingsdk.worker.replay_buffer.config import BufferSection
 from dingsdk.worker.replay_buffer.remover import FifoRemover
@@ -160,12 +160,6 @@ class Lonely(Configurable):
         type: str = "lonely"
 
 
-class Recorded(SampleSerialCollector):
-    """A collector that gives samples of others."""
-
-    needs_env = False
-
-
 class LooseFifo(FifoRemover):
     is_fifo = False
 
@@ -183,7 +177,6 @@ def parts() -> PluginManager:
         ("comm_learners", "lonely", Lonely),
         ("comm_collectors", "lonely", Lonely),
         ("buffers", "bare", bare),
-        ("collectors", "recorded", Recorded),
         ("removers", "loose", LooseFifo),
     ):
         manager.registry(kind).register(key, part)
@@ -456,11 +449,6 @@ REFUSED = (
                 "type 'foreign' is no BasePolicy, which normalises",
                 "policy.normalize.reward",
                 *("policy.type=foreign", "policy.normalize.reward=true"),
-            ),
-            (
-                "'recorded' takes no env steps",
-                "policy.normalize.reward",
-                *("policy.collect.collector.type=recorded", "policy.normalize.reward=true"),
             ),
             (
                 "reward_shaping changes rewards",
