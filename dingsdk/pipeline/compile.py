@@ -311,7 +311,7 @@ def _derive(cfg: dict[str, Any], user: Mapping[str, Any]) -> None:
     evaluator = policy["eval"]["evaluator"]
     for key, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):
         if key in evaluator:
-            _agree(env, source, evaluator, key, is_given=source in user.get("env", {}))
+            _agree(env, source, evaluator, key, is_given=source in (user.get("env") or {}))
     commander = policy["other"]["commander"]
     interval = commander.get("eval_interval")
     if interval is not None and "eval_interval_s" in evaluator:
