@@ -7,7 +7,8 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin
+from types import UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 from easydict import EasyDict
@@ -323,7 +324,9 @@ def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
 
 def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any:
     """Return a value converted to the type of its field in a section."""
-    kind = number_of(field.type) or field.type
+    kind = field.type
+    if get_origin(kind) in (Union, UnionType):
+        kind = number_of(kind) or kind
     try:
         converted = msgspec.convert(_plain(value), kind)
     except msgspec.ValidationError as error:
