@@ -370,7 +370,7 @@ def test_collate_refuses_invalid_lists(rows: list[Any], expected: str, found: An
 def test_importing_data_and_using_batches_does_not_import_torch() -> None:
     code = (
         "import sys, numpy as np; from dingsdk.data import SampleBatch\n"
-        "b = SampleBatch.from_rows([{'a': 1.0}]); b[0]['a'] = 2; b.take([0])\n"
+        "b = SampleBatch.from_rows([{'a': 1.0}]); dict(b[0]); b.take([0])\n"
         "from dingsdk.worker.replay_buffer import NaiveReplayBuffer\n"
         "assert not {'torch', 'numba'} & set(sys.modules)"
     )
