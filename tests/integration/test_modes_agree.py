@@ -85,7 +85,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Counter[str]]
     contents: dict[str, list[str]] = {}
     names: list[str] = []
     push, init, loaded = LivePayloads.push, TableHome.__init__, TableHome._loaded
-    close = TableHome.close
+    close, announce, told = TableHome.close, TableHome.announce, set[str]()
 
     def pushed(self: LivePayloads, meta: Any, envstep: int) -> bool:
         is_new = push(self, meta, envstep)
@@ -103,10 +103,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Counter[str]]
         contents[announced.data_id] = rows_of(rows)
         return batch
 
+    def heard(self: TableHome, news: Any) -> None:
+        news = list(news)
+        told.update(str(each["data_id"]) for each in news)
+        announce(self, news)
+
     def closed(self: TableHome) -> None:
         waiting = {each.data_id for each in self._waiting}
         for name in names:
-            if name not in waiting:  # else it was announced, and never admitted
+            # Others were acknowledged when the last message was on its way, or never admitted.
+            if name in told and name not in waiting:
                 found["acknowledged"].update(contents[name])
         found["evicted"] = Counter(found["left"])
         close(self)  # the rows that are left are cleared
@@ -116,6 +122,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Counter[str]]
         patch.setattr(LivePayloads, "push", pushed)
         patch.setattr(TableHome, "__init__", made)
         patch.setattr(TableHome, "_loaded", noted)
+        patch.setattr(TableHome, "announce", heard)
         patch.setattr(TableHome, "close", closed)
         yield found
 
