@@ -325,6 +325,7 @@ def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
 def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any:
     """Return a value converted to the type of its field in a section."""
     kind = field.type
+    # The error of a wrong number names no schedule; most fields cannot be one, and are not asked.
     if get_origin(kind) in (Union, UnionType):
         kind = number_of(kind) or kind
     try:
