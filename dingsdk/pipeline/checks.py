@@ -344,7 +344,7 @@ def _check_policy_lag(run: _Run) -> str:
 
 def _check_normalize(run: _Run) -> str:
     """Observations and rewards are normalised only by a policy that can do it."""
-    normalize, path = run.policy["normalize"], "policy.collect.collector"
+    normalize = run.policy["normalize"]
     wanted = [key for key in ("obs", "reward") if normalize[key]]
     if wanted and not run.is_base_policy():
         return (
@@ -353,8 +353,8 @@ def _check_normalize(run: _Run) -> str:
         )
     if normalize["reward"] and run.collect["collector"].get("reward_shaping"):
         return (
-            f"policy.normalize.reward is true, but {path}.reward_shaping changes rewards after "
-            "their returns were recorded; set one of them to false"
+            "policy.normalize.reward is true, but policy.collect.collector.reward_shaping changes "
+            "rewards after their returns were recorded; set one of them to false"
         )
     return ""
 

@@ -127,7 +127,7 @@ def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]
             path=f"{PATH}.path",
         )
     data.columns["action"] = data.columns["action"].astype(output["action"].dtype, copy=False)
-    samples = samples_of_dataset(data, policy, policy_cfg["collect"]["added_columns"])
+    samples = samples_of_dataset(data, policy)
     return samples.with_columns(collect_iter=np.full(len(samples), NO_VERSION, np.int64))
 
 

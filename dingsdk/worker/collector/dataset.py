@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -26,19 +26,17 @@ from dingsdk.worker.replay_buffer.interface import IBuffer
 def samples_of_dataset(
     dataset: Dataset,
     policy: CollectMode,
-    added: Collection[str] = (),
     gamma: float | None = None,
 ) -> SampleBatch:
     """Return the train samples that a policy makes of the pieces of a data set.
 
     The policy makes transitions and samples as of its own steps, so that for example rewards are
-    summed over ``nstep`` steps.
+    summed over ``nstep`` steps. Of the columns that its config adds, ``env_id`` is 0, and
+    ``episode_return`` is the return of the piece.
 
     Args:
         dataset: The data set; its arrays are not changed.
         policy: A collect mode with the batched form.
-        added: Columns to add: ``env_id``, which is 0, and ``episode_return``, the return of the
-            piece.
         gamma: Discount of the column ``discounted_return``; None for no such column.
 
     Raises:
@@ -64,6 +62,7 @@ def samples_of_dataset(
     made = dict(make_transitions(columns["obs"], {"action": columns["action"]}, step))
     if gamma is not None:
         made[DISCOUNTED_RETURN] = discounted_returns(columns["reward"], ends, gamma)
+    added = added_columns(policy)
     extra: dict[str, Any] = {}
     if "env_id" in added:
         extra["env_id"] = np.zeros(len(dataset), np.int64)
@@ -112,7 +111,7 @@ def push_recorded(
     section = policy_cfg["collect"]["collector"]
     cls: Any = get_serial_collector_cls(section)
     mode = create_policy(policy_cfg, enable_field=["collect"]).collect_mode
-    samples = samples_of_dataset(cls.recorded(section), mode, added_columns(mode), gamma_of(mode))
+    samples = samples_of_dataset(cls.recorded(section), mode, gamma_of(mode))
     if observe is not None:
         observe(samples)
     buffer.push(without_returns(samples), 0)
@@ -187,9 +186,7 @@ class DatasetCollector(ISerialCollector):
             return []
         started = time.perf_counter()
         dataset = read_dataset(self._cfg.path)
-        samples = samples_of_dataset(
-            dataset, self.policy, added_columns(self.policy), gamma_of(self.policy)
-        )
+        samples = samples_of_dataset(dataset, self.policy, gamma_of(self.policy))
         self.is_exhausted = True
         self._logger.info("%d samples of %r", len(samples), dataset)
         self._end_collect(
