@@ -263,8 +263,6 @@ def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
         why = "each of them is trained by one process; set system.learner_num to 1"
     elif mode == "parallel" and system["replay"]["type"] == "server":
         why = "a replay server holds the samples of one; leave out system.replay.type"
-    elif "path" in (cfg["policy"]["other"]["replay_buffer"].get("storage") or {}):
-        why = "they cannot share the folder policy.other.replay_buffer.storage.path; leave it out"
     if why:
         raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")
 

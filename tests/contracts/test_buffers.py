@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,16 +31,14 @@ class Contract(BufferContract):
 
 
 class MappedContract(Contract):
-    """A buffer with a storage that needs a folder; each buffer gets a new one."""
+    """A buffer with a storage that needs a folder."""
 
     @pytest.fixture(autouse=True)
-    def _folders(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.folder: Path = tmp_path_factory.mktemp("mapped")
-        self.numbers = itertools.count()
 
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
-        path = str(self.folder / f"{next(self.numbers)}")
-        storage = {**self.parts["storage"], "path": path}
+        storage = {**self.parts["storage"], "path": str(self.folder)}
         return super().make_buffer({"storage": storage, **cfg})
 
 
@@ -70,7 +67,7 @@ class TestAdvancedWithRandomRemover(TestNaiveWithRandomRemover):
 @pytest.mark.slow
 class TestSequenceOverLinkedMaps(MappedContract):
     parts: ClassVar = {"type": "sequence", "storage": {"type": "memmap", "next_of": "obs"}}
-    capabilities = BASE | {"columns", "sequences", "durable"}
+    capabilities = BASE | {"columns", "sequences"}
 
 
 class TestElastic(Contract):
@@ -107,13 +104,13 @@ class TestEpisodesOverObjects(TestEpisodesByFirstPush):
 @pytest.mark.slow
 class TestEpisodesOverMaps(MappedContract):
     parts: ClassVar = {"type": "episode", "storage": {"type": "memmap"}}
-    capabilities = ROWS | {"episodes", "durable"}
+    capabilities = ROWS | {"episodes"}
 
 
 @pytest.mark.slow
 class TestEpisodesOverLinkedMaps(MappedContract):
     parts: ClassVar = {"type": "episode", "storage": {"type": "memmap", "next_of": "obs"}}
-    capabilities = ROWS | {"episodes", "durable"}
+    capabilities = ROWS | {"episodes"}
 
 
 class TestAdvancedOverArrays(Contract):
@@ -141,4 +138,4 @@ class TestAdvancedByRank(Contract):
 @pytest.mark.slow
 class TestAdvancedOverMaps(MappedContract):
     parts: ClassVar = {"type": "advanced", "storage": {"type": "memmap", "next_of": "obs"}}
-    capabilities = PRIORITIZED | {"columns", "proportional", "durable"}
+    capabilities = PRIORITIZED | {"columns", "proportional"}

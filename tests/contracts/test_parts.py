@@ -53,15 +53,16 @@ class TestCompressedObjects(TestObjects):
 
 @pytest.mark.slow
 class TestMaps(StorageContract):
-    capabilities = COLUMNS | {"durable"}
+    capabilities: ClassVar[Collection[str]] = COLUMNS | {"any_order"}
     cfg: ClassVar[Mapping[str, Any]] = {}
 
     def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
-        return MemmapStorage({**self.cfg, "path": str(folder), "reopen": True}, capacity)
+        return MemmapStorage({**self.cfg, "path": str(folder)}, capacity)
 
 
 @pytest.mark.slow
 class TestLinkedMaps(TestMaps):
+    capabilities = COLUMNS
     cfg: ClassVar = {"next_of": "obs"}
 
 
