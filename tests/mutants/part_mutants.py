@@ -145,8 +145,8 @@ class IgnoresAlpha(Priorities):
 
 @mutant(15)
 class SavesNoEnds(Sequences):
-    def early_ends(self) -> Any:
-        return super().early_ends()[:0]
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "early_ends": np.empty(0, np.int64)}
 
 
 @mutant(15)
