@@ -179,6 +179,15 @@ def test_columns_grow_with_the_episodes(tmp_path: Path, storage: dict[str, Any])
         assert held(buffer) == [episode_of(n) for n in range(70 - CAPACITY, 70)]
 
 
+def test_rows_of_episodes_that_left_are_used_again() -> None:
+    buffer: Any = make(CAPACITY)
+    capacities = set()
+    for first in range(0, 40 * CAPACITY, 4):
+        buffer.push([episode(n, 3) for n in range(first, first + 4)], 0)
+        capacities.add(buffer._storage._rows.capacity)
+    assert capacities == {64}  # the least: more than the rows that are held, and those of a push
+
+
 def test_disk_space_is_reserved_for_all_episodes_of_a_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
