@@ -41,6 +41,8 @@ from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 
 MAX_RETURNS_KEPT = 10_000
 """Most episode returns that are kept, because a task without an end must not grow."""
+PROGRESS_S = 0.05
+"""Least time between two reports of progress at the ends of episodes, as each is a message."""
 
 
 class ZerglingParallelCollector(BaseParallelCollector):
@@ -101,7 +103,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         paths, are_updated = cfg["policy_update_path"], cfg.get("policy_update_flag", [True])
         self._paths: list[str] = [paths] if isinstance(paths, str) else list(paths)
         self._are_updated: list[bool] = list(are_updated)
-        self._last_update = -math.inf
+        self._last_update = self._last_progress = -math.inf
         self._returns: deque[float] = deque(maxlen=MAX_RETURNS_KEPT)
         self._lengths: deque[int] = deque(maxlen=MAX_RETURNS_KEPT)
         self._numbers: deque[Mapping[str, float]] = deque(maxlen=MAX_RETURNS_KEPT)
@@ -295,7 +297,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
             self._note_episodes(episodes)
         if not self._has_tidied:
             self._send_full()
-        if episodes:
+        if episodes and (self._is_done() or self.clock() - self._last_progress >= PROGRESS_S):
+            self._last_progress = self.clock()
             self.send_metadata(self._progress())
 
     def _send_full(self) -> None:

@@ -748,7 +748,7 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     assert site.coordinator.deal_with_learner_judge_finish("t", info)
     site.coordinator.deal_with_learner_finish_task("t", info)
     assert site.coordinator.payloads_of(learner) is None
-    assert site.coordinator._record._iterations == {}
+    assert site.coordinator._state._iterations == {}
     assert site.coordinator.status().train_iter == 9
 
 

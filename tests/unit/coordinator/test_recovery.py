@@ -599,7 +599,7 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     life.coordinator.note_evaluation({"mean": 9.0})
     state = life.coordinator.state_dict()
     (buffer_id,) = state["buffers"]
-    cases: list[dict[str, Any]] = [{"scheduler": {}}, {"buffers": {buffer_id: {"live": []}}}]
+    cases: list[dict[str, Any]] = [{"running": [{}]}, {"buffers": {buffer_id: {"live": []}}}]
     for wrong in cases:
         with pytest.raises(CheckpointCorruptError):
             Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict({**state, **wrong})
@@ -608,8 +608,8 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     assert same(state["buffers"], other.state_dict()["buffers"])
     assert other.evaluations == [{"mean": 9.0}]
     assert same(
-        {"tasks": state["scheduler"]["running"]},
-        {"tasks": other.state_dict()["scheduler"]["running"]},
+        {"tasks": state["running"]},
+        {"tasks": other.state_dict()["running"]},
     )
 
 
