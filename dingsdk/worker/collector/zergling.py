@@ -83,7 +83,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
     counts_one_of: ClassVar[tuple[str, ...]] = ("n_sample", "n_episode")
     """Keys of ``policy.collect``; a run must set one of them."""
     _section: Config
-    _admitted_steps = 0
     _policy_iter = 0
     """Train iteration of the current policy."""
     _mixes_versions = False
@@ -339,7 +338,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             steps: Env steps that the task has taken.
         """
         update = self.get_policy_update_info(path)
-        is_admitted = steps < self._admitted_steps
+        is_admitted = steps < self._step_limit
         if is_admitted and (update is None or self._mixes_versions):
             if update is not None:
                 self._load(path, update)
@@ -354,21 +353,18 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
         def lacks_policy() -> bool:
             # Asked each time, because both values may decrease when the learner restarts.
-            admission = self.await_admission(steps)
-            if admission is None:
-                return False
-            self._admitted_steps, policy_iter = admission
-            return self._policy_iter < policy_iter
+            self._step_limit, policy_iter = self.await_steps(steps)
+            return steps < self._step_limit and self._policy_iter < policy_iter
 
         while not self._is_closed and lacks_policy():
             self._update_one(path, lacks_policy)
-        return not self._is_closed and steps < self._admitted_steps
+        return not self._is_closed and steps < self._step_limit
 
     def _may_take_more(self, steps: int) -> bool:
         """Wait until the task may take more than ``steps`` env steps; False: it is over."""
         if steps:
             self.send_metadata(self._progress())
-        self._step_limit = self.await_steps(steps)
+        self._step_limit, _ = self.await_steps(steps)
         return steps < self._step_limit
 
     def _send_all(self) -> None:

@@ -587,16 +587,22 @@ class Coordinator(Configurable):
             return True
         return self._state.commander.wants_end_of(state.task_id)
 
-    def step_limit(self, state: TaskState) -> int | None:
-        """Return how many env steps a task may take in total, None for no limit.
+    def limits_of(self, state: TaskState) -> dict[str, int | None]:
+        """Return ``step_limit``: how many env steps a task may take in total, None for no limit.
 
-        Call with the condition held.
+        On-policy, the result also has ``policy_iter``: the train iteration of the policy that a
+        collector must have before it takes them. Call with the condition held.
         """
         payloads = self.payloads_of(state)
-        is_admitted = payloads is not None and payloads.admission is not None
-        if self._max_env_steps is None or state.is_evaluation or is_admitted:
-            return None
-        return self._state.grant_steps(state, self._max_env_steps)
+        if state.is_evaluation:
+            return {"step_limit": None}
+        if isinstance(payloads, OnPolicyPayloads):
+            return {**payloads.admit(state.task_id)}
+        if self._cfg["policy"].get("on_policy"):
+            return {"step_limit": 0}  # its buffer is closed
+        if self._max_env_steps is None:
+            return {"step_limit": None}
+        return {"step_limit": self._state.grant_steps(state, self._max_env_steps)}
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
         """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.

@@ -415,11 +415,11 @@ def play_on_policy(
             return {"model": wire.model, "iter": versions.pop(0)}
         return None
 
-    def admit(steps: int) -> tuple[int, int] | None:
+    def admit(steps: int) -> tuple[int, int]:
         asked.append(steps)
         return answers[steps].pop(0) if len(answers[steps]) > 1 else answers[steps][0]
 
-    collector.get_policy_update_info, collector.await_admission = newest, admit
+    collector.get_policy_update_info, collector.await_steps = newest, admit
     collector.start()
     return wire, asked
 
@@ -428,14 +428,14 @@ def play_on_policy(
     ("answers", "has_second", "sent", "delivered"),
     [
         (
-            {0: [(6, 1)], 6: [(9, 2)], 9: [None]},
+            {0: [(6, 1)], 6: [(9, 2)], 9: [(0, 0)]},
             lambda asked, steps: 6 in asked,
             [(6, 1), (3, 2)],
             [0, 6, 9],
         ),
-        ({0: [(9, 1)], 9: [None]}, lambda asked, steps: steps > 0, [(3, 1), (6, 2)], [0, 3, 9]),
+        ({0: [(9, 1)], 9: [(0, 0)]}, lambda asked, steps: steps > 0, [(3, 1), (6, 2)], [0, 3, 9]),
         (
-            {0: [(6, 1)], 6: [(9, 4), (9, 4), (9, 1)], 9: [None]},
+            {0: [(6, 1)], 6: [(9, 4), (9, 4), (9, 1)], 9: [(0, 0)]},
             lambda asked, steps: False,
             [(6, 1), (3, 1)],
             [0, 6, 9],
@@ -457,7 +457,7 @@ def test_admitted_steps_are_taken_with_the_admitted_policy_or_a_newer_one(
 def test_pieces_are_not_cut_at_a_policy_load_if_samples_may_have_any_age(make_zergling) -> None:
     wire, asked = play_on_policy(
         make_zergling,
-        {0: [(9, 1)], 9: [None]},
+        {0: [(9, 1)], 9: [(0, 0)]},
         lambda asked, steps: steps > 0,
         policy={"other": {"commander": {"max_policy_lag": None}}},
     )
@@ -472,7 +472,7 @@ def test_on_policy_payload_has_no_step_that_an_older_policy_began(make_zergling)
     with use_manager(manager):
         wire, _ = play_on_policy(
             make_zergling,
-            {0: [(4, 1)], 4: [(7, 2)], 7: [None]},
+            {0: [(4, 1)], 4: [(7, 2)], 7: [(0, 0)]},
             lambda asked, steps: 4 in asked,
             env={"collector_env_num": 2},
             env_manager={"type": "late"},

@@ -286,7 +286,7 @@ def test_collect_is_open_from_its_first_grant_until_it_has_all_rows() -> None:
         found.append((run.payloads.collects, run.payloads.is_in_collect))
 
     look()
-    assert run.payloads.admit("c")["admitted_steps"] == 4
+    assert run.payloads.admit("c")["step_limit"] == 4
     look()
     for name, rows in (("a", 3), ("b", 1)):
         run.push(name, rows=rows)
@@ -304,7 +304,7 @@ def test_too_few_rows_are_an_open_collect_even_without_a_grant() -> None:
     run = Run()
     run.push("a", rows=3)
     assert (run.payloads.collects, run.payloads.is_in_collect) == (0, True)
-    assert run.payloads.admit("c")["admitted_steps"] == 1
+    assert run.payloads.admit("c")["step_limit"] == 1
 
 
 ITERS = 5
@@ -329,7 +329,7 @@ class Collector:
 
     def ask(self, published: int) -> None:
         told = self.payloads.admit(self.name)
-        self.admitted = told["admitted_steps"]
+        self.admitted = told["step_limit"]
         if self.taken < self.admitted and not self.held:
             assert told["policy_iter"] <= published
             self.policy = published
