@@ -503,10 +503,10 @@ def test_steps_for_the_policy_after_a_training_are_admitted_again_after_it() -> 
     admission = Admission(4, 0)
     admission.rejoin("c", 9, 5, 0)
     assert admission.admit("c", 0, is_training=True) == 5
-    assert not admission.has_outstanding("c")
+    assert not admission.is_any_outstanding
     admission.trained([(0, 4)], 1)
     assert admission.admit("c", 0, is_training=False) == 9
-    assert admission.has_outstanding("c")
+    assert admission.is_any_outstanding
 
 
 def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
@@ -582,8 +582,7 @@ def test_steps_beyond_the_last_grant_do_not_reduce_the_next_one() -> None:
     assert admission.admit("a", 0, is_training=False) == 4
     admission.report("a", 7, 0)
     assert admission.admit("a", 3, is_training=False) == 8
-    assert admission.has_outstanding("a")
-    assert not admission.has_outstanding("b")
+    assert admission.is_any_outstanding
 
 
 def test_grant_for_the_last_rows_has_at_least_the_steps_of_one_sample() -> None:

@@ -528,16 +528,16 @@ def test_collector_of_an_earlier_coordinator_keeps_its_admitted_steps(
     payloads = control.payloads = OnPolicyPayloads(4, 0)
     state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": is_evaluation}})
     found: list[Any] = []
-    control.on_call = lambda name: found.append(payloads.admission.has_outstanding("t"))
+    control.on_call = lambda name: found.append(payloads.admission.is_any_outstanding)
     CollectorRole({}, RUN_CFG).go_on(control, state)
     assert state.step_limit == 8
     assert control.messages[0] == {"name": "collector_go_on_task", "task_id": "t"}
     assert [call[0] for call in control.calls] == ["started", "collecting", "storage", "finish"]
     assert found == [False, *[not is_evaluation] * 3]
     payloads.admission.report("t", 7, None)
-    assert payloads.admission.has_outstanding("t") is not is_evaluation
+    assert payloads.admission.is_any_outstanding is not is_evaluation
     payloads.admission.report("t", 8, None)
-    assert not payloads.admission.has_outstanding("t")
+    assert not payloads.admission.is_any_outstanding
 
 
 def test_collector_without_a_buffer_sends_payloads_of_any_size() -> None:
