@@ -413,7 +413,7 @@ def test_collector_of_an_earlier_coordinator_is_waited_for_until_the_rejoin_time
     tmp_path: Path, transport: Any
 ) -> None:
     life = Life(tmp_path, transport, "on-policy")
-    learner, collector = life.begin(payloads=4)
+    learner, _ = life.begin(payloads=4)
     after = Life(tmp_path, transport, "on-policy", rejoin_s=30.0)
     admission = after.payloads(learner).admission
     assert admission is not None
