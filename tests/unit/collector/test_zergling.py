@@ -133,6 +133,19 @@ def test_replaced_collect_setting_is_used_from_the_next_round_on(make_zergling) 
     assert set(used[1:]) == {0.25}
 
 
+@pytest.mark.parametrize(("second", "reports"), [(0.0, 2), (1.0, 4)])
+def test_episodes_that_end_in_quick_succession_are_reported_together(
+    make_zergling, second: float, reports: int
+) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, env={"collector_env_num": 1})
+    collector.clock = itertools.count(0.0, second).__next__
+    collector.start()
+
+    assert [each["collector_done"] for each in wire.progress] == [False] * (reports - 1) + [True]
+    assert wire.progress[-1]["cur_episode"] == 4
+
+
 R2D2 = {
     "type": "r2d2",
     "model": {"obs_shape": 4, "action_shape": 2},
