@@ -574,7 +574,7 @@ class SchedulerState:
             # Counted once more, so that a check of the ended run finds rows that were lost.
             self._ended_counts += replace(payloads.counts(), live=payloads.count_live())
 
-    def _end_closed(self, buffer_id: str) -> None:
+    def end_closed(self, buffer_id: str) -> None:
         """End the learner's task of a closed buffer, unless it has ended."""
         for state in [each for each in self.running.values() if each.buffer_id == buffer_id]:
             if state.role == "learner":
@@ -671,7 +671,7 @@ class SchedulerState:
             self.load_state_dict(recovered.state)
         for fact in recovered.facts:
             try:
-                self._apply(fact)
+                self.apply(fact)
             except (LookupError, ValueError) as error:
                 raise CheckpointCorruptError(
                     f"the journal has a fact that does not fit those before it: {fact!r:.200}"
@@ -679,7 +679,7 @@ class SchedulerState:
         for fact in recovered.facts:
             if isinstance(fact, BufferClosed):
                 # The coordinator may have died before it recorded the end of the task.
-                self._end_closed(fact.buffer_id)
+                self.end_closed(fact.buffer_id)
         self.note = note
         if recovered.state is not None or recovered.facts:
             self.commander.resume()
@@ -695,7 +695,7 @@ class SchedulerState:
         self.unheard = set(self._iterations)
         return [name for each in self.buffers.values() for name in each.take_garbage()]
 
-    def _apply(self, fact: Fact) -> None:
+    def apply(self, fact: Fact) -> None:
         """Apply a fact of an earlier coordinator."""
         if isinstance(fact, Queued):
             self._restore(fact.task)

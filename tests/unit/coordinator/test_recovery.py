@@ -176,8 +176,8 @@ class Life:
     def look(self) -> dict[str, Any]:
         """Return the state without values that depend on clocks."""
         state = self.coordinator.state_dict()
-        commander = decode_json("commander", state["scheduler"]["commander"])
-        state["scheduler"]["commander"] = commander
+        commander = decode_json("commander", state["commander"])
+        state["commander"] = commander
         assert state.pop("elapsed_s") >= 0
         if commander["schedule"]["last"] is not None:
             commander["schedule"] = commander["schedule"]["last"][:2]

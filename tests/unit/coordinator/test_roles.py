@@ -217,7 +217,8 @@ def test_collector_is_started_asked_for_reports_and_closed() -> None:
 
     asked = ["collector_data_task"] * 2
     assert control.names() == ["collector_start_task", *asked, "collector_close_task"]
-    assert control.messages[0]["task_info"] == {**TASK, "payload_rows": PAYLOAD_ROWS}
+    limits = {"payload_rows": PAYLOAD_ROWS, "step_limit": None}
+    assert control.messages[0]["task_info"] == {**TASK, **limits}
     assert control.timeouts[0] == "start_timeout_s"
     assert set(control.timeouts[1:]) == {"answer_timeout_s"}
     assert [call[0] for call in control.calls] == [
@@ -588,7 +589,7 @@ def test_inference_worker_is_polled_until_the_run_ends() -> None:
         "inference_poll_task",
         "inference_close_task",
     ]
-    assert control.messages[0]["task_info"] == {**TASK, "step_limit": None}
+    assert control.messages[0]["task_info"] == TASK
     assert control.timeouts == ["start_timeout_s", *3 * ["answer_timeout_s"]]
     assert control.calls == [("started",)]
 
