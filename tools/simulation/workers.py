@@ -156,7 +156,7 @@ class _Collecting:
 class SimulatedLearner(_Simulated, BaseCommLearner):
     """Trains on one batch per second."""
 
-    exchange_s = 1.0
+    exchange_s = training_s = 1.0
     home_number = 0
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
