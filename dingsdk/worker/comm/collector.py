@@ -257,7 +257,7 @@ class BaseCommCollector(CommWorker):
 
     @property
     def _is_starved(self) -> bool:
-        """Whether the collector waits for env steps, and has received neither more steps nor an end."""
+        """Whether the collector waits for env steps, and was told neither more steps nor an end."""
         at = self._starved_at
         return at is not None and not self._is_to_end and self._limits[0] <= at
 
