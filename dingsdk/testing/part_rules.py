@@ -17,14 +17,13 @@ from dingsdk.plugins import default_manager
 from dingsdk.plugins.registry import transaction
 from dingsdk.testing.buffer_bench import make_row, numbers_of
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
-from dingsdk.testing.expect import expect, expect_alike, expect_equal, raises
+from dingsdk.testing.expect import RuleBroken, expect, expect_alike, expect_equal, raises
 from dingsdk.testing.runner import (
     Contract,
     ContractError,
     ContractReport,
     RuleBench,
     RuleBook,
-    RuleBroken,
     book_of,
     collect,
     needs,
