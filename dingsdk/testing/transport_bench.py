@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -119,9 +120,8 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
     def close(self, *closables: Any) -> None:
         """Close ends or transports; each close must return within its deadline."""
         for closable in closables:
-            self.in_time(
-                lambda: closable.close(self.patience_s), f"{type(closable).__name__}.close()"
-            )  # noqa: B023
+            close = partial(closable.close, self.patience_s)
+            self.in_time(close, f"{type(closable).__name__}.close()")
 
     def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
         """Enter a context manager, and exit it at the end of the rule."""
