@@ -7,14 +7,13 @@ episodes and windows, and 46 to 58 about priorities.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -541,7 +540,7 @@ def rule_30_close_releases_everything(bench: BufferBench) -> None:
     working folder.
     """
     bench.buffer(1).close()  # so that one-time setup of the process is done before the check
-    files = _entries()
+    files = set(Path.cwd().iterdir())
     with leaves_nothing(0.0):
         for _ in range(2):
             threads = set(threading.enumerate())
@@ -551,11 +550,7 @@ def rule_30_close_releases_everything(bench: BufferBench) -> None:
             buffer.close()
             expect_equal(started, [], "threads of a new buffer")
         del buffer
-    expect_equal(sorted(_entries() - files), [], "new files in the working folder")
-
-
-def _entries() -> set[str]:
-    return {path.name for path in Path.cwd().iterdir()}
+    expect_equal({*Path.cwd().iterdir()} - files, set(), "new files in the working folder")
 
 
 _RATIO = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 2}
@@ -752,9 +747,10 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
         strange = [n for n in numbers if not 0 <= n % 10_000 < 5 * _TURNS or n >= 30_000]
         expect(not strange, f"rows {strange} were {what}, which were never pushed")
 
-    with _frequent_switches():
-        pushes = [partial(push, which) for which in range(3)]
-        bench.together(*pushes, sample, sample, sample, keep, meddle)
+    bench.exits.callback(sys.setswitchinterval, sys.getswitchinterval())
+    sys.setswitchinterval(1e-5)
+    pushes = [partial(push, which) for which in range(3)]
+    bench.together(*pushes, sample, sample, sample, keep, meddle)
     buffer.clear()
     bench.push(buffer, *range(90_000, 90_000 + capacity))
     expect_equal(bench.contents(buffer), list(range(90_000, 90_000 + capacity)), "rows at the end")
@@ -764,16 +760,6 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
         expect_equal(stats.pushed, stats.left + stats.count, "rows in all")
         expect_equal(len(gone), stats.left, "rows that listeners were called with")
         expect_equal(len(set(gone)), len(gone), "different rows that listeners were called with")
-
-
-@contextlib.contextmanager
-def _frequent_switches() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 _ROWS = 20

@@ -327,7 +327,8 @@ def _expect_alone(
 def rule_07_columns_have_their_types_and_do_not_change(bench: EnvBench) -> None:
     """Rewards are float32, ends bool, observations of the space's dtype, with one row per env.
 
-    No later call changes observations, rewards or ends that were returned before.
+    The rewards are those of the envs. No later call changes observations, rewards or ends that
+    were returned before.
     """
     manager = bench.manager()
     kept: list[tuple[Any, Any]] = [(obs, obs.copy()) for obs in manager.ready_obs.values()]
@@ -335,6 +336,8 @@ def rule_07_columns_have_their_types_and_do_not_change(bench: EnvBench) -> None:
     for _ in range(12):
         step = _all(manager, RIGHT)
         kept += [(column, column.copy()) for column in step[:5]]
+        expected = np.where(_valid(step), step.final_obs[:, 1] + 0.5, 0.0)
+        expect_equal(step.reward.tolist(), expected.tolist(), "rewards of the envs")
         columns = (step.reward, step.terminated, step.truncated, step.obs)
         found = [(str(column.dtype), column.shape) for column in columns]
         flag = ("bool", (2,))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -84,7 +84,11 @@ class HookBench(RuleBench[MakeHook]):
 
     def positions(self) -> Sequence[str]:
         """Return the positions that the hook accepts."""
-        allowed = [each for each in LearnerHook.positions if self._may_be(each)]
+        allowed = []
+        for each in LearnerHook.positions:
+            with suppress(HookError):
+                self.hook(each).close()
+                allowed.append(each)
         expect(bool(allowed), f"none of the positions {list(LearnerHook.positions)} is allowed")
         return allowed
 
@@ -104,13 +108,6 @@ class HookBench(RuleBench[MakeHook]):
         _, own = self.train("without", [])
         _, found = self.train("with", [self.hook(position)])
         return {name: value for name, value in found.items() if name not in own}
-
-    def _may_be(self, position: str) -> bool:
-        try:
-            self.hook(position).close()
-        except HookError:
-            return False
-        return True
 
 
 def hook_rule_01_keeps_its_arguments(bench: HookBench) -> None:

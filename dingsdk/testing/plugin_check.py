@@ -60,6 +60,11 @@ class PluginReport:
     kept: int
     broken: int
 
+    def __str__(self) -> str:
+        """Return a line for each step that failed."""
+        failed = (step for step in self.steps if step.outcome == "failed")
+        return "\n".join(f"{step.part} {step.name}: {step.detail}" for step in failed)
+
     @property
     def is_passed(self) -> bool:
         """Whether no step failed."""

@@ -686,7 +686,10 @@ def rule_37_tasks_and_answers_survive_faults(bench: Bench) -> None:
 
     No task is lost with a lost reply, and answers that had to be sent again are reported once.
     """
-    schedules = [_HEALTHY + [Fault.LOSE_REPLY] * 6, *map(_seeded, range(5))]
+    schedules = [
+        _HEALTHY + [Fault.LOSE_REPLY] * 6,
+        *(_HEALTHY + seeded_faults(seed, 40) for seed in range(5)),
+    ]
     for number, schedule in enumerate(schedules):
         worker_id = f"w{number}"
         end = bench.join(worker_id, address=_proxy(bench, schedule).address)
@@ -741,10 +744,6 @@ def rule_40_worker_comes_back_after_a_silence(bench: Bench) -> None:
 def _proxy(bench: Bench, faults: list[Fault]) -> FaultProxy:
     _ = bench.master  # sets ``bench.address``
     return bench.closed_at_exit(FaultProxy(bench.address, faults))
-
-
-def _seeded(seed: int) -> list[Fault]:
-    return _HEALTHY + seeded_faults(seed, 40)
 
 
 CAPABILITIES: Final[Mapping[str, str]] = {
