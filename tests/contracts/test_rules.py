@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import pytest
 from dingsdk_flask_fs.transport import FlaskFSTransport
 from dingsdk_in_memory.transport import InMemoryTransport
@@ -18,6 +19,7 @@ from dingsdk.testing import (
     BufferContract,
     CollectorContract,
     CommanderContract,
+    ContractError,
     EnvManagerContract,
     EvaluatorContract,
     LimiterContract,
@@ -26,6 +28,7 @@ from dingsdk.testing import (
     SamplerContract,
     StorageContract,
     TransportContract,
+    check_part,
 )
 from dingsdk.worker import (
     BattleEpisodeSerialCollector,
@@ -37,6 +40,7 @@ from dingsdk.worker import (
 )
 from dingsdk.worker.commander.naive import NaiveCommander
 from dingsdk.worker.commander.one_vs_one import OneVsOneCommander
+from dingsdk.worker.replay_buffer import RowSampler
 from dingsdk.worker.replay_buffer.advanced import QueueReplayBuffer
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 
@@ -130,6 +134,29 @@ def transport(cls: Any, *capabilities: str, **cfg: Any) -> Case:
     return Case(TransportContract, lambda _: lambda run_dir: cls(cfg, run_dir), capabilities)
 
 
+class RecentSampler(RowSampler):
+    """Prefers recent rows: the chance of a row falls with its age. It reads a column."""
+
+    config: ClassVar[dict[str, Any]] = {"type": "recent"}
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"rows", "own_law"})
+    needs_columns: ClassVar[tuple[str, ...]] = ("q_value",)
+    _newest = -1
+
+    def on_insert(self, where: Any, rows: Any, priorities: Any = None) -> None:
+        assert all(float(row["q_value"]) >= 0 for row in rows)
+        self._newest = int(np.arange(self.capacity)[where][-1])
+
+    def draw(self, population: int, size: int, replace: bool = False) -> Any:
+        """Return the ranks of rows; with ``fifo`` they are positions."""
+        weights = np.arange(population, 0, -1.0)
+        ages = self._rng.choice(population, size, replace, weights / weights.sum())
+        return (self._newest - ages) % population
+
+    @classmethod
+    def made(cls, capacity: int, seed: int, folder: Path) -> Self:
+        return cls({}, capacity, seed)
+
+
 ARRAY, OBJECT, MEMMAP = ({"type": kind} for kind in ("array", "object", "memmap"))
 LINKED = {"next_of": "obs"}
 RATIO = {"samples_per_insert": 1.5, "min_size": 10}
@@ -175,6 +202,9 @@ CASES: Mapping[str, Case] = {
     ),
     "proportional": sampler("proportional", "priorities", "proportional"),
     "sequence": sampler("sequence", "sequences"),
+    "own_law": Case(
+        SamplerContract, lambda _: RecentSampler.made, RecentSampler.contract_capabilities, True
+    ),
     "fifo": remover("fifo", "fifo", "ages"),
     "random": remover("random", "random"),
     "min_size": limiter("min_size", "min_size", min_size=10),
@@ -216,3 +246,9 @@ def test_part_follows_the_rule(
     case: Case, rule: Rule, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     case.check(rule, tmp_path, tmp_path_factory.mktemp("parts"))
+
+
+def test_sampler_with_a_law_of_its_own_breaks_only_the_rule_of_equal_chances() -> None:
+    with pytest.raises(ContractError) as caught:
+        check_part("sampler", RecentSampler.made, capabilities={"rows"})
+    assert caught.value.broken == (6,)
