@@ -18,7 +18,7 @@ from dingsdk.testing import (
     StorageContract,
     check_part,
 )
-from dingsdk.worker.replay_buffer import RowSampler
+from dingsdk.worker.replay_buffer import PrioritySampler, RowSampler
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
@@ -134,6 +134,40 @@ def test_sampler_with_a_law_of_its_own_breaks_only_the_rule_of_equal_chances() -
     with pytest.raises(ContractError) as caught:
         check_part("sampler", RecentSampler.made, capabilities={"rows"})
     assert caught.value.broken == (6,)
+
+
+class LogSampler(PrioritySampler):
+    """Draws rows in proportion to the logarithm of 1 + priority."""
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"priorities"})
+
+    def assign(self, where: Any, priorities: Any) -> None:
+        positions = np.arange(self.capacity)[where]
+        self._priorities[positions] = priorities
+        self.max_priority = max(self.max_priority, float(np.max(priorities)))
+        self._tree.assign(positions, np.log1p(self._priorities[positions]))
+
+    @classmethod
+    def made(cls, capacity: int, seed: int, folder: Path) -> Self:
+        return cls({}, capacity, seed)
+
+
+@pytest.mark.slow
+class TestLog(SamplerContract):
+    capabilities = LogSampler.contract_capabilities
+
+    def make_part(self, capacity: int, seed: int, folder: Path) -> LogSampler:
+        return LogSampler.made(capacity, seed, folder)
+
+
+def test_weights_of_an_own_sampler_by_priority_are_the_chances_of_its_rows() -> None:
+    sampler = LogSampler({}, capacity=4, seed=0)
+    sampler.on_insert(np.arange(3), [], np.array([np.e - 1, np.e**3 - 1, np.e**4 - 1]))
+
+    counts = np.bincount(sampler.draw(8000), minlength=4)
+
+    assert counts.tolist() == [1000, 3000, 4000, 0]
+    assert sampler.importance(np.arange(3), 1.0).tolist() == pytest.approx([1, 1 / 3, 1 / 4])
 
 
 class TestFifo(RemoverContract):
