@@ -23,7 +23,7 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
-from dingsdk.worker import NaiveReplayBuffer, write_dataset
+from dingsdk.worker import NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_buffer import persistence
 
@@ -305,6 +305,22 @@ def test_a_learner_that_replaces_a_lost_one_trains_on_the_same_rows(
     assert (found.samples.collected, found.samples.live, found.buffer_count) == (rows, rows, rows)
     assert not any(found.samples.evicted.values())
     assert found.env_steps == 0
+
+
+def test_a_learner_that_replaces_a_lost_one_refuses_other_data(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    path.write_bytes(data.read_bytes())
+    with use_manager(PluginManager()), torch_threads(1):
+        cluster = JobCluster(tmp_path / "run", "greenlets", *on_cartpole(path, 1_000_000))
+        try:
+            cluster.expect(lambda: cluster.train_iter() > 60)
+            changed = read_dataset(data).columns
+            write_dataset(Dataset({**changed, "reward": changed["reward"] * 2}), path)
+            cluster.transport.abandon_worker("learner-0")
+            with pytest.raises(AssertionError, match=r"data\.npz is not the data that the run"):
+                cluster.expect(lambda: False)
+        finally:
+            cluster.close()
 
 
 @pytest.mark.slow
