@@ -147,17 +147,15 @@ class LogSampler(PrioritySampler):
         self.max_priority = max(self.max_priority, float(np.max(priorities)))
         self._tree.assign(positions, np.log1p(self._priorities[positions]))
 
-    @classmethod
-    def made(cls, capacity: int, seed: int, folder: Path) -> Self:
-        return cls({}, capacity, seed)
-
 
 @pytest.mark.slow
 class TestLog(SamplerContract):
     capabilities = LogSampler.contract_capabilities
 
-    def make_part(self, capacity: int, seed: int, folder: Path) -> LogSampler:
-        return LogSampler.made(capacity, seed, folder)
+    def make_part(
+        self, capacity: int, seed: int, folder: Path, alpha: float | None = None
+    ) -> LogSampler:
+        return LogSampler({"alpha": alpha}, capacity, seed)
 
 
 def test_weights_of_an_own_sampler_by_priority_are_the_chances_of_its_rows() -> None:
