@@ -195,7 +195,7 @@ class RunRecorder:
         self._lock = threading.Lock()
         self._first_step_at: float | None = None
         self._evaluations: list[Evaluation] = []
-        self.training: list[tuple[int, Mapping[str, float]]] = []
+        self.training: list[tuple[int, dict[str, float]]] = []
         """Of training episodes that ended together: how many, and the means of their numbers."""
 
     def mark_first_step(self) -> None:
@@ -208,7 +208,7 @@ class RunRecorder:
         self,
         evaluations: Iterable[Evaluation],
         elapsed_s: float,
-        training: Iterable[tuple[int, Mapping[str, float]]] = (),
+        training: Iterable[tuple[int, dict[str, float]]] = (),
     ) -> None:
         """Restore what an earlier process of the run recorded, and its elapsed time."""
         with self._lock:
