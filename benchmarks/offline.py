@@ -2,7 +2,8 @@
 
     python benchmarks/offline.py feed                 # seconds: only how fast batches are drawn
     python benchmarks/offline.py --env Pendulum-v1    # minutes
-    python benchmarks/offline.py                      # Hopper-v5, hours on two cores
+    python benchmarks/offline.py                      # Hopper-v5, 20,000 env steps
+    python benchmarks/offline.py --steps 300000       # Hopper-v5, hours on two cores
 
 A recorder learns the env and saves checkpoints. Its best checkpoint records the expert data. The
 mixed data are equally many episodes of each checkpoint, from the first to the last, with the
@@ -35,8 +36,10 @@ from dingsdk.pipeline.compile import compile_config
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_buffer, create_serial_collector, write_dataset
 
-STEPS: Final = {"Hopper-v5": 300_000, "Pendulum-v1": 8_000}
+STEPS: Final = {"Hopper-v5": 20_000, "Pendulum-v1": 8_000}
 """Env steps of the recorder by env."""
+RECORDERS: Final = {"Hopper-v5": "td3", "Pendulum-v1": "sac"}
+"""Its policy by env."""
 RATES: Final = {"Hopper-v5": 3e-4, "Pendulum-v1": 1e-3}
 """Its learning rate."""
 CHECKPOINTS = 10
@@ -50,18 +53,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", nargs="?", default="learn", choices=("learn", "feed"))
     parser.add_argument("--env", default="Hopper-v5", choices=sorted(STEPS))
-    parser.add_argument("--recorder", default="sac", choices=("sac", "td3"))
+    parser.add_argument("--recorder", choices=("sac", "td3"), help="default: by env")
     parser.add_argument("--steps", type=int, help="env steps of the recorder")
     parser.add_argument("--iterations", type=int, default=20_000, help="of bc and of iql")
-    parser.add_argument("--expert-episodes", type=int, default=50)
-    parser.add_argument("--mixed-episodes", type=int, default=100)
-    parser.add_argument("--played", type=int, default=50, help="episodes of each policy in the end")
+    parser.add_argument("--expert-episodes", type=int, default=100)
+    parser.add_argument("--mixed-episodes", type=int, default=200)
+    parser.add_argument(
+        "--played", type=int, default=100, help="episodes of each policy in the end"
+    )
     parser.add_argument("--beta", type=float, default=3.0, help="policy.learn.beta of iql")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep the runs and the data there")
     parser.add_argument("--rows", type=int, default=200_000, help="of the data set of feed")
     parser.add_argument("--rounds", type=int, default=30, help="of feed, each of 500 batches")
     args = parser.parse_args()
+    args.recorder = args.recorder or RECORDERS[args.env]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         (feed if args.job == "feed" else compare)(args, args.folder or Path(scratch))
