@@ -32,7 +32,7 @@ from dingsdk.errors import (
     DingError,
     UnknownKeyError,
     listing,
-    nearest_name,
+    spelling,
     wrong_type,
 )
 
@@ -383,8 +383,8 @@ def _not_valid(
     if what.startswith("Invalid enum value"):
         known = [str(choice) for choice in _choices(field.type)]
         expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
-        if isinstance(value, str) and (nearest := nearest_name(value, known)):
-            return wrong_type(path, expected, value, f"; did you mean {nearest!r}?")
+        if isinstance(value, str):
+            return wrong_type(path, expected, value, spelling(value, known)[1].removesuffix("."))
     else:
         kinds, is_regex, _ = (
             what.removeprefix("Expected ").partition(", got")[0].partition(" matching regex ")
@@ -455,20 +455,19 @@ def _unknown_key(
     key: str, path: str, known: list[str], full: Mapping[str, Any], root: str
 ) -> UnknownKeyError:
     where = join_key(path, key)
-    nearest = nearest_name(key, known)
+    nearest, hint = spelling(key, known)
     elsewhere = None if nearest else _find_key(key, full, root)
     known_here = f"Known here: {listing(known)}"
-    advice = f"did you mean {nearest!r}?" if nearest else ""
     if elsewhere:
-        advice = f"there is {elsewhere}."
+        hint = f"; there is {elsewhere}."
     return UnknownKeyError(
-        f"unknown config key {where}; {advice}{advice and ' '}{known_here}",
+        f"unknown config key {where}{hint} {known_here}",
         path=where,
         key=key,
         known=known,
         nearest=nearest,
         elsewhere=elsewhere,
-        unknown=[(where, advice.removesuffix(".") or known_here)],
+        unknown=[(where, hint.strip("; .") or known_here)],
     )
 
 

@@ -26,6 +26,7 @@ from dingsdk.errors import (
     listing,
     nearest_name,
     raised_at,
+    spelling,
     wrong_type,
 )
 from dingsdk.plugins import hookspecs
@@ -343,7 +344,8 @@ class PluginManager:
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:
         known = self.known(kind)
         absent = {name for each, name in SHIPPED if each == kind}
-        nearest = None if key in absent else nearest_name(key, [*known, *absent])
+        proposed = [] if key in absent else [*known, *absent]
+        nearest = nearest_name(key, proposed)
         install = SHIPPED.get((kind, nearest or key)) if nearest not in known else None
         others = [other for other in KINDS if other != kind and key in self.known(other)]
         advice = ""
@@ -353,7 +355,7 @@ class PluginManager:
             advice = f" There is one among the {' and the '.join(others)}."
         elif kind == "policies" and not nearest:
             advice = " Pass a class of your own as policy=."
-        return unknown(kind, key, known, advice, path=where, nearest=nearest, install=install)
+        return unknown(kind, key, known, advice, proposed=proposed, path=where, install=install)
 
     # loading
 
@@ -517,12 +519,11 @@ class PluginManager:
             if not caller.has_spec() and not impl.optionalhook:
                 hooks = vars(self.hook).items()
                 known = [name for name, other in hooks if getattr(other, "spec", None)]
-                nearest = nearest_name(caller.name, known)
-                advice = f"did you mean {nearest}? " if nearest else ""
+                nearest, hint = spelling(caller.name, known)
                 raise _refused(
                     owner,
                     "unknown hook",
-                    f"implements {caller.name}, which is no hook of this dingsdk; {advice}if it "
+                    f"implements {caller.name}, which is no hook of this dingsdk{hint} If it "
                     "comes from a newer dingsdk, mark it @hookimpl(optionalhook=True)",
                     hook=caller.name,
                     nearest=nearest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from dingsdk.errors import (
     PluginLoadError,
     UnknownPluginError,
     listing,
-    nearest_name,
+    spelling,
 )
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
@@ -242,22 +242,23 @@ def place_of(target: object) -> str | None:
 
 
 def unknown(
-    kind: str, asked: object, known: list[str], advice: str = "", **facts: object
+    kind: str,
+    asked: object,
+    known: list[str],
+    advice: str = "",
+    *,
+    proposed: Iterable[str] | None = None,
+    **facts: object,
 ) -> UnknownPluginError:
     """Return the error for an unknown name; the message has the nearest name and all known names.
 
-    ``advice`` is put before the list of known names; ``facts`` are added to the facts of the error.
+    ``advice`` is put before the list of known names; the nearest name is one of ``proposed``, or of
+    the known names; ``facts`` are added to the facts of the error.
     """
-    nearest = nearest_name(asked, known) if isinstance(asked, str) else None
-    facts = {
-        "kind": kind,
-        "asked": asked,
-        "known": known,
-        "nearest": nearest,
-        "install": None,
-    } | facts
+    nearest, hint = spelling(asked, known if proposed is None else proposed)
+    own = {"kind": kind, "asked": asked, "known": known, "nearest": nearest, "install": None}
     where = f"{facts['path']}: " if "path" in facts else ""
-    spelling = f" Did you mean {facts['nearest']!r}?" if facts["nearest"] else ""
     return UnknownPluginError(
-        f"{where}no {asked!r} among the {kind}.{spelling}{advice} Known: {listing(known)}", **facts
+        f"{where}no {asked!r} among the {kind}{hint}{advice} Known: {listing(known)}",
+        **(own | facts),
     )

@@ -841,7 +841,7 @@ def test_all_unknown_keys_are_in_one_error_whatever_else_is_wrong(mode: Any) -> 
     mistakes = {
         "env.env_idd=x": "did you mean 'env_id'?",
         "policy.learn.batchsize=3": "did you mean 'batch_size'?",
-        "policy.learn.learner.hook.save_ckpt_after_itr=5": "Did you mean 'save_ckpt_after_iter'?",
+        "policy.learn.learner.hook.save_ckpt_after_itr=5": "did you mean 'save_ckpt_after_iter'?",
         "policy.learn.learner.hook.a.typ=log_show": "did you mean 'type'?",
         "policy.learn.learner.hook.b.typ=log_show": "did you mean 'type'?",
         "policy.other.replay_buffer.limiter.min_siz=1": "did you mean 'min_size'?",

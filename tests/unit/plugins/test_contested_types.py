@@ -129,4 +129,4 @@ def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(
 
     PluginManager().adverts()
 
-    assert "did you mean buffers?" in caplog.text
+    assert "did you mean 'buffers'?" in caplog.text
