@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 from easydict import EasyDict
 
-from dingsdk.config import PartSection, complete, deep_merge_dicts, save_config, to_easydict
+from dingsdk.config import (
+    PartSection,
+    complete,
+    deep_merge_dicts,
+    documentation_of,
+    save_config,
+    to_easydict,
+)
 from dingsdk.config.aliases import rename_all_aliases
 from dingsdk.config.plain import check_bounds, find, put
 from dingsdk.errors import (
@@ -20,9 +27,8 @@ from dingsdk.errors import (
     UnknownKeyError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.checks import add_columns, check_demonstrations, check_run, drawn_by
+from dingsdk.pipeline.checks import add_columns, check_run
 from dingsdk.pipeline.env_probe import try_env
-from dingsdk.pipeline.offline import check_env_given, is_offline, prepare
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
@@ -30,6 +36,7 @@ from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
 from dingsdk.plugins.kinds import KINDS, OBSERVERS
 from dingsdk.runtime.files import ensure_dir
+from dingsdk.worker.run_view import COLLECTOR, RunView, refusal
 
 _log = logging.getLogger(__name__)
 
@@ -124,20 +131,24 @@ def compile_config(
         if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
             find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     found = find_class.found
-    data = None
-    if mode == "eval":
-        check_env_given(compiled)
-    else:
-        if makes_env or not is_offline(found):
-            data = prepare(compiled, user, found, mode)
-        if drawn_by(compiled, found) != "rows":
-            compiled["policy"]["traj_len_inf"] = True
-        check_run(compiled, found, mode)
-        add_columns(compiled, found)
+    run, data = RunView(compiled, user, found, mode), None
+    if mode == "eval" or not run.is_offline:
+        _check_env_given(run)
+    elif makes_env:
+        from dingsdk.worker.dataset_spaces import data_of
+
+        data = data_of(run)
+    if mode != "eval":
+        if run.drawn != "rows":
+            run.policy["traj_len_inf"] = True
+        check_run(run)
+        add_columns(run)
     if makes_env:
-        try_env(compiled, found, mode, data)
-        if mode != "eval":
-            check_demonstrations(compiled)
+        try_env(run, data)
+        if mode != "eval" and find(compiled, "policy.other.demonstrations.path"):
+            from dingsdk.worker.demonstrations import try_demonstrations
+
+            try_demonstrations(compiled)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)
@@ -149,6 +160,18 @@ def compile_config(
         ensure_dir(folder)
         save_config(result, folder / Path(save_path).with_suffix(".yaml"))
     return result
+
+
+def _check_env_given(run: RunView) -> None:
+    """Raise ConfigError for a run that needs an env, or recorded data, which the config lacks."""
+    if run.mode != "eval" and run.fact("policy", "is_offline", False):
+        raise refusal(
+            f"policy.type: {run.of_policy} learns only from recorded data: it needs "
+            f"{COLLECTOR}.type=dataset"
+        )
+    if run.cfg["env"]["env_id"] is None:
+        text = documentation_of(EnvSection)["env_id"].replace("``", "`")
+        raise refusal(f"env.env_id is missing. {text}")
 
 
 def convert_config(cfg: Mapping[str, Any]) -> dict[str, Any]:
