@@ -34,7 +34,7 @@ from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
 from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.plugins.kinds import KINDS, OBSERVERS
+from dingsdk.plugins.kinds import OBSERVERS
 from dingsdk.runtime.files import ensure_dir
 from dingsdk.worker.run_view import COLLECTOR, RunView, refusal
 
@@ -123,14 +123,13 @@ def compile_config(
         if find(user, f"{path}.type") is None:
             put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
-    find_class = _ClassFinder(own, mode)
-    compiled = complete(RunSection, user, find_class)
+    find_class, found = _ClassFinder(own, mode), dict[str, Any]()
+    compiled = complete(RunSection, user, find_class, known=find_class.known, found=found)
     _derive(compiled, user)
     path = "policy.learn.learner.hook"  # learners find their hooks themselves
     for name, hook in (find(compiled, path) or {}).items():
         if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
             find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
-    found = find_class.found
     run, data = RunView(compiled, user, found, mode), None
     if mode == "eval" or not run.is_offline:
         _check_env_given(run)
@@ -248,14 +247,15 @@ class _ClassFinder:
     """
 
     def __init__(self, own: Mapping[tuple[str, str], type], mode: str) -> None:
-        self.found: dict[str, Any] = {}
-        """The classes that were found, by the config path of their part."""
         self._own = own
         self._mode = mode
         self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
-        self._advertised = {(each.kind, each.key) for each in self._manager.adverts()}
-        self._registries = {kind: self._manager.registry(kind) for kind in KINDS}
+        self.known = {kind: registry.own for kind, registry in self._manager.registries.items()}
+        """Classes of dingsdk by kind and type that need neither a search nor a check."""
+        contested = {a.kind for a in self._manager.adverts() if a.key in self.known.get(a.kind, ())}
+        for kind in contested.union(kind for kind, _ in own):
+            del self.known[kind]
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         """Return the class of a part, checked against the interface of its kind.
@@ -266,21 +266,14 @@ class _ClassFinder:
         try:
             cls = self._own.get((kind, path))
             if cls is None:
-                known = self._registries[kind]
-                is_known = not import_names and isinstance(type_key, str) and type_key in known
-                get = self._manager.get
-                cls = known.get(type_key) if is_known else get(kind, type_key, import_names, path)
-                if (kind, type_key) in self._advertised:
-                    self.check_shadowed(kind, type_key, path)
+                cls = self._manager.get(kind, type_key, import_names, path)
+                self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
             if self._needs(kind, error):
                 raise
             _log.info("%s cannot be had; mode %s does without it", path, self._mode)
-            cls = _NotInstalled
-        else:
-            if not getattr(cls, "__module__", "").startswith("dingsdk."):
-                check_interface(kind, type_key, cls, path)
-        self.found[path] = cls
+            return _NotInstalled
+        check_interface(kind, type_key, cls, path)
         return cls
 
     def check_shadowed(self, kind: str, type_key: str, path: str) -> None:
