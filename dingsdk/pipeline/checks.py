@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dingsdk.config.plain import find
 from dingsdk.worker.commander.tasks import runs_serial_part
 from dingsdk.worker.replay_buffer.config import collected_in_batch, is_limited
-from dingsdk.worker.run_view import BUFFER, COLLECTOR, PARALLEL_COLLECTOR, RunView, refusal
+from dingsdk.worker.run_view import BUFFER, COLLECTOR, RunView, refusal
 
 ADDED_COLUMNS = ("env_id", "episode_return")
 """Columns that collectors add to samples if the replay buffer needs them."""
@@ -39,8 +39,8 @@ def check_run(run: RunView) -> None:
     checks = [*_ALWAYS, *(_IN_PARALLEL if run.mode == "parallel" else ())]
     if run.mode == "parallel":
         roles = [f"system.roles.{name}" for name in run.system["roles"]]
-        checks += filter(None, [run.fact(role, "check_run", None) for role in roles])
-    if find(run.cfg, "policy.other.demonstrations.path"):
+        checks += filter(None, [getattr(run.classes[role], "check_run", None) for role in roles])
+    if run.demonstrations:
         from dingsdk.worker.demonstrations import check_demonstrations
 
         checks.append(check_demonstrations)
@@ -52,7 +52,7 @@ def check_run(run: RunView) -> None:
 def _check_use_in_runs(run: RunView) -> str:
     """The serial collector and evaluator that the config names can be used in a run."""
     for path in (COLLECTOR, "policy.eval.evaluator"):
-        if reason := run.fact(path, "not_for_runs", ""):
+        if reason := getattr(run.classes.get(path), "not_for_runs", ""):
             kind = find(run.cfg, f"{path}.type")
             return f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python"
     return ""
@@ -67,7 +67,7 @@ def _check_collects(run: RunView) -> str:
             f"policy.collect.n_episode is {n_episode}, less than env.collector_env_num {env_num}: "
             "every env plays at least one episode; raise the first or lower the second"
         )
-    key = run.fact(COLLECTOR, "counts", "")
+    key = getattr(run.collector_class, "counts", "")
     is_named = run.parallel_collector == "serial"
     is_used = run.mode == "serial" or is_named or runs_serial_part(run.policy, eval_flag=False)
     if key and is_used and collect[key] is None:
@@ -77,7 +77,7 @@ def _check_collects(run: RunView) -> str:
             f"policy.collect.n_episode is {n_episode}, but {run.of_collector} counts samples; "
             "leave it out, or choose a collector that counts episodes, such as 'episode'"
         )
-    keys = run.fact(PARALLEL_COLLECTOR, "counts_one_of", ())
+    keys = getattr(run.parallel_class, "counts_one_of", ())
     if keys and not is_used and not any(collect[each] for each in keys):
         return (
             f"policy.collect.{keys[0]} is not set: a parallel collector of type "
@@ -156,7 +156,7 @@ def _check_buffer(run: RunView) -> str:
                 f"and not {run.mode} mode; choose another"
             )
     drawn = run.drawn
-    by_episode = run.fact(COLLECTOR, "gives_episodes", False)
+    by_episode = getattr(run.collector_class, "gives_episodes", False)
     gives = "rows"
     if by_episode:
         gives = "sequences" if run.collect["collector"].get("get_train_sample") else "episodes"
@@ -170,7 +170,7 @@ def _check_buffer(run: RunView) -> str:
     if run.mode == "serial" or run.is_offline:
         serves = drawn == gives or (drawn == "sequences" and not by_episode)
     else:
-        players = run.fact(PARALLEL_COLLECTOR, "max_players", 1)
+        players = getattr(run.parallel_class, "max_players", 1)
         own = "sample" if players == 1 else "sample_1v1"
         is_own = run.collector == own and run.parallel_collector != "serial"
         serves = is_own or drawn == gives
@@ -185,7 +185,7 @@ def _check_buffer(run: RunView) -> str:
 def _check_samples(run: RunView) -> str:
     """The policy trains on what the replay buffer draws: rows, sequences or episodes."""
     drawn = run.drawn
-    if drawn in run.fact("policy", "trains_on", (drawn,)):
+    if drawn in getattr(run.policy_class, "trains_on", (drawn,)):
         return ""
     return (
         f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, on which {run.of_policy} does not "
@@ -296,7 +296,7 @@ def _check_learners(run: RunView) -> str:
     if num == 1:
         return ""
     why = ""
-    if policy["on_policy"] or not run.fact("policy", "is_data_parallel", False):
+    if policy["on_policy"] or not getattr(run.policy_class, "is_data_parallel", False):
         why = f"{run.of_policy} is trained by one learner"
     elif policy["cuda"] and (count := _gpu_count()) < num:
         why = (
@@ -346,8 +346,8 @@ def _check_on_policy(run: RunView) -> str:
         return ""
     is_held = run.collector == "sample" and run.parallel_collector != "serial"
     own = "sample with the parallel collector zergling"
-    if run.fact(PARALLEL_COLLECTOR, "max_players", 1) > 1:
-        is_held = run.fact(COLLECTOR, "counts", "") != "n_episode"
+    if getattr(run.parallel_class, "max_players", 1) > 1:
+        is_held = getattr(run.collector_class, "counts", "") != "n_episode"
         own = "sample_1v1"
     key = why = ""
     if not run.collect["n_sample"]:
@@ -399,7 +399,7 @@ def _check_trainings(run: RunView) -> str:
 
 def _check_unrolls(run: RunView) -> str:
     """The run can collect and store unrolls, if its policy trains on them."""
-    if run.fact("policy", "piece", "steps") != "unroll":
+    if getattr(run.policy_class, "piece", "steps") != "unroll":
         return ""
     from dingsdk.policy.base import mixes_versions
 

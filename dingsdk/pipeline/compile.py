@@ -144,7 +144,7 @@ def compile_config(
         add_columns(run)
     if makes_env:
         try_env(run, data)
-        if mode != "eval" and find(compiled, "policy.other.demonstrations.path"):
+        if mode != "eval" and run.demonstrations:
             from dingsdk.worker.demonstrations import try_demonstrations
 
             try_demonstrations(compiled)
@@ -163,7 +163,7 @@ def compile_config(
 
 def _check_env_given(run: RunView) -> None:
     """Raise ConfigError for a run that needs an env, or recorded data, which the config lacks."""
-    if run.mode != "eval" and run.fact("policy", "is_offline", False):
+    if run.mode != "eval" and getattr(run.policy_class, "is_offline", False):
         raise refusal(
             f"policy.type: {run.of_policy} learns only from recorded data: it needs "
             f"{COLLECTOR}.type=dataset"

@@ -80,9 +80,8 @@ def try_env(run: RunView, data: Dataset | None = None) -> None:
 
     compiled, classes, mode = run.cfg, run.classes, run.mode
     env, evaluator = compiled["env"], run.policy["eval"]["evaluator"]
-    check_imports = run.fact("policy.eval.evaluator", "check_imports", None)
-    if check_imports is not None:
-        check_imports(evaluator)
+    if hasattr(classes["policy.eval.evaluator"], "check_imports"):
+        classes["policy.eval.evaluator"].check_imports(evaluator)
     if data is not None and env["env_id"] is None:
         _fill_from_data(run, data)
         return
@@ -118,7 +117,7 @@ def try_env(run: RunView, data: Dataset | None = None) -> None:
     if mode != "eval":
         _check_memory(run, found["observation_space"], mode)
     unroll_len = run.collect["unroll_len"]
-    is_unroll = run.fact("policy", "piece", "") == "unroll"
+    is_unroll = getattr(run.policy_class, "piece", "") == "unroll"
     if max_steps is not None and unroll_len > max_steps and not is_unroll:
         raise refusal(
             f"policy.collect.unroll_len is {unroll_len}, but an episode of {env['env_id']} has at "
@@ -138,7 +137,7 @@ def try_env(run: RunView, data: Dataset | None = None) -> None:
 
 def _shapes(run: RunView, found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the values of ``policy.model`` that follow from the spaces."""
-    read = run.fact("policy", "model_from_spaces", None)
+    read = getattr(run.policy_class, "model_from_spaces", None)
     return {} if read is None else read(*found.values())
 
 
@@ -213,14 +212,15 @@ def _check_players(run: RunView, players: int) -> None:
     from dingsdk.envs.players import find_opponent
     from dingsdk.worker.commander.one_vs_one import saved_league
 
-    cfg, mode = run.cfg, run.mode
+    cfg, classes, mode = run.cfg, run.classes, run.mode
     parts = dict(_PLAYING[mode])
     if players > 1:
         parts["env_manager"] = "vector, subprocess or async_subprocess"
     elif mode != "eval":
         parts["policy.collect.collector"] = ""
     most = {
-        path: run.fact(path, "max_players", inf if path == "env_manager" else 1) for path in parts
+        path: getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
+        for path in parts
     }
     wrong = [path for path in parts if players > most[path] or (players == 1 and most[path] > 1)]
     if wrong:

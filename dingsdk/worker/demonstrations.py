@@ -25,7 +25,7 @@ from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer.config import demonstrations_in
 from dingsdk.worker.replay_buffer.demonstrations import TableWithDemonstrations
 from dingsdk.worker.replay_buffer.table import Table
-from dingsdk.worker.run_view import BUFFER, COLLECTOR, PARALLEL_COLLECTOR, RunView, refusal
+from dingsdk.worker.run_view import BUFFER, RunView, refusal
 
 PATH = "policy.other.demonstrations"
 _OF_COLLECTED_ROWS = (
@@ -82,22 +82,24 @@ def add_demonstrations(
 
 def check_demonstrations(run: RunView) -> str:
     """Return why a run cannot train on demonstrations, beside what it collects or in its buffer."""
-    section, size = run.policy["other"]["demonstrations"], run.learn["batch_size"]
-    share, storage = section["share"], run.classes.get(f"{BUFFER}.storage")
+    share, size = run.demonstrations["share"], run.learn["batch_size"]
+    storage, sampler = (run.classes.get(f"{BUFFER}.{part}") for part in ("storage", "sampler"))
     key, why = "path", ""
     if run.policy["on_policy"]:
         why = f"{run.of_policy} trains only on its newest samples"
     elif not run.is_base_policy:
         why = f"{run.of_policy} is no BasePolicy, which makes samples of them"
-    elif run.fact("policy", "piece", "steps") == "unroll":
+    elif getattr(run.policy_class, "piece", "steps") == "unroll":
         why = f"{run.of_policy} trains on unrolls"
     elif run.is_offline:
         why = f"{run.of_collector} collects nothing beside them"
-    elif max(run.fact(path, "max_players", 1) for path in (COLLECTOR, PARALLEL_COLLECTOR)) > 1:
+    elif (
+        max(getattr(cls, "max_players", 1) for cls in (run.collector_class, run.parallel_class)) > 1
+    ):
         why = "the env has several players"
     elif run.is_served:
         why = "system.replay.type is 'server', and a replay server holds collected samples only"
-    elif run.fact(f"{BUFFER}.sampler", "draws_oldest", False):
+    elif getattr(sampler, "draws_oldest", False):
         why = f"{run.of_buffer} gives each row once, in order of arrival"
     elif run.drawn != "rows":
         why = f"{run.of_buffer} draws {run.drawn}"

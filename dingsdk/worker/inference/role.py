@@ -18,7 +18,7 @@ from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.inference.server import InferenceServer
 from dingsdk.worker.run_logger import build_logger
-from dingsdk.worker.run_view import PARALLEL_COLLECTOR, RunView
+from dingsdk.worker.run_view import RunView
 
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
@@ -106,7 +106,7 @@ class InferenceRole(Role):
             )
         elif not run.is_base_policy:
             why = f"{run.of_policy} is no BasePolicy, whose act it calls"
-        elif run.collector != "sample" or not run.fact(PARALLEL_COLLECTOR, "acts_remotely", False):
+        elif run.collector != "sample" or not getattr(run.parallel_class, "acts_remotely", False):
             why = (
                 f"it acts for the parallel collector zergling, and this is "
                 f"{run.parallel_collector!r} with the collector {run.collector!r}"
