@@ -83,6 +83,7 @@ def add_demonstrations(
 def check_demonstrations(run: RunView) -> str:
     """Return why a run cannot train on demonstrations, beside what it collects or in its buffer."""
     share, size = run.demonstrations["share"], run.learn["batch_size"]
+    collectors = run.collector_class, run.parallel_class
     storage, sampler = (run.classes.get(f"{BUFFER}.{part}") for part in ("storage", "sampler"))
     key, why = "path", ""
     if run.policy["on_policy"]:
@@ -93,9 +94,7 @@ def check_demonstrations(run: RunView) -> str:
         why = f"{run.of_policy} trains on unrolls"
     elif run.is_offline:
         why = f"{run.of_collector} collects nothing beside them"
-    elif (
-        max(getattr(cls, "max_players", 1) for cls in (run.collector_class, run.parallel_class)) > 1
-    ):
+    elif max(getattr(cls, "max_players", 1) for cls in collectors) > 1:
         why = "the env has several players"
     elif run.is_served:
         why = "system.replay.type is 'server', and a replay server holds collected samples only"
