@@ -127,14 +127,14 @@ def compile_config(
     compiled = complete(RunSection, user, find_class, known=find_class.known, found=found)
     _derive(compiled, user)
     path = "policy.learn.learner.hook"  # learners find their hooks themselves
-    for name, hook in (find(compiled, path) or {}).items():
+    for name, hook in (compiled["policy"]["learn"]["learner"].get("hook") or {}).items():
         if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
             find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     run, data = RunView(compiled, user, found, mode), None
     if mode == "eval" or not run.is_offline:
         _check_env_given(run)
     elif makes_env:
-        from dingsdk.worker.dataset_spaces import data_of
+        from dingsdk.worker.offline import data_of
 
         data = data_of(run)
     if mode != "eval":
@@ -303,7 +303,7 @@ def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
     from dingsdk.pipeline.worker import has_env_processes, has_processes, transport_class
 
     has_script = True
-    if has_processes(cfg, mode):
+    if mode == "parallel" and has_processes(cfg, mode):
         used, has_script = list(found), not transport_class(cfg).starts_workers
     else:
         used = ["policy"] if cfg.system.learner_num > 1 else []

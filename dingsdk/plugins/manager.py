@@ -171,6 +171,8 @@ class PluginManager:
             ConfigTypeError: the type key or ``import_names`` have the wrong type.
         """
         registry = self.registry(kind)
+        if not import_names and isinstance(type_key, str) and type_key in registry.own:
+            return registry.own[type_key]
         where = f"{config_path}.type" if config_path else "type"
         if not isinstance(type_key, str):
             raise wrong_type(where, f"the type of one of the {kind}", type_key)
