@@ -219,12 +219,15 @@ class Registry:
             self._set(name, entry)
 
     def _set(self, name: str, entry: Entry | None) -> None:
-        self._entries.pop(name, None)
-        self.own.pop(name, None)
-        if entry is not None:
+        # Each dict changes in one step: other threads read them without the lock.
+        if entry is None:
+            self._entries.pop(name, None)
+        else:
             self._entries[name] = entry
-            if entry.target is not None and entry.owner == OWN_DISTRIBUTION:
-                self.own[name] = entry.target
+        if entry is not None and entry.target is not None and entry.owner == OWN_DISTRIBUTION:
+            self.own[name] = entry.target
+        else:
+            self.own.pop(name, None)
 
 
 def _why_unusable(kind: str, name: str, target: object) -> str:
