@@ -251,9 +251,10 @@ class _ClassFinder:
         self._mode = mode
         self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
+        adverts = self._manager.adverts()
         self.known = {kind: registry.own for kind, registry in self._manager.registries.items()}
         """Classes of dingsdk by kind and type that need neither a search nor a check."""
-        contested = {a.kind for a in self._manager.adverts() if a.key in self.known.get(a.kind, ())}
+        contested = {a.kind for a in adverts if a.key in self.known.get(a.kind, ())}
         for kind in contested.union(kind for kind, _ in own):
             del self.known[kind]
 
