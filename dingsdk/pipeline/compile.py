@@ -107,7 +107,7 @@ def compile_config(
         raise ConfigError("auto=True takes the types from create_cfg; give it", path="create_cfg")
     if create_cfg is not None:
         cfg = {"main": cfg, "create": create_cfg, "system": system_cfg or {}}
-    user = _without(rename_all_aliases(convert_config(cfg)), "cfg_type")
+    user = rename_all_aliases(convert_config(cfg))
     if seed is not None:
         user["seed"] = seed
     given = {
@@ -333,11 +333,10 @@ def _derive(cfg: dict[str, Any], user: Mapping[str, Any]) -> None:
     interval = commander.get("eval_interval")
     if interval is not None and "eval_interval_s" in evaluator:
         if evaluator["eval_interval_s"] not in (None, interval):
-            raise ConfigError(
+            raise refusal(
                 f"policy.other.commander.eval_interval {interval} is another name of "
                 f"policy.eval.evaluator.eval_interval_s, which is {evaluator['eval_interval_s']}; "
-                "state one of them",
-                path="policy.other.commander.eval_interval",
+                "state one of them"
             )
         evaluator["eval_interval_s"], commander["eval_interval"] = interval, None
     if policy["unroll_len"] is not None:
@@ -362,9 +361,3 @@ def _agree(
     elif isinstance(own, int | float):
         env[source] = own
         complete(EnvSection, env, path="env")
-
-
-def _without(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without(item, name) for key, item in value.items() if key != name}
-    return value

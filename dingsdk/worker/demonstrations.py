@@ -15,7 +15,7 @@ from dingsdk.data.pytree import part_of
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.space_description import make_space
 from dingsdk.envs.spaces import ObservationSchema
-from dingsdk.errors import ConfigError, DatasetError, SchemaMismatchError
+from dingsdk.errors import DatasetError, SchemaMismatchError
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.dataset import samples_of_dataset
 from dingsdk.worker.commander.tasks import demonstrations_task
@@ -171,10 +171,9 @@ def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]
     first = part_of(data.columns["obs"], slice(0, 1))
     output = policy.forward_batch(first, np.arange(1))
     if lacking := sorted(output.keys() - {"action", "state"}):
-        raise ConfigError(
+        raise refusal(
             f"{PATH}.path: a policy of type {policy_cfg['type']!r} trains on {', '.join(lacking)} "
-            "of each step, which recorded data does not have; choose another policy",
-            path=f"{PATH}.path",
+            "of each step, which recorded data does not have; choose another policy"
         )
     data.columns["action"] = data.columns["action"].astype(output["action"].dtype, copy=False)
     samples = samples_of_dataset(data, policy)
