@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
@@ -47,7 +47,7 @@ def complete(
     given: Mapping[str, Any],
     find: FindClass | None = None,
     path: str = "",
-    known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    known: Mapping[str, Mapping[str, Any]] | None = None,
     found: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return ``given``, completed with the defaults of a section; check every key and value.
@@ -193,11 +193,11 @@ class _Walk:
     def __init__(
         self,
         find: FindClass | None,
-        known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        known: Mapping[str, Mapping[str, Any]] | None = None,
         found: dict[str, Any] | None = None,
     ) -> None:
         self._find = find
-        self._known = known
+        self._known = {} if known is None else known
         self._found = {} if found is None else found
         self.unknown: list[tuple[str, str, list[str]]] = []
         self.refused: list[UnknownKeyError] = []
