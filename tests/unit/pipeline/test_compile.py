@@ -948,9 +948,11 @@ def test_class_passed_instead_of_a_type_uses_its_own_defaults() -> None:
     class Larger(NaiveReplayBuffer):  # type: ignore[misc]
         config: ClassVar[dict[str, Any]] = {"replay_buffer_size": 123_456}
 
-    cfg = compile_config(MINIMAL, buffer=Larger)
+    compile_config(MINIMAL)
+    for config in (MINIMAL, config_of("", f"{BUFFER}.type=naive")):
+        cfg = compile_config(config, buffer=Larger)
 
-    assert cfg.policy.other.replay_buffer.replay_buffer_size == 123_456
+        assert cfg.policy.other.replay_buffer.replay_buffer_size == 123_456
 
 
 @pytest.mark.parametrize(
