@@ -20,6 +20,7 @@ from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.episode_numbers import Summaries
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.player_folder import player_folder
+from dingsdk.worker.run_view import NO_LIMIT
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ _log = logging.getLogger(__name__)
 
 RECENT_EPISODES = 100
 """Training episodes whose numbers a run shows."""
-NO_LIMIT = 10**9
-"""Default of the learner's ``train_iterations``; it is too large for any run to reach."""
 
 Mode = Literal["serial", "parallel"]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
@@ -409,6 +408,12 @@ class RunContext:
     exploration: Mapping[str, float] = field(default_factory=dict)
     loaded: PlayerProgress = NO_PROGRESS
     _has_missed: bool = False
+
+    @property
+    def task(self) -> str:
+        """What the run trains on, for people: the id of its env, or the path of its data set."""
+        own = self.cfg.policy.collect.collector.get("path", "a data set")
+        return str(self.cfg.env.env_id or own)
 
     def patience(self) -> Patience:
         """Return a new ``Patience`` for writes, which ends its wait when the run has to stop."""

@@ -47,7 +47,7 @@ from dingsdk.errors import (
     NotSavableError,
     NotSetError,
     StorageFullError,
-    nearest_name,
+    spelling,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
 from dingsdk.pipeline.run_folder import (
@@ -271,11 +271,10 @@ def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, 
     for assignment in check_sets(sets):
         path = assignment.partition("=")[0].strip()
         if path not in CHANGEABLE:
-            nearest = nearest_name(path, CHANGEABLE)
-            is_typo = nearest is not None and path not in flatten(config)
-            advice = f" Did you mean {nearest!r}?" if is_typo else ""
+            # For a key that the config has, no other is proposed.
+            nearest, hint = spelling(path, () if path in flatten(config) else CHANGEABLE)
             raise ConfigError(
-                f"{path} cannot change when a run is resumed.{advice} Keys that can: "
+                f"{path} cannot change when a run is resumed{hint} Keys that can: "
                 f"{', '.join(CHANGEABLE)}",
                 path=path,
                 known=list(CHANGEABLE),
