@@ -326,7 +326,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
         steps = self._rollout.env_steps
         if self._is_on_policy:
             return self._is_admitted(self._paths[0], steps)
-        return self._eval_flag or steps < self._step_limit or self._may_take_more(steps)
+        if self._eval_flag or steps < self._step_limit:
+            return True
+        if steps:
+            self.send_metadata(self._progress())
+        self._step_limit = self.await_steps(steps)
+        return steps < self._step_limit
 
     def _is_admitted(self, path: str, steps: int) -> bool:
         """Wait until the next round may be taken; return False if the task is over.
@@ -360,13 +365,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
         while not self._is_closed and lacks_policy():
             self._update_one(path, lacks_policy)
         return not self._is_closed and steps < self._admitted_steps
-
-    def _may_take_more(self, steps: int) -> bool:
-        """Wait until the task may take more than ``steps`` env steps; False: it is over."""
-        if steps:
-            self.send_metadata(self._progress())
-        self._step_limit = self.await_steps(steps)
-        return steps < self._step_limit
 
     def _send_all(self) -> None:
         """Cut all trajectories now, and send the collected samples."""
