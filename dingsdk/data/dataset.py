@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dingsdk.data.columns import as_columns, common_length, leaves, map_columns
+from dingsdk.data.container import encode_frame
 from dingsdk.data.pytree import part_of
 from dingsdk.errors import DatasetError, SchemaMismatchError, listing, nearest_name
 
@@ -100,6 +101,11 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"Dataset({self.source}: {len(self)} rows, {len(self.ends)} pieces)"
+
+    @property
+    def digest(self) -> str:
+        """Digest (``algorithm:hex``) of all columns, the same for every format."""
+        return encode_frame("dataset", self.columns)[1].digest
 
     def returns(self) -> NDArray[np.float64]:
         """Return float64[k], the undiscounted sum of the rewards of each piece."""

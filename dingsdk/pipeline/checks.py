@@ -575,8 +575,8 @@ def _check_demonstrations(run: _Run) -> str:
     )
 
 
-def check_demonstrations(cfg: Mapping[str, Any]) -> None:
-    """Read the demonstrations of a compiled config, if there are any, and check them.
+def check_demonstrations(cfg: dict[str, Any]) -> None:
+    """Read the demonstrations of a compiled config, if there are any, check them, set the digest.
 
     Raises:
         ConfigError: they cannot be read, do not fit the env and the policy, or are too few or too
@@ -586,10 +586,13 @@ def check_demonstrations(cfg: Mapping[str, Any]) -> None:
 
     if (task := demonstrations_task(cfg)) is None:
         return
+    from dingsdk.worker.datasets import read_dataset
     from dingsdk.worker.demonstrations import check_count, demonstration_samples
 
     try:
-        rows = len(demonstration_samples(task, cfg["policy"]))
+        data = read_dataset(task["path"], task["digest"])
+        cfg["policy"]["other"]["demonstrations"]["digest"] = data.digest
+        rows = len(demonstration_samples(data, task, cfg["policy"]))
     except (DatasetError, SchemaMismatchError) as error:
         raise refusal(f"policy.other.demonstrations.path: {error}") from error
     check_count(task, cfg["policy"], rows)

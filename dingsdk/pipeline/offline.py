@@ -44,7 +44,7 @@ def prepare(
     Args:
         compiled: The complete config. ``replay_buffer_size`` becomes the number of rows if
             ``user``, the given config, does not have it; ``n_sample`` and ``n_episode`` become
-            None.
+            None; the collector's ``digest`` becomes that of the data.
         classes: The classes of the parts, by config path.
         mode: ``serial`` or ``parallel``.
 
@@ -66,10 +66,13 @@ def prepare(
     if text := _why_not(compiled, user, classes, mode):
         raise refusal(text)
     policy["collect"] |= {"n_sample": None, "n_episode": None}  # defaults of the policy
+    collector = policy["collect"]["collector"]
     try:
-        data: Dataset = classes[_COLLECTOR].recorded(policy["collect"]["collector"])
+        data: Dataset = classes[_COLLECTOR].recorded(collector)
     except DatasetError as error:
         raise ConfigError(f"{_COLLECTOR}.path: {error}", path=f"{_COLLECTOR}.path") from error
+    if "digest" in collector:  # a collector of a plugin may have another section
+        collector["digest"] = data.digest
     buffer = policy["other"]["replay_buffer"]
     if find(user, f"{_BUFFER}.replay_buffer_size") is None:
         buffer["replay_buffer_size"] = len(data)

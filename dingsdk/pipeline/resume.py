@@ -385,6 +385,7 @@ class RunSaver:
                 "torch": torch.get_rng_state(),
             },
             evaluations=[dataclasses.asdict(each) for each in recorder.all_evaluations],
+            training=recorder.training,
             elapsed_s=recorder.elapsed_s,
         )
 
@@ -402,7 +403,8 @@ class RunSaver:
         for index, workers in enumerate(self._team.members):
             self._resume_player(workers, state.others[f"{index}"] if index else state, save, index)
         self._team.turn = state.turn
-        context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
+        evaluations = [Evaluation(**each) for each in state.evaluations]
+        context.recorder.resume(evaluations, state.elapsed_s, state.training)
         random.setstate(state.streams["python"])
         np.random.set_state(state.streams["numpy"])
         torch.set_rng_state(state.streams["torch"])

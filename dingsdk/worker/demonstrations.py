@@ -10,7 +10,6 @@ import numpy as np
 
 from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.collected import NO_VERSION
-from dingsdk.data.container import encode_frame
 from dingsdk.data.pytree import part_of
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.space_description import make_space
@@ -57,7 +56,8 @@ def add_demonstrations(
         DatasetError: the data cannot be read, or does not fit the env and the policy.
         ConfigError: there are too few rows, or too many.
     """
-    rows = demonstration_samples(task, policy_cfg)
+    data = read_dataset(task["path"], task["digest"])
+    rows = demonstration_samples(data, task, policy_cfg)
     check_count(task, policy_cfg, len(rows))
     if task["preload"]:
         # The limiter relates training to what is collected.
@@ -71,7 +71,6 @@ def add_demonstrations(
         table,
         task["share"],
         task["path"],
-        encode_frame("demonstrations", rows)[1].digest,
         buffer_cfg["periodic_thruput_seconds"],
         tb_logger,
     )
@@ -100,21 +99,23 @@ def check_count(task: Mapping[str, Any], policy_cfg: Mapping[str, Any], rows: in
         raise ConfigError(text, path=text.split(" ", 1)[0])
 
 
-def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]) -> SampleBatch:
+def demonstration_samples(
+    data: Dataset, task: Mapping[str, Any], policy_cfg: Mapping[str, Any]
+) -> SampleBatch:
     """Return the train samples that the policy makes of recorded data.
 
     They have the columns, shapes and dtypes of samples that a collector makes in the env. Their
     ``collect_iter`` is ``NO_VERSION``.
 
     Args:
+        data: The recorded data; its columns get the dtypes of the env.
         task: Result of ``demonstrations_task``.
         policy_cfg: The compiled section ``policy``.
 
     Raises:
-        DatasetError: the data cannot be read, or a column does not fit; with its name.
+        DatasetError: a column does not fit; with its name.
         ConfigError: the policy records more of each step than recorded data has.
     """
-    data = read_dataset(task["path"])
     _fit_to_spaces(data, task)
     on_cpu = {**policy_cfg, "cuda": False, "compile": False}
     policy: Any = create_policy(on_cpu, enable_field=["collect"], seed=0).collect_mode
