@@ -12,6 +12,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, TypeVar, cast
 
@@ -698,6 +699,11 @@ class Table(IBuffer, Closing):
         """Hold the buffer's lock, and yield a view that reads the buffer."""
         with self._lock:
             self._check_open()
+            order = None
+            if not self._remover.is_fifo:
+                # The lock is held to the end, and finding a few of the oldest rows may cost as much
+                # as sorting all.
+                order = self._remover.by_age(np.arange(self._remover.count, dtype=np.int64))
             yield Snapshot(
                 first=self._pushed - self._remover.count,
                 last=self._pushed,
@@ -706,16 +712,20 @@ class Table(IBuffer, Closing):
                 made_of=self._parts.made_of,
                 is_ordered=self._remover.is_fifo,
                 has_columns=bool(self._sampler.columns() or self._metadata.columns()),
-                rows=self._rows,
+                rows=partial(self._rows, order),
                 state=self._state,
             )
 
-    def _rows(self, start: int, stop: int) -> Rows:
-        """Return the rows with these numbers; see ``Snapshot``."""
+    def _rows(self, order: NDArray[np.int64] | None, start: int, stop: int) -> Rows:
+        """Return the rows with these numbers; see ``Snapshot``.
+
+        ``order`` has the positions of all rows by age, if rows leave in another order.
+        """
         if start == stop:
             return []
         first = self._pushed - self._remover.count
-        where = self._remover.by_age(np.arange(start - first, stop - first, dtype=np.int64))
+        ages = np.arange(start - first, stop - first, dtype=np.int64)
+        where = self._remover.by_age(ages) if order is None else order[ages]
         # Copying a contiguous range is several times faster than copying rows one by one.
         is_range = bool((np.diff(where) == 1).all())
         storage = cast("Storage", self._storage)
