@@ -216,6 +216,15 @@ class PPOPolicy(BasePolicy):
         learn, column = self.section.learn, self._network.distribution.column
         names = ("obs", column, "log_prob", "value", "advantage", "return")
         trained = {name: batch[name] for name in names}
+        obs, network = self.tensor(batch["obs"]), self._network
+        # An encoder without parameters returns the same in all minibatches. Only for plain vectors,
+        # as the network takes an action mask from a dict.
+        is_encoded = (
+            type(network).forward is ActorCritic.forward
+            and not isinstance(obs, dict)
+            and next(network.encoder.parameters(), None) is None
+        )
+        trained["obs"] = network.encoder.forward(obs) if is_encoded else obs
         size = (len(batch["advantage"]),)
         self.check_shapes(batch, advantage=size, log_prob=size, value=size)
         if (shape := self._network.distribution.shape) is not None:
@@ -238,7 +247,7 @@ class PPOPolicy(BasePolicy):
         for _ in range(learn.epoch_per_collect):
             for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
                 part = {name: part_of(each, rows) for name, each in trained.items()}
-                logs.append(self._step(part, *unrolled))
+                logs.append(self._step(part, is_encoded, *unrolled))
                 if learn.target_kl is not None and logs[-1]["approx_kl"] > learn.target_kl:
                     return logs
         return logs
@@ -267,12 +276,15 @@ class PPOPolicy(BasePolicy):
     def _step(
         self,
         batch: Mapping[str, Any],
+        is_encoded: bool,
         state: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> dict[str, Any]:
         learn, network = self.section.learn, self._network
-        obs = self.tensor(batch["obs"])
-        if isinstance(network, ActorCritic):
+        obs = batch["obs"]
+        if is_encoded:
+            outputs, value = network.forward(obs, is_encoded=True)
+        elif isinstance(network, ActorCritic):
             outputs, value = network.forward(obs)
         else:
             assert state is not None
