@@ -132,8 +132,6 @@ class BaseCommLearner(CommWorker):
         self._home: Home | None = None
         """Where the samples are that the task trains on."""
         self._load_until = 0.0
-        self._recorded: list[Any] = []
-        """Samples of the task's data set for ``observe`` of the policy."""
         self._begin()
 
     def _begin(self) -> None:
@@ -144,6 +142,8 @@ class BaseCommLearner(CommWorker):
         self._state: Literal["loads", "trains", "waits", "done"] = "loads"
         """It loads its checkpoint, trains, waits for samples, or its training is over and the hooks
         after it have saved the result."""
+        self._recorded: list[Any] = []
+        """Samples of the task's data set for ``observe`` of the policy."""
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
         self._lags = Counter[int]()
@@ -170,7 +170,6 @@ class BaseCommLearner(CommWorker):
         with self.building(task_info):
             self._is_on_policy = bool(task_info["policy"].get("on_policy"))
             self._begin()
-            self._recorded = []
             self._close_home()
             self._learner = self._create_learner(task_info)
             self._home = self._create_home(task_info)
