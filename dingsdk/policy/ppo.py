@@ -247,7 +247,7 @@ class PPOPolicy(BasePolicy):
         for _ in range(learn.epoch_per_collect):
             for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
                 part = {name: part_of(each, rows) for name, each in trained.items()}
-                logs.append(self._step(part, is_encoded, *unrolled))
+                logs.append(self._step(part, *unrolled, is_encoded=is_encoded))
                 if learn.target_kl is not None and logs[-1]["approx_kl"] > learn.target_kl:
                     return logs
         return logs
@@ -276,9 +276,10 @@ class PPOPolicy(BasePolicy):
     def _step(
         self,
         batch: Mapping[str, Any],
-        is_encoded: bool,
         state: Tensor | None = None,
         mask: Tensor | None = None,
+        *,
+        is_encoded: bool = False,
     ) -> dict[str, Any]:
         learn, network = self.section.learn, self._network
         obs = batch["obs"]

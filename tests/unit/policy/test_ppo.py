@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,12 @@ def test_every_epoch_trains_on_every_sample_once() -> None:
     policy = make(learn={"epoch_per_collect": 3, "batch_size": 3})
     seen: list[tuple[int, ...]] = []
     step = policy._step
-    policy._step = lambda rows: seen.append(tuple(rows["obs"][:, 0].tolist())) or step(rows)  # type: ignore[assignment,method-assign,func-returns-value]
+
+    def noted(rows: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        seen.append(tuple(rows["obs"][:, 0].tolist()))
+        return step(rows, **options)
+
+    policy._step = noted  # type: ignore[method-assign]
     data = batch(policy)
 
     logs = policy.learn_mode.forward(data)
