@@ -215,7 +215,8 @@ class Scaled(Flat):
             scaled = (rows - self.mean).float().mul_(factor)
         else:
             scaled = torch.addcmul(shift, rows - centre, factor)
-        return scaled.clamp_(-self.clip, self.clip)
+        found: Tensor = scaled.clamp_(-self.clip, self.clip)
+        return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         # Called to move the module to a device, which makes new buffers.

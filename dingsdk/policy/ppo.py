@@ -283,10 +283,10 @@ class PPOPolicy(BasePolicy):
     ) -> dict[str, Any]:
         learn, network = self.section.learn, self._network
         obs = batch["obs"]
-        if is_encoded:
-            outputs, value = network.forward(obs, is_encoded=True)
-        elif isinstance(network, ActorCritic):
-            outputs, value = network.forward(obs)
+        if isinstance(network, ActorCritic):
+            # An own network may override forward without is_encoded.
+            options = {"is_encoded": True} if is_encoded else {}
+            outputs, value = network.forward(obs, **options)
         else:
             assert state is not None
             assert mask is not None

@@ -378,8 +378,9 @@ class BaseCommLearner(CommWorker):
     def _observe_recorded(self) -> None:
         """Update the statistics of the policy by the samples of the data set, once."""
         observe = getattr(self._learner.policy, "observe", None)
-        for samples in self._recorded if observe is not None else ():
-            observe(samples)
+        if observe is not None:
+            for samples in self._recorded:
+                observe(samples)
         self._recorded = []
 
     def _rank_lost(self, error: WorkerCrashedError, start: str) -> Exception:
