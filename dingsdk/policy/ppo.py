@@ -225,6 +225,8 @@ class PPOPolicy(BasePolicy):
             and next(network.encoder.parameters(), None) is None
         )
         trained["obs"] = network.encoder.forward(obs) if is_encoded else obs
+        # An own network may override forward without this argument.
+        options = {"is_encoded": True} if is_encoded else {}
         size = (len(batch["advantage"]),)
         self.check_shapes(batch, advantage=size, log_prob=size, value=size)
         if (shape := self._network.distribution.shape) is not None:
@@ -247,7 +249,7 @@ class PPOPolicy(BasePolicy):
         for _ in range(learn.epoch_per_collect):
             for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
                 part = {name: part_of(each, rows) for name, each in trained.items()}
-                logs.append(self._step(part, *unrolled, is_encoded=is_encoded))
+                logs.append(self._step(part, *unrolled, **options))
                 if learn.target_kl is not None and logs[-1]["approx_kl"] > learn.target_kl:
                     return logs
         return logs
@@ -278,14 +280,11 @@ class PPOPolicy(BasePolicy):
         batch: Mapping[str, Any],
         state: Tensor | None = None,
         mask: Tensor | None = None,
-        *,
-        is_encoded: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         learn, network = self.section.learn, self._network
         obs = batch["obs"]
         if isinstance(network, ActorCritic):
-            # An own network may override forward without is_encoded.
-            options = {"is_encoded": True} if is_encoded else {}
             outputs, value = network.forward(obs, **options)
         else:
             assert state is not None
