@@ -226,7 +226,7 @@ class PPOPolicy(BasePolicy):
         )
         trained["obs"] = network.encoder.forward(obs) if is_encoded else obs
         # An own network may override forward without this argument.
-        options = {"is_encoded": True} if is_encoded else {}
+        options: dict[str, Any] = {"is_encoded": True} if is_encoded else {}
         size = (len(batch["advantage"]),)
         self.check_shapes(batch, advantage=size, log_prob=size, value=size)
         if (shape := self._network.distribution.shape) is not None:
