@@ -18,11 +18,11 @@ same kind, trains as often as serial mode does, and sends its weights back every
 acknowledgements, no evaluation and no hooks, and its messages are pickled. Nothing that does more
 can be much faster.
 
-For every contender time runs from the first env step to the last update, and CPU seconds are those
-of all its processes in that time, so imports and the last evaluation do not count. Contenders take
-turns, seed by seed. Ratios are medians over the seeds. *of ideal* compares env steps a second with
-those of envs that wait for nothing but their own steps. *bound* is what serial mode could gain at
-most if it collected and trained at the same time.
+For every contender time runs from the first env step that collects to the last update, and CPU
+seconds are those of all its processes in that time, so imports and evaluations do not count.
+Contenders take turns, seed by seed. Ratios are medians over the seeds. *of ideal* compares env
+steps a second with those of envs that wait for nothing but their own steps. *bound* is what serial
+mode could gain at most if it collected and trained at the same time.
 """
 
 from __future__ import annotations
@@ -84,12 +84,15 @@ def mark(name: str) -> None:
 class FirstStep(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Marks the first step of an env that collects."""
 
-    is_marked = False
+    evaluating = 1
+    """Envs of this process that take a step before that: that of the first evaluation."""
+    has_stepped = False
 
     def step(self, action: Any) -> Any:
-        if not FirstStep.is_marked:
-            FirstStep.is_marked = True
-            if not (Path(os.environ[MARKS]) / "first").exists():
+        if not self.has_stepped:
+            self.has_stepped = True
+            FirstStep.evaluating -= 1
+            if FirstStep.evaluating < 0 and not (Path(os.environ[MARKS]) / "first").exists():
                 mark("first")
         return self.env.step(action)
 
@@ -201,6 +204,7 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
         config["env_manager"] = {"type": "in_process", "threads": job["env_num"]}
     if name == "ppo":
         config["policy"]["other"]["commander"] = {"max_policy_lag": 1}
+    config["env"] |= {"evaluator_env_num": 1, "n_evaluator_episode": 1}  # see FirstStep
     folder = Path(os.environ[MARKS]) / "run"
     with timed_collects() as taken:
         # Ray cannot import from the script of its driver, but from a module.
@@ -239,6 +243,7 @@ def collect(pipe: Any, cfg: Any, env: Any, stop_at: int) -> None:
     from dingsdk.worker import create_serial_collector
 
     torch.set_num_threads(1)
+    FirstStep.evaluating = 0
     policy = create_policy(cfg.policy, enable_field=["collect", "command"], seed=cfg.seed)
     manager = create_env_manager(cfg.env_manager, [env] * cfg.env.collector_env_num)
     manager.seed(cfg.seed)
