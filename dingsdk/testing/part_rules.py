@@ -7,29 +7,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.blame import error_text
 from dingsdk.plugins.registry import transaction
 from dingsdk.testing.buffer_bench import make_row, numbers_of
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
-from dingsdk.testing.expect import expect, expect_alike, expect_equal, raises
+from dingsdk.testing.expect import RuleBroken, expect, expect_alike, expect_equal, raises
 from dingsdk.testing.runner import (
     Contract,
     ContractError,
     ContractReport,
     RuleBench,
     RuleBook,
-    RuleBroken,
     book_of,
     collect,
     needs,
 )
 from dingsdk.worker.factory import create_buffer
+from dingsdk.worker.replay_buffer.sampler import check_ranks
 
 CAPACITY = 8
 MakePart = Callable[..., Any]
@@ -44,13 +44,11 @@ class PartBench(RuleBench[MakePart]):
     def build(self) -> Any:
         return self.part()
 
-    def part(
-        self, capacity: int = CAPACITY, seed: int = 0, folder: str = "", **settings: Any
-    ) -> Any:
-        """Return a new part; without ``folder`` it gets a new folder."""
+    def part(self, capacity: int = CAPACITY, seed: int = 0, **settings: Any) -> Any:
+        """Return a new part with a new folder."""
         self._numbers += 1
-        own = self.folder / (folder or f"part{self._numbers}")
-        return self.keep(self._make(capacity, seed, own, **settings))
+        folder = self.folder / f"part{self._numbers}"
+        return self.keep(self._make(capacity, seed, folder, **settings))
 
     def expect_rules_of_buffers(
         self, kind: str, buffer: str, capabilities: Collection[str]
@@ -75,25 +73,25 @@ class PartBench(RuleBench[MakePart]):
         with transaction("the rules") as changes:
             registry.register(key, made)
         self.exits.callback(changes.roll_back)
-        make: Any = partial(_buffer, {"type": buffer, kind: {"type": key}})
-        make.needs_columns = getattr(self.part(), "needs_columns", ())
+
+        def make(cfg: Mapping[str, Any]) -> Any:
+            return create_buffer({"type": buffer, kind: {"type": key}, **cfg})
+
+        make.needs_columns = getattr(self.part(), "needs_columns", ())  # type: ignore[attr-defined]
         try:
             BUFFER_BOOK.check(make, capabilities=capabilities, patience_s=self.patience_s)
         except ContractError as error:
-            results = error.facts["report"].results
-            broken = "\n".join(str(each) for each in results if each.error is not None)
-            raise RuleBroken(f"rules of buffers that are broken:\n{broken}") from error
-
-
-def _buffer(parts: Mapping[str, Any], cfg: Mapping[str, Any]) -> Any:
-    return create_buffer({**parts, **cfg})
+            first, *others = (each for each in error.facts["report"].results if each.error)
+            text = f"{first.rule.number}, {first.rule.title}: {error_text(first.error)}"
+            more = ", ".join(str(each.rule.number) for each in others) or "none"
+            raise RuleBroken(f"buffers break their rule {text} (others: {more})") from error
 
 
 class PartContract(Contract):
     """Base class of the contract tests of the parts of a buffer.
 
     ``make_part(capacity, seed, folder)`` returns a new part for at most ``capacity`` rows, with a
-    folder for its files; a durable storage opens the rows that are in the folder.
+    folder for its files.
     """
 
     maker = "make_part(capacity, seed, folder)"
@@ -133,38 +131,9 @@ def storage_rule_13_rows_leave_in_any_order(bench: PartBench) -> None:
         _expect_rows(storage, there, f"after rows were put to {where}")
 
 
-@needs("durable")
-def storage_rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
-    """A storage in the folder of a closed storage has the same rows, state and marks.
-
-    The state is that of the last ``commit``. In a new folder there is none.
-    """
-    old = bench.part(folder="kept")
-    there: dict[int, int] = {}
-    expect_equal(old.recovered(), None, "recovered() in a new folder")
-    _put(old, slice(0, CAPACITY), range(CAPACITY), there)
-    old.commit({"tail": 0, "valid_count": CAPACITY})
-    _put(old, slice(0, 3), (20, 21, 22), there)
-    expected = {"tail": 3, "valid_count": CAPACITY, "more": 7}
-    old.commit(expected)
-    old.mark(np.array([1, 2, 2]), np.array([4, 5, 6]))
-    for _ in range(2):
-        old.close()
-    new = bench.part(folder="kept")
-    state = new.recovered() or {}
-    expect_equal({key: state.get(key) for key in expected}, expected, "the state found again")
-    _expect_rows(new, there, "found again")
-    marks = new.recovered_marks(np.arange(4))
-    expect_equal(None if marks is None else marks.tolist(), [0, 4, 6, 0], "marks found again")
-    _put(new, slice(3, 4), (50,), there)
-    _expect_rows(new, there, "found again, and a push")
-
-
 def storage_rule_15_buffer_with_it_follows_the_rules(bench: PartBench) -> None:
     """A buffer that uses the storage follows the rules of buffers."""
     also = {name for name in ("columns", "objects") if bench.has(name)}
-    if bench.build().is_durable:
-        also.add("durable")
     capabilities = {"fifo", "parts", "saves", "distinct", "ages", *also}
     bench.expect_rules_of_buffers("storage", "naive", capabilities)
 
@@ -175,7 +144,6 @@ STORAGE_BOOK: Final = RuleBook(
         "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
         "objects": "A row may be any object.",
         "any_order": "Rows may leave in any order; without it the oldest leave first.",
-        "durable": "Rows stay in the folder when the storage is closed.",
     },
     PartBench,
 )
@@ -203,7 +171,9 @@ def sampler_rule_06_ranks_are_equally_likely(bench: PartBench) -> None:
     for size, replace in ((1, False), (3, False), (CAPACITY - 1, False), (3, True)):
         counts: Counter[int] = Counter()
         for _ in range(400):
-            counts.update(sampler.draw(CAPACITY, size, replace=replace).tolist())
+            drawn = sampler.draw(CAPACITY, size, replace=replace)
+            check_ranks(drawn, CAPACITY, size, sampler)
+            counts.update(drawn.tolist())
         expect_alike(counts, CAPACITY, f"ranks in draws of {size}, replace={replace}")
 
 
@@ -488,8 +458,7 @@ def check_part(kind: str, make: MakePart, **options: Any) -> ContractReport:
 
     Args:
         kind: ``storage``, ``sampler``, ``remover`` or ``limiter``.
-        make: ``make(capacity, seed, folder)`` returns a new part. ``folder`` is for its files; a
-            durable storage opens the rows that are in it.
+        make: ``make(capacity, seed, folder)`` returns a new part. ``folder`` is for its files.
         options: ``capabilities``, from ``PART_RULES[kind].known_capabilities``, and ``patience_s``.
     """
     return book_of(kind).check(make, **options)

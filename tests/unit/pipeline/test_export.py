@@ -38,6 +38,7 @@ CASES = {
     "sac": ("sac", VECTOR, BOX, {}),
     "dqn-normalized": ("dqn", PARTS, MOVES, {}),
     "sac-normalized": ("sac", VECTOR, BOX, {}),
+    "sac-dict": ("sac", PARTS, BOX, {}),
 }
 NORMALIZED = ("dqn-normalized", "sac-normalized")
 """Cases whose policies have the statistics of 64 observations."""
