@@ -885,11 +885,11 @@ class BasePolicy(Configurable, ABC):
     def _observe(self, samples: Any) -> None:
         """Update the statistics of ``policy.normalize``; see ``LearnMode``."""
         assert self._normalizer is not None
+        names = ("obs", DISCOUNTED_RETURN, "mask")
         for batch in _batches(samples):
-            tensors = batch.tensors()
-            names = ("obs", DISCOUNTED_RETURN, "mask")
-            columns = {name: tensors[name] for name in names if name in tensors}
-            self._normalizer.observe(self.steps_of(columns))
+            columns = {name: batch.columns[name] for name in names if name in batch.columns}
+            steps = SampleBatch.trusted(columns, len(batch)).tensors()
+            self._normalizer.observe(self.steps_of(steps))
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> float:

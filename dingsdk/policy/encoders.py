@@ -180,8 +180,11 @@ class Scaled(Flat):
         clip: Largest magnitude of the result.
 
     Attributes:
-        factor: ``1 / sqrt(var + 1e-8)``, as computing it in each ``forward`` takes a third of its
-            time.
+        factor: float32, ``1 / sqrt(var + 1e-8)``.
+        centre: float32, the mean, rounded.
+        shift: float32, ``(centre - mean) * factor``. A vector is ``(vector - centre) * factor +
+            shift``, which takes half the time of a difference in float64 and is as exact: float32
+            numbers near ``centre`` have an exact difference to it.
 
     Source: Chan et al. 1979, eq. 2.1, for the variance of joined samples.
     """
@@ -190,6 +193,8 @@ class Scaled(Flat):
     var: Tensor
     count: Tensor
     factor: Tensor
+    centre: Tensor
+    shift: Tensor
 
     def __init__(self, shape: Sequence[int], clip: float = math.inf) -> None:
         super().__init__(shape)
@@ -197,21 +202,26 @@ class Scaled(Flat):
         self.register_buffer("mean", torch.zeros(self.width, dtype=torch.float64))
         self.register_buffer("var", torch.ones(self.width, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("factor", torch.ones(self.width, dtype=torch.float64))
-        self._used = self.mean, self.factor
+        self.register_buffer("factor", torch.ones(self.width))
+        self.register_buffer("centre", torch.zeros(self.width))
+        self.register_buffer("shift", torch.zeros(self.width))
+        self._used = self.centre, self.factor, self.shift
 
     def forward(self, obs: Any) -> Tensor:
-        # The mean is float64, so the difference is too: float32 would round large observations.
         # In place, and the buffers are looked up once: both take microseconds in each step.
-        mean, factor = self._used
-        scaled = (obs.flatten(1) - mean).mul_(factor)
-        found: Tensor = scaled.clamp_(-self.clip, self.clip).float()
+        centre, factor, shift = self._used
+        rows = obs.flatten(1)
+        if rows.dtype is torch.float64:
+            scaled = (rows - self.mean).float().mul_(factor)
+        else:
+            scaled = torch.addcmul(shift, rows - centre, factor)
+        found: Tensor = scaled.clamp_(-self.clip, self.clip)
         return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         # Called to move the module to a device, which makes new buffers.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._used = self.mean, self.factor
+        self._used = self.centre, self.factor, self.shift
         return self
 
     @torch.no_grad()
@@ -228,7 +238,10 @@ class Scaled(Flat):
         self.var.lerp_(var + delta.square() * (1 - share), share)
         self.mean.add_(delta.mul_(share))
         self.count.add_(size)
-        self.factor.copy_(torch.rsqrt(self.var + 1e-8))
+        factor = torch.rsqrt(self.var + 1e-8)
+        self.factor.copy_(factor)
+        self.centre.copy_(self.mean)
+        self.shift.copy_((self.centre - self.mean).mul_(factor))
 
 
 class OneHot(Features):

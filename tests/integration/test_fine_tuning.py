@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,7 +15,9 @@ from click.testing import CliRunner
 import dingsdk
 from dingsdk.cli.root import root
 from dingsdk.config import load_config
+from dingsdk.data import Dataset
 from dingsdk.errors import CheckpointError, CheckpointMissingError, ConfigError
+from dingsdk.worker import write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .short_runs import QUICK
@@ -153,3 +156,39 @@ def test_keep_without_from_is_a_usage_error() -> None:
 
     assert done.exit_code == 2
     assert "give --from RUN too" in done.output
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_statistics_of_the_data_set_are_added_to_those_of_the_first_run(
+    source: Path, tmp_path: Path, mode: Any
+) -> None:
+    rows = 20
+    columns = {
+        "obs": np.full((rows, 4), 3.0, np.float32),
+        "action": np.zeros(rows, np.int64),
+        "reward": np.ones(rows, np.float32),
+        "terminated": np.arange(rows) % 10 == 9,
+        "truncated": np.zeros(rows, np.bool_),
+    }
+    columns["next_obs"] = columns["obs"]
+    write_dataset(Dataset(columns), tmp_path / "data.npz")
+    config = {
+        "env": {"env_id": "CartPole-v1", "evaluator_env_num": 1, "n_evaluator_episode": 1},
+        "policy": {
+            "type": "dqn",
+            "normalize": {"obs": True},
+            "learn": {"batch_size": 8, "learner": {"train_iterations": 4}},
+            "collect": {"collector": {"type": "dataset", "path": str(tmp_path / "data.npz")}},
+        },
+    }
+    begun = load_checkpoint(source / "ckpt" / "ckpt_best.safetensors").state["model"]
+    config["policy"]["model"] = load_config(source / "config.yaml")["policy"]["model"]
+
+    result = dingsdk.train(config, mode, start_from=source, output=tmp_path)
+
+    found = load_checkpoint(result.checkpoints["latest"]).state["model"]
+    before, after = (float(each[f"{STATISTICS}count"]) for each in (begun, found))
+    assert after == before + rows
+    torch.testing.assert_close(
+        found[f"{STATISTICS}mean"] * after, begun[f"{STATISTICS}mean"] * before + 3.0 * rows
+    )

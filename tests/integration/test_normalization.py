@@ -13,9 +13,11 @@ from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.errors import CheckpointError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import BasePolicy, DQNPolicy, PPOPolicy, R2D2Policy
+from dingsdk.policy.threads import torch_threads
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 
 from . import short_runs
+from .job_cluster import JobCluster
 
 SETS = (*short_runs.QUICK, "policy.normalize.obs=true", "policy.normalize.reward=true")
 MODES: tuple[tuple[Any, Any], ...] = (("serial", None), ("parallel", "in_memory"))
@@ -97,6 +99,76 @@ def test_statistics_are_those_of_all_collected_steps(
     assert result.last_return >= 8
 
 
+SHORT = (
+    "policy.learn.learner.train_iterations=60",
+    "policy.learn.batch_size=16",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "policy.normalize.obs=true",
+    "policy.normalize.reward=true",
+)
+RUNS: dict[str, tuple[str, Any, Any, tuple[str, ...]]] = {
+    "sac": ("pendulum-sac", "serial", None, ()),
+    "sac in parallel": ("pendulum-sac", "parallel", "in_memory", ()),
+    "two learners": ("pendulum-sac", "serial", None, ("system.learner_num=2",)),
+    "two learners in parallel": (
+        *("pendulum-sac", "parallel", "in_memory"),
+        ("system.learner_num=2",),
+    ),
+    "inference role": (
+        *("cartpole-dqn", "parallel", "flask_fs"),
+        ("system.roles.inference.num=1", "policy.nstep=1"),
+    ),
+    "self-play": (
+        *("tictactoe-selfplay", "serial", None),
+        ("policy.collect.n_sample=32", "env.collector_env_num=4"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_all_networks_of_a_run_have_the_same_statistics(name: str, tmp_path: Path) -> None:
+    config, mode, transport, sets = RUNS[name]
+    if name == "self-play":
+        pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
+    result = train(config, mode, transport, sets=(*SHORT, *sets), seed=3, output=tmp_path)
+
+    assert result.train_iter >= 60
+    state = load_checkpoint(result.checkpoints["latest"]).state
+    counts, means = (
+        [
+            part[key]
+            for part in state.values()
+            for key in part
+            if "features" in key and key.endswith(f".{end}")
+        ]
+        for end in ("count", "mean")
+    )
+    assert len(counts) == (3 if "sac" in config else 2)  # of all networks and their targets
+    assert all(0 < float(each) == float(counts[0]) for each in counts)
+    assert all(np.array_equal(each, means[0]) for each in means)
+    assert float(counts[0]) == float(state["model"]["reward_scale.count"])
+    assert float(counts[0]) <= result.samples.collected
+    if mode == "serial":
+        assert float(counts[0]) == result.samples.collected
+
+
+def test_replaced_learner_counts_no_step_twice(tmp_path: Path) -> None:
+    with torch_threads(1):
+        sets = ("policy.normalize.obs=true", "policy.nstep=1")
+        cluster = JobCluster(tmp_path, "threads", *sets)
+        cluster.expect(lambda: cluster.train_iter() > 120)
+        cluster.transport.abandon_worker("learner-0")
+        cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
+        at_return = cluster.train_iter()
+        cluster.expect(lambda: cluster.train_iter() > at_return + 60)
+        collected = cluster.coordinator.status().env_steps
+        cluster.close()
+    found = load_checkpoint(tmp_path / "ckpt").state["model"]["encoder.features.count"]
+    assert collected / 4 < float(found) <= cluster.coordinator.status().env_steps
+
+
 @pytest.mark.slow
 def test_statistics_cross_processes_and_are_loaded_by_evaluations(tmp_path: Path) -> None:
     sets = (*SETS, "policy.nstep=1")
@@ -108,7 +180,10 @@ def test_statistics_cross_processes_and_are_loaded_by_evaluations(tmp_path: Path
     assert evaluate(result.run_dir, "latest").train_iter == result.train_iter
 
 
-def test_statistics_of_another_shape_are_refused_with_file_and_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "transport"), MODES)
+def test_statistics_of_another_shape_are_refused_with_file_and_key(
+    tmp_path: Path, mode: Any, transport: Any
+) -> None:
     sets = (*SETS, "policy.nstep=1", "policy.learn.learner.train_iterations=4")
     result = train("cartpole-dqn", "serial", sets=sets, seed=3, output=tmp_path)
     state = load_checkpoint(result.checkpoints["latest"]).state
@@ -120,6 +195,6 @@ def test_statistics_of_another_shape_are_refused_with_file_and_key(tmp_path: Pat
     assert str(path) in str(caught.value)
     load = f"policy.learn.learner.hook.load_ckpt_before_run={path}"
     with pytest.raises(CheckpointError, match=key) as caught:
-        train("cartpole-dqn", "serial", sets=(*sets, load), output=tmp_path)
+        train("cartpole-dqn", mode, transport, sets=(*sets, load), output=tmp_path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

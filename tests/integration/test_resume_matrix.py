@@ -87,6 +87,8 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "ppo-recurrent": ("ppo", "flat", "discrete", LSTM),
     "ppo-normalized": ("ppo", "dict", "box", NORMALIZED),
     "dqn-normalized": ("dqn", "mask", "discrete", NORMALIZED),
+    "r2d2-normalized": ("r2d2", "flat", "discrete", NORMALIZED),
+    "sac-normalized": ("sac", "flat", "box", NORMALIZED),
 }
 
 

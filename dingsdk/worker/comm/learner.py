@@ -144,6 +144,8 @@ class BaseCommLearner(CommWorker):
         self._state: Literal["loads", "trains", "waits", "done"] = "loads"
         """It loads its checkpoint, trains, waits for samples, or its training is over and the hooks
         after it have saved the result."""
+        self._recorded: list[Any] = []
+        """Samples of the task's data set for ``observe`` of the policy."""
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
         self._lags = Counter[int]()
@@ -301,6 +303,7 @@ class BaseCommLearner(CommWorker):
 
         def publish(state: Mapping[str, Any]) -> None:
             self.note_begin()  # the hooks that load a checkpoint run before this one
+            self._observe_recorded()  # in place: the state has the new statistics
             self.send_policy(state)
 
         learner.get_data = self.data_source
@@ -354,8 +357,12 @@ class BaseCommLearner(CommWorker):
         pace = None if home["pace"] is None else EpisodePace(**home["pace"])
         table = TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
         if not takes_env_steps(task_info["policy"]):
-            observe = getattr(learner.policy, "observe", None)
-            table.dataset_rows = push_recorded(buffer, task_info["policy"], observe)
+            # A run that continues has the statistics of the data set in its checkpoint. Others may
+            # load one too, of another run, so the data set is observed after that.
+            checkpoints = player_folder(self.run_dir, task_info.get("player")) / "ckpt"
+            continues = task_info.get("resume") and can_resume(checkpoints)
+            keep = None if continues else self._recorded.append
+            table.dataset_rows = push_recorded(buffer, task_info["policy"], keep)
         return table
 
     # Run in the job of a task: the learner, and what it calls.
@@ -374,6 +381,14 @@ class BaseCommLearner(CommWorker):
             raise self._rank_lost(
                 error, f"from the checkpoint of iteration {self._learner.train_iter}"
             ) from error
+
+    def _observe_recorded(self) -> None:
+        """Update the statistics of the policy by the samples of the data set, once."""
+        observe = getattr(self._learner.policy, "observe", None)
+        if observe is not None:
+            for samples in self._recorded:
+                observe(samples)
+        self._recorded = []
 
     def _rank_lost(self, error: WorkerCrashedError, start: str) -> Exception:
         """Return the error for a rank that was lost: the task starts again, as ``start`` says."""

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer.home import Home, HomeReport
 from dingsdk.worker.replay_server.client import ReplayClient
@@ -17,8 +19,8 @@ FIGURES_S = 0.5
 class ServedHome(Home):
     """Draws batches from a replay server, to which collectors send their samples themselves.
 
-    As the rows that are inserted do not pass this process, ``observe`` is called with each batch
-    that is drawn.
+    As the rows that are inserted do not pass this process, ``observe`` is called with those of each
+    batch that were not drawn before.
 
     Args:
         client: Connection to the server; the caller closes it.
@@ -34,14 +36,34 @@ class ServedHome(Home):
         self._figures: dict[str, int] = {}
         self._asked_at = 0.0
         self._is_news = False
+        self._is_drawn = np.zeros(1024, np.bool_)
+        """Whether a row was drawn, by its ``replay_unique_id``."""
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
         batch = self._client.sample(size, train_iter=train_iter, timeout_s=self._wait_s)
         if time.monotonic() - self._asked_at > FIGURES_S:
             self._ask()
         if batch is not None and self.observe is not None:
-            self.observe(batch)
+            self._observe_new(batch)
         return batch
+
+    def _observe_new(self, batch: Any) -> None:
+        """Call ``observe`` with the rows of a batch that were not drawn before, each of them once.
+
+        Samples without an id are observed whenever they are drawn.
+        """
+        assert self.observe is not None
+        ids = batch.columns.get("replay_unique_id") if isinstance(batch, SampleBatch) else None
+        if ids is None:
+            self.observe(batch)
+            return
+        ids, rows = np.unique(ids, return_index=True)
+        if (largest := int(ids[-1])) >= len(self._is_drawn):
+            self._is_drawn = np.append(self._is_drawn, np.zeros(largest + 1, np.bool_))
+        new = rows[~self._is_drawn[ids]]
+        self._is_drawn[ids] = True
+        if len(new):
+            self.observe(batch.take(np.sort(new)))
 
     def update(self, priorities: Mapping[str, Any]) -> None:
         self._client.update(priorities)

@@ -45,8 +45,8 @@ class IMPALALearnSection(LearnSection, frozen=True, kw_only=True):
             policy nearer to the one that collected.
         c_clip: Largest weight of the TD errors of later steps, c-bar.
         trace_lambda: Factor of that weight.
-        value_weight: Scheduled[Weight] of the value loss in the total loss.
-        entropy_weight: Scheduled[Weight] of the entropy bonus in the total loss.
+        value_weight: Weight of the value loss in the total loss.
+        entropy_weight: Weight of the entropy bonus in the total loss.
         grad_clip_norm: Largest norm of a gradient; None for no limit.
     """
 

@@ -23,6 +23,7 @@ from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import BaseLearner, NaiveReplayBuffer, write_dataset
+from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "offline_cartpole.py"
 CONFIGS = Path(__file__).parents[1] / "dingsdk_zoo" / "configs"
@@ -214,16 +215,21 @@ TASKS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def run(name: str, path: Path, output: Path, *sets: str) -> Any:
+def run(name: str, path: Path, output: Path, *sets: str, mode: Any = None) -> Any:
     given = f"policy.collect.collector.path={path}"
     with use_manager(PluginManager()):
-        return train(CONFIGS / f"{name}.yaml", sets=[given, *sets], output=output)
+        return train(CONFIGS / f"{name}.yaml", mode, sets=[given, *sets], output=output)
 
 
+@pytest.mark.parametrize("mode", ["serial", pytest.param("parallel", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TASKS)
-def test_config_trains_on_a_data_set(name: str, tmp_path: Path) -> None:
+def test_config_trains_on_a_data_set(name: str, mode: str, tmp_path: Path) -> None:
     record(*TASKS[name], [0.5, 0.5, 1, 1, 1, 1], tmp_path / "data.npz")
-    few = ("policy.learn.learner.train_iterations=4", "policy.learn.batch_size=64")
+    few = (
+        "policy.learn.learner.train_iterations=4",
+        "policy.learn.batch_size=64",
+        "policy.normalize.obs=true",
+    )
 
     found = run(
         name,
@@ -232,10 +238,14 @@ def test_config_trains_on_a_data_set(name: str, tmp_path: Path) -> None:
         *few,
         "env.evaluator_env_num=1",
         "env.n_evaluator_episode=1",
+        mode=mode,
     )
 
     assert (found.reason, found.train_iter, found.env_steps) == ("limit", 4, 0)
-    assert [each.train_iter for each in found.evaluations] == [0, 4]
+    assert {0, 4} <= {each.train_iter for each in found.evaluations}
+    saved = load_checkpoint(found.checkpoints["latest"]).state
+    counts = {float(part[key]) for part in saved.values() for key in part if key.endswith(".count")}
+    assert counts == {found.samples.collected}
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError
 from dingsdk.pipeline.export import _Acting, _quiet, export_policy
@@ -35,24 +36,37 @@ CASES = {
     "ppo-lstm": ("ppo", VECTOR, MOVES, {"recurrent": "lstm"}),
     "r2d2": ("r2d2", VECTOR, MOVES, {}),
     "sac": ("sac", VECTOR, BOX, {}),
+    "dqn-normalized": ("dqn", PARTS, MOVES, {}),
+    "sac-normalized": ("sac", VECTOR, BOX, {}),
     "sac-dict": ("sac", PARTS, BOX, {}),
 }
+NORMALIZED = ("dqn-normalized", "sac-normalized")
+"""Cases whose policies have the statistics of 64 observations."""
 
 
-def make(kind: str, observation: Any, action: Any, model: dict[str, Any]) -> Any:
+def make(name: str) -> Any:
+    kind, observation, action, model = CASES[name]
     read = get_policy_cls({"type": kind}).model_from_spaces  # type: ignore[attr-defined]
     cfg = {"type": kind, "model": {**read(observation, action), **model}}
-    return create_policy(cfg, enable_field=["eval"], seed=0)
+    if name not in NORMALIZED:
+        return create_policy(cfg, enable_field=["eval"], seed=0)
+    policy = create_policy({**cfg, "normalize": {"obs": True}}, enable_field=["learn"], seed=0)
+    observe: Any = policy.learn_mode.observe
+    observe(SampleBatch({"obs": observations(observation, 64)}))
+    return policy
+
+
+def observations(space: Any, count: int) -> Any:
+    space.seed(7)
+    rows = [space.sample() for _ in range(count)]
+    if isinstance(space, spaces.Dict):
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return np.stack(rows)
 
 
 def inputs(policy: Any, observation: Any) -> list[Any]:
     """Return seven observations that differ from those that the export check uses."""
-    observation.seed(7)
-    rows = [observation.sample() for _ in range(7)]
-    if isinstance(observation, spaces.Dict):
-        obs: Any = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    else:
-        obs = np.stack(rows)
+    obs = observations(observation, 7)
     size = policy.state_size
     state = np.random.default_rng(0).normal(size=(7, size)).astype(np.float32)
     return [obs, state] if size else [obs]
@@ -63,8 +77,7 @@ def inputs(policy: Any, observation: Any) -> list[Any]:
     [pytest.param(name, marks=[] if name == "ppo-lstm" else pytest.mark.slow) for name in CASES],
 )
 def test_exported_torch_program_acts_like_the_policy(name: str, tmp_path: Path) -> None:
-    kind, observation, action, model = CASES[name]
-    policy = make(kind, observation, action, model)
+    policy, observation = make(name), CASES[name][1]
     path = export_policy(policy, observation, tmp_path / "policy.pt2")
 
     assert path == tmp_path / "policy.pt2"
@@ -77,8 +90,7 @@ def test_exported_torch_program_acts_like_the_policy(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", CASES)
 def test_module_for_export_acts_like_the_policy(name: str) -> None:
-    kind, observation, action, model = CASES[name]
-    policy = make(kind, observation, action, model)
+    policy, observation = make(name), CASES[name][1]
     given = inputs(policy, observation)
 
     found = _Acting(policy).eval()(*(map_leaves(torch.from_numpy, each) for each in given))
@@ -87,7 +99,7 @@ def test_module_for_export_acts_like_the_policy(name: str) -> None:
 
 
 def test_module_for_export_is_a_copy_without_gradients() -> None:
-    policy = make(*CASES["dqn-vector"])
+    policy = make("dqn-vector")
     exported = _Acting(policy)
     assert not any(each.requires_grad for each in exported.parameters())
     assert all(each.requires_grad for each in policy.state()["model"].parameters())
@@ -111,8 +123,7 @@ def test_torch_is_silent_only_during_an_export(monkeypatch: pytest.MonkeyPatch) 
 def test_exported_onnx_program_acts_like_the_policy(name: str, tmp_path: Path) -> None:
     import onnxruntime
 
-    kind, observation, action, model = CASES[name]
-    policy = make(kind, observation, action, model)
+    policy, observation = make(name), CASES[name][1]
     path = export_policy(policy, observation, tmp_path / "policy.onnx")
 
     given = inputs(policy, observation)
@@ -139,7 +150,7 @@ def compare(policy: Any, given: list[Any], found: list[Any]) -> None:
 
 @pytest.mark.parametrize("path", ["policy.pt", "policy", "policy.tflite"])
 def test_unknown_file_suffix_is_refused(path: str, tmp_path: Path) -> None:
-    policy = make(*CASES["dqn-vector"])
+    policy = make("dqn-vector")
     with pytest.raises(ConfigError, match=r"known: \.onnx, \.pt2"):
         export_policy(policy, VECTOR, tmp_path / path)
 
@@ -148,7 +159,7 @@ def test_missing_package_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    policy = make(*CASES["dqn-vector"])
+    policy = make("dqn-vector")
     with pytest.raises(
         PluginNotInstalledError, match=r"needs .*onnxscript.*: pip install .*\[export\]"
     ):
@@ -193,6 +204,6 @@ def test_program_that_acts_differently_is_an_error(tmp_path: Path) -> None:
 
 
 def test_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    policy = make(*CASES["dqn-vector"])
+    policy = make("dqn-vector")
     with pytest.raises(RunFolderError, match="cannot write"):
         export_policy(policy, VECTOR, tmp_path / "absent" / "policy.pt2")

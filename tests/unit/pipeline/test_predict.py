@@ -16,6 +16,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import dingsdk
 from dingsdk.config import apply_set, load_config, save_config
+from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import map_leaves
 from dingsdk.envs.space_description import make_space
@@ -97,6 +98,19 @@ def test_best_checkpoint_predicts_the_greedy_actions_of_its_weights(
     assert actions.tolist() == greedy(run_dir, batch)
     assert len(set(actions.tolist())) == 2
     assert (state, policy.train_iter, policy.checkpoint.name) == (None, 7, "ckpt_best.safetensors")
+
+
+def test_observations_are_scaled_by_the_saved_statistics(tmp_path: Path) -> None:
+    save_run(tmp_path, "policy.normalize.obs=true")
+    obs = np.random.default_rng(0).normal(50, 9, size=(64, 4)).astype(np.float32)
+    trained = create_policy(load_config(tmp_path / "config.yaml")["policy"], seed=3)
+    before = trained.eval_mode.forward_batch(obs)["action"].tolist()  # type: ignore[misc]
+    trained.learn_mode.observe(SampleBatch({"obs": obs}))  # type: ignore[misc]
+    expected = trained.eval_mode.forward_batch(obs)["action"].tolist()  # type: ignore[misc]
+    state = trained.learn_mode.state_dict()
+    save_checkpoint(tmp_path / "ckpt", "ckpt_best", state, iteration=7, envstep=500)
+
+    assert load_policy(tmp_path).predict(obs)[0].tolist() == expected != before
 
 
 def test_latest_checkpoint_or_a_checkpoint_file_can_be_loaded(run_dir: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,12 @@ def test_every_epoch_trains_on_every_sample_once() -> None:
     policy = make(learn={"epoch_per_collect": 3, "batch_size": 3})
     seen: list[tuple[int, ...]] = []
     step = policy._step
-    policy._step = lambda rows: seen.append(tuple(rows["obs"][:, 0].tolist())) or step(rows)  # type: ignore[assignment,method-assign,func-returns-value]
+
+    def noted(rows: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        seen.append(tuple(rows["obs"][:, 0].tolist()))
+        return step(rows, **options)
+
+    policy._step = noted  # type: ignore[method-assign]
     data = batch(policy)
 
     logs = policy.learn_mode.forward(data)
@@ -137,6 +143,28 @@ def test_every_epoch_trains_on_every_sample_once() -> None:
         assert sorted(rows) == sorted(data.columns["obs"][:, 0].tolist())
     assert seen[:3] != seen[3:6]
     assert all(set(log) >= set(policy.learn_mode.monitor_vars()) for log in logs)
+
+
+def test_encoder_of_images_is_trained_in_every_minibatch() -> None:
+    section = {"model": {"obs_shape": [8, 8, 1], "action_shape": 2}, "learn": {"batch_size": 3}}
+    policy = PPOPolicy(section, seed=0)
+    obs = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
+    zeros = np.zeros(6, np.bool_)
+    steps = {
+        "obs": obs,
+        **policy.act(obs, explore=True),
+        "reward": np.arange(6, dtype=np.float32),
+        "next_obs": obs,
+        "terminated": zeros,
+        "done": zeros,
+    }
+    samples = policy.collect_mode.make_samples(steps, np.array([6]))  # type: ignore[misc]
+    before = [each.detach().clone() for each in policy.state()["model"].encoder.parameters()]  # type: ignore[attr-defined]
+
+    assert len(policy.learn_mode.forward(samples)) == 20
+
+    after = policy.state()["model"].encoder.parameters()  # type: ignore[attr-defined]
+    assert not any(torch.equal(*each) for each in zip(before, after, strict=True))
 
 
 def test_the_advantage_of_a_single_sample_is_not_normalised() -> None:

@@ -41,15 +41,19 @@ def test_batches_come_from_the_server_and_priorities_go_to_it(client: ReplayClie
     assert np.allclose(found.columns["priority"], found.columns["number"] + 1.0, atol=1e-4)
 
 
-def test_policy_observes_the_batches_that_are_drawn(client: ReplayClient) -> None:
+def test_policy_observes_each_row_once(client: ReplayClient) -> None:
     home = ServedHome(client, wait_s=0.0, retry_s=0.25)
     seen: list[list[int]] = []
     home.observe = lambda batch: seen.append(numbers(batch))
     assert home.sample(64, 0) is None
     client.insert(rows(0))
-    for _ in range(2):
-        home.sample(64, 0)
-    assert seen == [list(range(64))] * 2
+    drawn = home.sample(16, 0)
+    assert isinstance(drawn, SampleBatch)
+    assert sorted(seen.pop()) == sorted(numbers(drawn))
+    home.sample(64, 0)
+    assert sorted(seen.pop()) == sorted(set(range(64)) - set(numbers(drawn)))
+    home.sample(64, 0)
+    assert not seen
 
 
 def test_counts_of_the_server_are_reported_when_they_are_new(
