@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dingsdk.config.plain import find
-from dingsdk.errors import ConfigError, DatasetError, SchemaMismatchError
+from dingsdk.errors import ConfigError, DatasetError, SchemaMismatchError, listing
 from dingsdk.worker.replay_buffer.config import (
     collected_in_batch,
     demonstrations_in,
@@ -245,25 +245,40 @@ def _check_buffer(run: _Run) -> str:
         players = run.fact("policy.collect.parallel_collector", "max_players", 1)
         own = "sample" if players == 1 else "sample_1v1"
         is_own = run.collector == own and run.parallel_collector != "serial"
-        serves = is_own or drawn == gives
+        serves = drawn == gives or (drawn == "sequences" and is_own)
     if serves:
         return ""
+    text = f"{_BUFFER}.type {run.buffer['type']!r} draws {drawn}, and a collector of type "
+    if drawn == "episodes":
+        return (
+            f"{text}{run.collector!r} does not give them; choose 'episode' or another collector "
+            "that does, or another buffer"
+        )
     return (
-        f"{_BUFFER}.type {run.buffer['type']!r} draws {drawn}, and a collector of type "
-        f"{run.collector!r} does not give samples in that order in {run.mode} mode; choose another "
-        "collector, buffer or mode"
+        f"{text}{run.collector!r} does not give samples in that order in {run.mode} mode; choose "
+        "another collector, buffer or mode"
     )
 
 
 def _check_samples(run: _Run) -> str:
     """The policy trains on what the replay buffer draws: rows, sequences or episodes."""
     drawn = drawn_by(run.cfg, run.classes)
-    if drawn in run.fact("policy", "trains_on", (drawn,)):
+    wanted = run.fact("policy", "trains_on", (drawn,))
+    if drawn in wanted:
         return ""
     return (
         f"{_BUFFER}.type {run.buffer['type']!r} draws {drawn}, on which a policy of type "
-        f"{run.policy['type']!r} does not train; choose another buffer or policy"
+        f"{run.policy['type']!r} does not train; choose another policy, or one of the buffers "
+        f"{_buffers_that_draw(wanted)}"
     )
+
+
+def _buffers_that_draw(wanted: Collection[str]) -> str:
+    """Return a list of the registered types of buffers whose samples consist of ``wanted``."""
+    from dingsdk.plugins import default_manager
+
+    buffers = default_manager().registry("buffers")
+    return listing(n for n in buffers.query() if getattr(buffers.get(n), "draws", "") in wanted)
 
 
 def _check_unused_buffer(run: _Run) -> str:
@@ -431,6 +446,7 @@ def _check_on_policy(run: _Run) -> str:
         is_held = run.fact("policy.collect.collector", "counts", "") != "n_episode"
         own = "sample_1v1"
     key = why = ""
+    cuts = "cuts trajectories where the policy changes, and"
     if not run.collect["n_sample"]:
         key, why = "collect.n_sample", "needs it, the samples of one training; set it"
     elif not is_held:
@@ -439,11 +455,12 @@ def _check_on_policy(run: _Run) -> str:
             "holds collectors back between two env steps, which a serial collector of type "
             f"{run.collector!r} cannot do; choose {own}"
         )
+    elif run.fact("policy", "piece", "steps") == "episode":
+        key, why = "type", f"{cuts} {run.policy['type']!r} trains on whole episodes; choose another"
+    elif "episode_return" in run.collect["added_columns"]:
+        key, why = "collect.added_columns", f"{cuts} episode_return needs whole episodes; remove it"
     elif run.policy["traj_len_inf"]:
-        key = "traj_len_inf"
-        why = (
-            "cuts trajectories where the policy changes, and this keeps them whole; set it to false"
-        )
+        key, why = "traj_len_inf", f"{cuts} this keeps them whole; set it to false"
     return why and (
         f"policy.{key}: on-policy training in parallel mode {why}, or use --mode serial"
     )
@@ -514,21 +531,25 @@ def _check_unrolls(run: _Run) -> str:
             "continue while newer policies are loaded; set policy.other.commander.max_policy_lag "
             "to null, or this to false"
         )
+    elif drawn_by(run.cfg, run.classes) != "rows":
+        key = "other.replay_buffer.type"
+        why = f"are one row each; choose one of {_buffers_that_draw(('rows',))}"
+    elif "episode_return" in run.collect["added_columns"]:
+        key = "collect.added_columns"
+        why = (
+            "are cut before the returns of their episodes are known; leave episode_return out, and "
+            "parts of the replay buffer that need it"
+        )
     elif run.policy["traj_len_inf"]:
         key, why = "traj_len_inf", "continue across episodes; set it to false"
     elif not run.collect["n_sample"]:
         key, why = "collect.n_sample", "are counted as samples; set it, and no n_episode"
-    elif "episode_return" in run.collect["added_columns"]:
-        key = "collect.added_columns"
-        why = "are cut before the returns of their episodes are known; leave episode_return out"
     elif (steps := run.system["max_env_steps"]) and steps < run.collect["unroll_len"] * envs:
         key, why = (
             "collect.unroll_len",
             f"are {run.collect['unroll_len']} steps long, and system.max_env_steps {steps} is less "
             f"than one for each of the {envs} envs; lower it",
         )
-    elif drawn_by(run.cfg, run.classes) != "rows":
-        key, why = "other.replay_buffer.type", "are one row each; choose naive or advanced"
     elif run.collector != "sample":
         key, why = "collect.collector.type", "are cut by the collector 'sample'; choose it"
     elif run.parallel_collector not in ("zergling", "serial"):

@@ -132,8 +132,8 @@ def compile_config(
             data = prepare(compiled, user, found, mode)
         if drawn_by(compiled, found) != "rows":
             compiled["policy"]["traj_len_inf"] = True
-        check_run(compiled, found, mode)
         add_columns(compiled, found)
+        check_run(compiled, found, mode)
     if makes_env:
         try_env(compiled, found, mode, data)
         if mode != "eval":
