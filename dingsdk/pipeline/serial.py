@@ -48,6 +48,7 @@ from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
+from dingsdk.worker.policy_lag import LagCounter
 from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_of
@@ -185,6 +186,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             samples = samples[0][0]  # the samples of the player that is trained
         workers.collected += len(samples)
         if workers.on_policy:
+            workers.lags.count(samples, learner.train_iter)
             workers.trained += len(samples) * workers.update_per_collect
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
@@ -209,6 +211,7 @@ def _update(context: RunContext, workers: Workers) -> None:
             workers.updates_left = 0
             return
         expect_answer(buffer, "sample", batch, hasattr(batch, "__len__"), "a batch or None")
+        workers.lags.count(batch, learner.train_iter)
         learner.train(batch, workers.collector.envstep)
         workers.trained += rows_in(batch, buffer)
         if learner.priority_info:
@@ -258,6 +261,7 @@ def _status(context: RunContext, team: Team) -> RunStatus:
         buffer_capacity=sum(each.buffer.replay_buffer_size for each in members),
         samples=team.samples(),
         loss=members[0].learner.loss,
+        policy_lag=None if (lag := members[0].lags.lag) is None else lag._asdict(),
         **context.known(players if len(members) > 1 else {}),
     )
 
@@ -356,6 +360,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
         player_num=player_num,
+        lags=LagCounter(policy_cfg.learn.update_per_collect),
         observe=getattr(learn_mode, "observe", None) or (lambda samples: None),
         preloaded=preloaded,
     )

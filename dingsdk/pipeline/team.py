@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dingsdk.worker.policy_lag import LagCounter
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
 
@@ -28,6 +29,7 @@ class Workers:
     update_per_collect: int
     on_policy: bool
     player_num: int
+    lags: LagCounter
     observe: Callable[[Any], None]
     """Updates the statistics of the policy with collected samples, if it has any."""
     updates_left: int = 0
