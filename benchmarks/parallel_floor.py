@@ -9,14 +9,14 @@
 
 The jobs ``dqn``, ``sac`` and ``ppo`` are those of ``train.py``, and ``per`` is ``dqn`` with
 priorities; parallel runs of ``ppo`` train on rows that are at most one version old. A step of the
-env takes 2 ms of CPU time in the job ``busy``, and waits for 5 ms in ``waiting``; both train little.
-In the job ``actors``, on the env of ``busy``, serial mode trains PPO and the parallel runs train
-IMPALA of the plugin ``dingsdk-rl-zoo``, on unrolls of any age. The jobs ``impala`` and ``lander``
-do the same on CartPole and LunarLander. *fill* is the share of env steps that were trained on in an
-unroll; the goal is 0.99. *lag* is the mean lag in policy versions. ``:2`` is two collectors; one is
-the default, as the floor has one. The *floor* is a collector process and a learner process: the
-collector sends pieces of trajectories through a pipe, the learner puts them into a table of the
-same kind, trains as often as serial mode does, and sends its weights back every
+env takes 2 ms of CPU time in the job ``busy``, and waits for 5 ms in ``waiting``; both train
+little. In the job ``actors``, on the env of ``busy``, serial mode trains PPO and the parallel runs
+train IMPALA of the plugin ``dingsdk-rl-zoo``, on unrolls of any age. The jobs ``impala`` and
+``lander`` do the same on CartPole and LunarLander. *fill* is the share of env steps that were
+trained on in an unroll; the goal is 0.99. *lag* is the mean lag in policy versions. ``:2`` is two
+collectors; one is the default, as the floor has one. The *floor* is a collector process and a
+learner process: the collector sends pieces of trajectories through a pipe, the learner puts them
+into a table of the same kind, trains as often as serial mode does, and sends its weights back every
 ``system.learner.send_policy_freq`` updates, or after each training of ``ppo``. It has no leases, no
 journal, no acknowledgements, no evaluation and no hooks, and its messages are pickled. Nothing that
 does more can be much faster.

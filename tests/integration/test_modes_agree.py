@@ -54,7 +54,12 @@ POLICIES: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 }
 """By name, the config of a policy and its overrides."""
 OWN_BUFFERS = {"sequences": "sequence", "episodes": "episode", "unrolls": "queue"}
-STORAGES = ("{type: auto}", "{type: array, next_of: obs}", "{type: memmap}", "{type: object}")
+STORAGES = (
+    "{type: auto}",
+    "{type: array, next_of: obs}",
+    "{type: memmap, path: FOLDER/rows}",
+    "{type: object}",
+)
 LIMITERS = (
     "{}",
     "{type: min_size, min_size: 40}",
@@ -64,10 +69,11 @@ LIMITERS = (
 )
 
 
-def drawn(seed: int, is_shared: bool) -> tuple[Any, tuple[str, ...]]:
+def drawn(seed: int, folder: Path, is_shared: bool) -> tuple[Any, tuple[str, ...]]:
     """Draw a config whose settings may or may not fit each other, and its overrides.
 
     Args:
+        folder: Where rows on disk are.
         seed: Seed of all draws.
         is_shared: Whether its workers are processes, which cannot import what this test registers.
     """
@@ -78,10 +84,10 @@ def drawn(seed: int, is_shared: bool) -> tuple[Any, tuple[str, ...]]:
     own = OWN_BUFFERS.get(name, "advanced")
     found: dict[str, Any] = {
         "type": rng.choice(
-            [own] * 5 + ["naive", "elastic", "advanced", "sequence", "episode", "queue"]
+            [own] * 9 + ["naive", "elastic", "advanced", "sequence", "episode", "queue"]
         ),
-        "replay_buffer_size": rng.choice([16, 40, 500, 500, 8]),
-        "limiter": rng.choice((*LIMITERS[:1] * 3, *LIMITERS)),
+        "replay_buffer_size": rng.choice([500] * 6 + [120, 120, 40, 40, 16, 8]),
+        "limiter": rng.choice((*LIMITERS[:2] * 4, *LIMITERS)),
         "storage": rng.choice(STORAGES),
     }
     if name in ("lists", "episodes"):  # what array storage cannot hold is known at the first push
@@ -94,6 +100,7 @@ def drawn(seed: int, is_shared: bool) -> tuple[Any, tuple[str, ...]]:
         found |= rng.choice([{}, {"max_use": 1}, {"max_use": 3}, {"max_staleness": 5}])
     if name == "dqn":
         sets = (f"policy.nstep={rng.choice([1, 3])}", f"policy.priority={rng.random() < 0.4}")
+    found["storage"] = found["storage"].replace("FOLDER", str(folder))
     return config, (*SHORT, *sets, *(f"{BUFFER}.{key}={value}" for key, value in found.items()))
 
 
@@ -206,7 +213,7 @@ def test_drawn_config_means_the_same_in_both_modes(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = "shared_memory" if seed % 6 == 5 else "in_memory"
-    config, sets = drawn(seed, transport == "shared_memory")
+    config, sets = drawn(seed, tmp_path, transport == "shared_memory")
     serial = refusal(config, "serial", None, sets)
     parallel = refusal(config, "parallel", transport, sets)
     # Of what a limiter admits, each mode has its own numbers.

@@ -59,12 +59,25 @@ def test_collectors_end_at_the_limit_of_env_steps(tmp_path: Path, collectors: in
     assert 1000 <= result.env_steps < 1000 + collectors * env_num
 
 
+BUFFER = "policy.other.replay_buffer"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared_memory", "flask_fs"])
+@pytest.mark.parametrize(
+    ("example", "sets", "transport"),
+    [
+        ("cartpole-dqn", (), "shared_memory"),
+        ("cartpole-dqn", (), "flask_fs"),
+        ("cartpole-dqn", (f"{BUFFER}.type=advanced", "policy.priority=true"), "shared_memory"),
+        ("cartpole-r2d2", (), "shared_memory"),
+    ],
+    ids=["shared_memory", "flask_fs", "advanced", "sequence"],
+)
 def test_another_learner_gets_the_rows_of_one_that_was_killed(
-    tmp_path: Path, transport: str
+    tmp_path: Path, example: str, sets: tuple[str, ...], transport: str
 ) -> None:
-    with closing(ProcessCluster(tmp_path, transport=transport)) as cluster:
+    cluster = ProcessCluster(tmp_path, sets, transport, example=example)
+    with closing(cluster):
         cluster.expect_training()
         before = cluster.coordinator.status().samples
         os.kill(cluster.pid("learner-0"), signal.SIGKILL)
