@@ -84,7 +84,7 @@ def drawn(seed: int, folder: Path, is_shared: bool) -> tuple[Any, tuple[str, ...
     own = OWN_BUFFERS.get(name, "advanced")
     found: dict[str, Any] = {
         "type": rng.choice(
-            [own] * 9 + ["naive", "elastic", "advanced", "sequence", "episode", "queue"]
+            [own] * 18 + ["naive", "elastic", "advanced", "sequence", "episode", "queue"]
         ),
         "replay_buffer_size": rng.choice([500] * 6 + [120, 120, 40, 40, 16, 8]),
         "limiter": rng.choice((*LIMITERS[:2] * 4, *LIMITERS)),
@@ -95,7 +95,7 @@ def drawn(seed: int, folder: Path, is_shared: bool) -> tuple[Any, tuple[str, ...
     if found["type"] in ("naive", "advanced") and not is_shared and rng.random() < 0.3:
         found["remover"] = "{type: random}"
     if found["type"] == "sequence":
-        found["sequence_length"] = 6
+        found |= {"sequence_length": 6, "replay_buffer_size": 500}
     if found["type"] == "advanced":
         found |= rng.choice([{}, {"max_use": 1}, {"max_use": 3}, {"max_staleness": 5}])
     if name == "dqn":
