@@ -1,13 +1,13 @@
 """The cost of bounding the age of on-policy samples, compared with dropping old samples.
 
-    python benchmarks/policy_lag.py [--seconds 20] [--max-lag 2] [--repeats 3]
+    python benchmarks/policy_lag.py [--seconds 20] [--lags 1 4 null] [--repeats 3]
 
 Four collectors with one env each, whose steps take between 0.5 and 50 ms, feed a learner whose
 trainings take 40 ms, over in_memory with threads. ``admission`` is what dingsdk does
 (``policy.other.commander.max_policy_lag``). ``discarding`` exists only in this file: it never
-makes a collector wait, and before a training it drops rows that are too old. The script prints the
-share of the time in which the learner trains, the age of the oldest row trained on, and the number
-of dropped rows of finished trajectories.
+makes a collector wait, and before a training it drops rows that are too old; it needs a limit. The
+script prints the share of the time in which the learner trains, the mean and the largest age of the
+rows trained on, and the number of dropped rows of finished trajectories.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,8 @@ class DiscardingCoordinator(Coordinator):
         return DiscardingPayloads(int(policy["collect"]["n_sample"]), lag)
 
 
-def run(seconds: float, max_lag: int, coordinator: type[Coordinator]) -> dict[str, float]:
-    """Train for some seconds; return the learner's busy share, largest lag and dropped rows."""
+def run(seconds: float, max_lag: str, coordinator: type[Coordinator]) -> dict[str, float]:
+    """Train for some seconds; return the learner's busy share, the lag and the dropped rows."""
     _trainings.clear()
     _dropped.clear()
     sets = [
@@ -155,6 +156,7 @@ def run(seconds: float, max_lag: int, coordinator: type[Coordinator]) -> dict[st
         # Measure from the first training: workers take a while to start.
         "busy": sum(end - start for start, end in _trainings)
         / (_trainings[-1][1] - _trainings[0][0]),
+        "mean lag": result.policy_lag["mean"],
         "largest lag": result.policy_lag["largest"],
         "rows trained": result.env_steps - sum(_dropped),
         "rows dropped": sum(_dropped),
@@ -168,21 +170,25 @@ def main() -> None:
     """Run both variants in turns and print their medians."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="per run")
-    parser.add_argument("--max-lag", type=int, default=2)
+    parser.add_argument("--lags", nargs="+", default=["2"], help="of max_policy_lag, with null")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    arms = {"admission": Coordinator, "discarding": DiscardingCoordinator}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
+    arms = [("admission", lag, Coordinator) for lag in args.lags]
+    arms += [("discarding", lag, DiscardingCoordinator) for lag in args.lags if lag != "null"]
+    found: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for _ in range(args.repeats):
-        for name, coordinator in arms.items():
-            found[name].append(run(args.seconds, args.max_lag, coordinator))
-    for name, runs in found.items():
+        for name, lag, coordinator in arms:
+            found[name, lag].append(run(args.seconds, lag, coordinator))
+    for (name, lag), runs in found.items():
         medians = {key: statistics.median(each[key] for each in runs) for key in runs[0]}
         figures = ", ".join(f"{key} {value:.3g}" for key, value in medians.items())
-        sys.stdout.write(f"{name:11} {figures}\n")
-    pairs = zip(found["admission"], found["discarding"], strict=True)
-    ratio = statistics.median(ours["busy"] / theirs["busy"] for ours, theirs in pairs)
-    sys.stdout.write(f"busy, admission / discarding: {ratio:.2f}   goal >= 0.90\n")
+        sys.stdout.write(f"max_policy_lag {lag}, {name:11} {figures}\n")
+    for lag in args.lags:
+        pairs = zip(found["admission", lag], found["discarding", lag], strict=lag != "null")
+        if ratios := [ours["busy"] / theirs["busy"] for ours, theirs in pairs]:
+            ratio = statistics.median(ratios)
+            text = f"max_policy_lag {lag}: busy, admission / discarding: {ratio:.2f}"
+            sys.stdout.write(f"{text}   goal >= 0.90\n")
 
 
 if __name__ == "__main__":

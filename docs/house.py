@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "dingsdk"
 LAYERS = (
     ("errors",),
-    ("config", "data", "runtime"),
+    ("config", "runtime"),
+    ("data",),
     ("plugins",),
     ("envs", "policy", "worker"),
     ("pipeline",),

@@ -154,7 +154,7 @@ def _names(text: str | None) -> list[str] | None:
 
 
 class LivePage:
-    """Runs ``dingsdk watch`` for a run in another process, which ends with this one.
+    """Runs ``dingsdk watch`` in a second process, which ends when the training ends.
 
     Raises:
         UnknownPluginError: the plugin that provides the command is not installed.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dingsdk.data.sample_batch import SampleBatch
 
 COLLECTED = ("collect_iter", "seed", "env_id", "episode_return")
-"""Their names: version of the policy, seed of the level, id of the env, return of the episode."""
+"""Columns that collectors add: version of the policy, seed of the level, env id, episode return."""
 DISCOUNTED_RETURN = "discounted_return"
 """Column of ``R[t] = gamma * R[t - 1] + reward[t]``, which begins at 0 in each episode.
 
@@ -29,7 +29,7 @@ def with_collected(
 
     Args:
         samples: One sample for each step, or one for each piece, which gets the values of its
-            first step, or other samples. These get the lowest ``collect_iter`` of all steps, and
+            first step, or other samples. Samples of the last kind get the lowest ``collect_iter`` of all steps, and
             no other column. Columns that the samples have are kept.
         columns: Columns ``[n]`` of the steps, pieces laid end to end.
         ends: int64[k], exclusive end offset of each piece.

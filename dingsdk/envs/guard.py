@@ -269,8 +269,8 @@ class RawReturn(gym.Wrapper[Any, Any, Any, Any]):
 
     Attributes:
         total: Return of the episode so far; float64[players] for several players, None if a reward
-            was no finite number. If the env tells the return of the episode in
-            ``info["episode"]["r"]``, as ``RecordEpisodeStatistics`` does, it is that one.
+            was no finite number. If the env reports the return of the episode in
+            ``info["episode"]["r"]``, as ``RecordEpisodeStatistics`` does, the reported return.
     """
 
     total: Any

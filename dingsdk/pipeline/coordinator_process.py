@@ -46,7 +46,7 @@ class Report(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         address: The address that workers connect to.
-        evaluations: Those since the previous report; in the first one, all of the run.
+        evaluations: Evaluations since the previous report; in the first report, all of the run.
         is_ending: Whether the workers were told that the run is over; they end by themselves.
         reason: How the run ended, in the last report; None before.
     """

@@ -66,7 +66,7 @@ AHEAD_ROWS, AHEAD_UPDATES = 1024, 256
 CLOSE_S = (10.0, 8.0, 5.0)
 """How long tasks, then workers, then the transport may take to end."""
 INTERRUPTED_CLOSE_S = (2.5, 3.0, 0.5)
-"""The same after an interrupt by the user, who waits: 6 s together."""
+"""The same limits after Ctrl-C, when a user waits: 6 s in all."""
 
 
 def parallel_pipeline(context: RunContext) -> RunResult:

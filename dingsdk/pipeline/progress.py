@@ -19,7 +19,7 @@ TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 2.0
 """Interval at which a line is written if the output is not a terminal."""
 WINDOW_S = 10.0
-"""The rates are those of this time, the last of the run."""
+"""Rates are averages over the last so many seconds."""
 LEAST_S = 0.05
 """Shortest time between two snapshots from which a rate is computed."""
 

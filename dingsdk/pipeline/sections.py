@@ -79,8 +79,8 @@ class ReplaySection(Section, frozen=True, kw_only=True):
     """Section ``system.replay``: where the replay buffer of a parallel run is.
 
     Attributes:
-        type: ``learner``: the learner stores the rows, the coordinator their metadata. ``server``:
-            a replay server stores both.
+        type: ``learner``: the learner's process holds the buffer and its rows. ``server``: the
+            process of a replay server does.
         address: ``host:port`` of a replay server that several runs share. If empty, the run starts
             its own server, a worker of the role ``replay-server``.
         path: Folder of the shared server, which contains its secret. Not needed if an environment

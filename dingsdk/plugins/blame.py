@@ -34,7 +34,7 @@ def raised_in(error: BaseException) -> str:
 def part_of(error: BaseException) -> str:
     """Return the part in whose code an error was raised: ``"type 'x' of samplers, from <plugin>"``.
 
-    This is the part of the innermost frame that belongs to one, or that creates one. A transport is
+    The innermost frame that runs a part's code, or that creates a part, decides. A transport is
     never named, because it runs the jobs of all other parts. Returns ``""`` for errors of dingsdk
     itself, and for a DingError that dingsdk raised: its text says what is wrong, and may be about a
     part that has already returned.

@@ -21,7 +21,7 @@ def load_state(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
 
     Args:
         parts: Modules, optimizers and the like, by name.
-        state: Their states by the same names; ``model`` is required, others may be absent.
+        state: State of each part, by the part's name; ``model`` is required, others may be absent.
 
     Raises:
         SchemaMismatchError: something does not fit; nothing is changed.

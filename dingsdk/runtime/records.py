@@ -80,9 +80,9 @@ class RecordFiles:
     """Numbered files of records, to the newest of which records are appended. The caller locks.
 
     Args:
-        folder: Their folder.
+        folder: Folder of the files.
         prefix: What is before the number in the name of a file.
-        suffix: What is after it.
+        suffix: What is after the number.
         advice: What to do about a damaged file, for messages.
         fsync: Whether to sync each record to disk.
 

@@ -95,7 +95,7 @@ _READ_AT_IMPORT = (
 )
 """Prefixes of environment variables that imported libraries have read."""
 _server_environment: dict[str, str] | None = None
-"""These variables, as they were when the fork server was started; None without one."""
+"""Variables with these prefixes when the fork server started; None if there is no fork server."""
 
 
 def _read_at_import() -> dict[str, str]:

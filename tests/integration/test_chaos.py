@@ -42,6 +42,7 @@ def test_shared_memory_run_under_faults_loses_no_rows_and_leaves_no_files(tmp_pa
 
     assert arm.problems == []
     assert sum(count for kind, count in arm.faults.items() if kind.endswith("killed")) == 4
+    assert {"learner killed", "coordinator killed"} <= arm.faults.keys()
     assert arm.acknowledged_rows > 300
     assert not run_memory.folder_of(tmp_path / "disk" / "run").exists()
 

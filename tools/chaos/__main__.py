@@ -5,10 +5,11 @@
 
 There are two runs of the same length, one without and one with faults. Each has a coordinator, a
 learner and two collectors as processes, connected by ``flask_fs``, with envs of 5 ms per step.
-Faults come at random times: SIGKILL of a random process of the run, including the coordinator; a
-fifth as often SIGSTOP for some seconds; a twentieth as often a full disk for five seconds. The disk
-is a small tmpfs, which only root can mount; without root no disk is filled. Then the run is
-interrupted, and its result is compared with separate counts of acknowledged and trained samples.
+Faults come at random times: SIGKILL of the learner, of the coordinator, and then of random
+processes of the run; a fifth as often SIGSTOP for some seconds; a twentieth as often a full disk
+for five seconds. The disk is a small tmpfs, which only root can mount; without root no disk is
+filled. Then the run is interrupted, and its result is compared with separate counts of acknowledged
+and trained samples.
 
 Exits with 1 if an acknowledged sample is lost, a sample is trained on too often, a count does not
 add up, the run fails, or its env steps per second are less than half of those of the run without
@@ -220,6 +221,7 @@ class _Faults:
         self._arm = arm
         self._stopped: list[tuple[float, psutil.Process]] = []
         self._full_until = 0.0
+        self._to_kill = ["learner", "coordinator"]
 
     def disturb(self, seconds: float, kills: int, look: Look) -> None:
         """Cause the faults until the time is over or the run has ended."""
@@ -246,16 +248,25 @@ class _Faults:
         processes = _processes(self._process)
         if not processes:
             return
-        victim = self._rng.choice(self._candidates(processes))
         is_stop = kind == "stop"
+        victim = self._rng.choice(self._candidates(processes, [] if is_stop else self._to_kill))
         if not _send(victim, signal.SIGSTOP if is_stop else signal.SIGKILL):
             return
         self._arm.faults[f"{self._name(victim.pid)} {'stopped' if is_stop else 'killed'}"] += 1
         if is_stop:
             self._stopped.append((now + self._rng.uniform(0.5, LONGEST_STOP_S), victim))
 
-    def _candidates(self, processes: list[psutil.Process]) -> list[psutil.Process]:
-        """Return the coordinator with probability `COORDINATOR_SHARE`, else the others."""
+    def _candidates(
+        self, processes: list[psutil.Process], first: list[str]
+    ) -> list[psutil.Process]:
+        """Return the coordinator with probability `COORDINATOR_SHARE`, else the others.
+
+        A process with a name in ``first`` comes before all others, once.
+        """
+        for name in first:
+            if found := [each for each in processes if self._name(each.pid) == name]:
+                first.remove(name)
+                return found
         coordinators = [each for each in processes if self._name(each.pid) == "coordinator"]
         others = [each for each in processes if each not in coordinators]
         is_coordinators_turn = self._rng.random() < COORDINATOR_SHARE

@@ -225,7 +225,7 @@ class BattleRollout(DictRollout):
 
 
 def _return_of(info: Info, gained: float) -> float:
-    """Return the return of a player; a player that leaves early is not told it by the env."""
+    """Return the return of a player; the env reports none for a player that leaves early."""
     return return_of(info) if "eval_episode_return" in info else gained
 
 

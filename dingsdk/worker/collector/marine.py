@@ -96,7 +96,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         else:
             self._all_writers, self._games = before._all_writers, before._games
             if self._is_on_policy and before._paths[0] != home:
-                # Its older policy went on with its games in the meantime.
+                # The player's older policy continued these games during other tasks: drop the rows.
                 for writer in self._all_writers.get(home, ()):
                     writer.clear()
         if home not in self._all_writers:

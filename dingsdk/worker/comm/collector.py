@@ -269,7 +269,7 @@ class BaseCommCollector(CommWorker):
 
     @property
     def _is_starved(self) -> bool:
-        """Whether the collector waits for steps, and nothing that it was told ends the wait."""
+        """Whether the collector waits for env steps, and has received neither more steps nor an end."""
         return (
             self._starved_at is not None and not self._is_to_end and self._limit <= self._starved_at
         )

@@ -224,7 +224,7 @@ class BaseCommLearner(CommWorker):
     def _wait_for_checkpoint(self) -> None:
         """Wait, with the condition held, until the learner's iteration is that of its checkpoint.
 
-        The coordinator takes the first iteration that it is told for that of the checkpoint.
+        The coordinator assumes that the first iteration reported is the checkpoint's.
         """
         self.task_wait(lambda: self._state != "loads", math.inf)
 

@@ -499,7 +499,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
 
     @property
     def _policy(self) -> Any:
-        """Its player's policy."""
+        """Policy of the player that this commander trains."""
         return self._collector.policy[0]
 
     def join(self, first: BaseSerialCommander, player_id: str) -> None:

@@ -29,7 +29,7 @@ WAIT_S = 1.0
 LAST_ANSWERS = 3
 """Answers taken from a collector that is done but has not ended, before it is closed."""
 REFUSED_PAUSE_S = 0.05
-"""Pause before a buffer that refused to serve a batch is asked again."""
+"""Longest wait of a collector between two checks whether the journal has room again."""
 
 
 class LearnerRole(Role):

@@ -277,7 +277,7 @@ class LearnerAggregator(Closing):
         return self._call_each("set_attribute", [[key, each] for each in value])[0]
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Call a method on all ranks, and return the answer of this one."""
+        """Call a method on all ranks, and return this rank's answer."""
         return self._call_each(name, [list(args)] * (len(self._ranks) + 1))[0]
 
     def _call_each(self, name: str, args: Sequence[list[Any]]) -> list[Any]:

@@ -61,7 +61,7 @@ class WaitingDataStore(StepDataStore):
     """
 
     pauses_s: ClassVar[tuple[float, float]]
-    """Pause between two looks: the first one, and the longest one. They double in between."""
+    """First and longest pause between two looks; each pause is twice the one before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

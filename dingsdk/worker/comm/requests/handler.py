@@ -63,7 +63,7 @@ class Mailbox:
     def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
         """Remove the tasks up to ``ack``; wait for the next tasks and return them.
 
-        A request with a higher ``seq`` ends the wait: the worker no longer waits for this one.
+        A request with a higher ``seq`` ends the wait: the worker has given up the earlier request.
         """
         with self._condition:
             if seq <= self._turn:

@@ -239,7 +239,7 @@ class Layout:
         self._children = [(key, Layout(v)) for key, v in columns.items() if type(v) is dict]
         flat = [(key, array) for key, array in self._arrays if array.ndim == 1]
         deep = [(key, array) for key, array in self._arrays if array.ndim > 1]
-        # Batches and single rows are compared with these.
+        # Dtypes and shapes that new batches and rows must have.
         self._deep = [(key, array.dtype, array.shape) for key, array in deep]
         self._flat = [(key, array.dtype) for key, array in flat]
         self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
