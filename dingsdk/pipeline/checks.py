@@ -455,8 +455,6 @@ def _check_on_policy(run: _Run) -> str:
             "holds collectors back between two env steps, which a serial collector of type "
             f"{run.collector!r} cannot do; choose {own}"
         )
-    elif run.fact("policy", "piece", "steps") == "episode":
-        key, why = "type", f"{cuts} {run.policy['type']!r} trains on whole episodes; choose another"
     elif "episode_return" in run.collect["added_columns"]:
         key, why = "collect.added_columns", f"{cuts} episode_return needs whole episodes; remove it"
     elif run.policy["traj_len_inf"]:
@@ -557,6 +555,24 @@ def _check_unrolls(run: _Run) -> str:
     return why and f"policy.{key}: the unrolls of a policy of type {run.policy['type']!r} {why}"
 
 
+def _check_episodes(run: _Run) -> str:
+    """On-policy, a policy of whole episodes gets them although data of older policies is dropped."""
+    from dingsdk.policy.base import mixes_versions
+
+    gives_episodes = run.fact("policy.collect.collector", "gives_episodes", False)
+    if (
+        run.fact("policy", "piece", "steps") != "episode"
+        or gives_episodes
+        or mixes_versions(run.policy)
+    ):
+        return ""
+    return (
+        f"policy.type: a policy of type {run.policy['type']!r} makes its samples of whole episodes, "
+        "and on-policy training drops the steps of older versions; choose a collector of episodes "
+        "in serial mode, or set policy.other.commander.max_policy_lag to null"
+    )
+
+
 def _check_demonstrations(run: _Run) -> str:
     """The run can train on demonstrations: beside what it collects, or as rows of its buffer."""
     from dingsdk.worker.replay_buffer.table import Table
@@ -648,6 +664,7 @@ _ALWAYS = (
     _check_unused_buffer,
     _check_sequences,
     _check_unrolls,
+    _check_episodes,
     _check_demonstrations,
 )
 _IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference, _check_home)

@@ -303,6 +303,25 @@ def test_policy_of_episodes_gets_whole_episodes_in_both_modes(tmp_path: Path, mo
 
 
 @pytest.mark.usefixtures("_policy")
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_on_policy_episodes_of_several_versions_need_a_lag_without_limit(
+    tmp_path: Path, mode: Any
+) -> None:
+    EpisodePolicy.pieces = 0
+    config = run_cfg()
+    del config["env"]["env_id"]
+    config["policy"] |= {"type": "of_episodes", "on_policy": True}
+    transport = "in_memory" if mode == "parallel" else None
+    with pytest.raises(ConfigError, match="whole episodes") as caught:
+        train(config, mode, transport, env=Counting, output=tmp_path)
+    assert caught.value.path == "policy.type"
+    config["policy"]["other"] = {"commander": {"max_policy_lag": None}}
+    result = train(config, mode, transport, env=Counting, output=tmp_path)
+    assert (result.reason, result.train_iter) == ("limit", 12)
+    assert EpisodePolicy.pieces > 0
+
+
+@pytest.mark.usefixtures("_policy")
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -312,7 +331,6 @@ def test_policy_of_episodes_gets_whole_episodes_in_both_modes(tmp_path: Path, mo
         ("policy.other.replay_buffer.type=episode", "policy.other.replay_buffer.type"),
         ("policy.other.replay_buffer.type=sequence", "policy.other.replay_buffer.type"),
         ("policy.collect.parallel_collector.type=marine", "policy.collect"),
-        ("policy={type: of_episodes, on_policy: true}", "policy.type"),
     ],
 )
 def test_what_cannot_give_the_pieces_is_refused(tmp_path: Path, change: str, key: str) -> None:
