@@ -29,8 +29,8 @@ def with_collected(
 
     Args:
         samples: One sample for each step, or one for each piece, which gets the values of its
-            first step, or other samples. Samples of the last kind get the lowest ``collect_iter`` of all steps, and
-            no other column. Columns that the samples have are kept.
+            first step, or other samples. Samples of the last kind get the lowest ``collect_iter``
+            of all steps, and no other column. Columns that the samples have are kept.
         columns: Columns ``[n]`` of the steps, pieces laid end to end.
         ends: int64[k], exclusive end offset of each piece.
     """

@@ -556,7 +556,7 @@ def _check_unrolls(run: _Run) -> str:
 
 
 def _check_episodes(run: _Run) -> str:
-    """On-policy, a policy of whole episodes gets them although data of older policies is dropped."""
+    """On-policy, a policy of whole episodes gets them although older steps are dropped."""
     from dingsdk.policy.base import mixes_versions
 
     gives_episodes = run.fact("policy.collect.collector", "gives_episodes", False)
@@ -567,9 +567,9 @@ def _check_episodes(run: _Run) -> str:
     ):
         return ""
     return (
-        f"policy.type: a policy of type {run.policy['type']!r} makes its samples of whole episodes, "
-        "and on-policy training drops the steps of older versions; choose a collector of episodes "
-        "in serial mode, or set policy.other.commander.max_policy_lag to null"
+        f"policy.type: a policy of type {run.policy['type']!r} makes samples of whole episodes, and "
+        "on-policy training drops the steps of older versions; choose a collector of episodes in "
+        "serial mode, or set policy.other.commander.max_policy_lag to null"
     )
 
 
