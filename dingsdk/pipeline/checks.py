@@ -567,7 +567,7 @@ def _check_episodes(run: _Run) -> str:
     ):
         return ""
     return (
-        f"policy.type: a policy of type {run.policy['type']!r} makes samples of whole episodes, and "
+        f"policy.type: a policy of type {run.policy['type']!r} samples whole episodes, and "
         "on-policy training drops the steps of older versions; choose a collector of episodes in "
         "serial mode, or set policy.other.commander.max_policy_lag to null"
     )
