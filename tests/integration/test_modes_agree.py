@@ -53,7 +53,11 @@ POLICIES: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     ),
 }
 """By name, the config of a policy and its overrides."""
-OWN_BUFFERS = {"sequences": "sequence", "episodes": "episode", "unrolls": "queue"}
+OWN_BUFFERS = {
+    **{"sequences": "sequence", "episodes": "episode", "unrolls": "queue"},
+    "lists": "naive",  # whether a buffer keeps lists is known at the first push
+}
+KINDS = ["naive", "elastic", "sequence", "episode", "advanced", "queue"]
 STORAGES = (
     "{type: auto}",
     "{type: array, next_of: obs}",
@@ -69,11 +73,12 @@ LIMITERS = (
 )
 
 
-def drawn(seed: int, folder: Path, is_shared: bool) -> tuple[Any, tuple[str, ...]]:
+def drawn(seed: int, is_shared: bool) -> tuple[Any, tuple[str, ...]]:
     """Draw a config whose settings may or may not fit each other, and its overrides.
 
+    Rows on disk are in ``FOLDER``.
+
     Args:
-        folder: Where rows on disk are.
         seed: Seed of all draws.
         is_shared: Whether its workers are processes, which cannot import what this test registers.
     """
@@ -83,9 +88,7 @@ def drawn(seed: int, folder: Path, is_shared: bool) -> tuple[Any, tuple[str, ...
     config, sets = POLICIES[name]
     own = OWN_BUFFERS.get(name, "advanced")
     found: dict[str, Any] = {
-        "type": rng.choice(
-            [own] * 18 + ["naive", "elastic", "advanced", "sequence", "episode", "queue"]
-        ),
+        "type": rng.choice([own] * 18 + KINDS[: 4 if name == "lists" else 6]),
         "replay_buffer_size": rng.choice([500] * 6 + [120, 120, 40, 40, 16, 8]),
         "limiter": rng.choice((*LIMITERS[:2] * 4, *LIMITERS)),
         "storage": rng.choice(STORAGES),
@@ -100,8 +103,11 @@ def drawn(seed: int, folder: Path, is_shared: bool) -> tuple[Any, tuple[str, ...
         found |= rng.choice([{}, {"max_use": 1}, {"max_use": 3}, {"max_staleness": 5}])
     if name == "dqn":
         sets = (f"policy.nstep={rng.choice([1, 3])}", f"policy.priority={rng.random() < 0.4}")
-    found["storage"] = found["storage"].replace("FOLDER", str(folder))
     return config, (*SHORT, *sets, *(f"{BUFFER}.{key}={value}" for key, value in found.items()))
+
+
+def in_folder(folder: Path, sets: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(each.replace("FOLDER", str(folder)) for each in sets)
 
 
 def refusal(config: Any, mode: Any, transport: str | None, sets: tuple[str, ...]) -> str:
@@ -213,21 +219,23 @@ def test_drawn_config_means_the_same_in_both_modes(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = "shared_memory" if seed % 6 == 5 else "in_memory"
-    config, sets = drawn(seed, tmp_path, transport == "shared_memory")
+    config, sets = drawn(seed, transport == "shared_memory")
     serial = refusal(config, "serial", None, sets)
     parallel = refusal(config, "parallel", transport, sets)
     # Of what a limiter admits, each mode has its own numbers.
     if "a serial run" not in serial and "a parallel run" not in parallel:
         assert serial.replace("serial mode", "parallel mode") == parallel
     if not serial:
-        result = train(config, "serial", output=tmp_path / "serial", sets=sets)
+        own = in_folder(tmp_path / "serial", sets)
+        result = train(config, "serial", output=tmp_path / "serial", sets=own)
         counts = result.samples
         assert counts.acknowledged == counts.live + sum(counts.evicted.values())
         assert result.policy_lag is not None or result.train_iter == 0
     if parallel:
         return
+    own = in_folder(tmp_path / "parallel", sets)
     with watched(monkeypatch) as found:
-        result = train(config, "parallel", transport, output=tmp_path / "parallel", sets=sets)
+        result = train(config, "parallel", transport, output=tmp_path / "parallel", sets=own)
     counts = result.samples
     assert result.reason == "limit"
     assert result.env_steps >= 240
