@@ -188,7 +188,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
                 found.acknowledged.update(contents[name])
         evicted = {reason: Counter(each) for reason, each in found.left.items()}
         before = found.all_left()
-        close(self)  # the rows that are left are cleared
+        self.buffer.clear()
+        close(self)
         found.stored, found.left = found.all_left() - before, evicted
 
     with monkeypatch.context() as patch:
