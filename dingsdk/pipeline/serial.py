@@ -48,7 +48,6 @@ from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
-from dingsdk.worker.policy_lag import LagCounter
 from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_of
@@ -360,7 +359,6 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         update_per_collect=policy_cfg.learn.update_per_collect,
         on_policy=policy_cfg.on_policy,
         player_num=player_num,
-        lags=LagCounter(policy_cfg.learn.update_per_collect),
         observe=getattr(learn_mode, "observe", None) or (lambda samples: None),
         preloaded=preloaded,
     )

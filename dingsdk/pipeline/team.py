@@ -29,7 +29,6 @@ class Workers:
     update_per_collect: int
     on_policy: bool
     player_num: int
-    lags: LagCounter
     observe: Callable[[Any], None]
     """Updates the statistics of the policy with collected samples, if it has any."""
     updates_left: int = 0
@@ -42,6 +41,10 @@ class Workers:
     """Demonstrations that were pushed into the buffer before the first collect."""
     evicted_before: Counter[str] = field(default_factory=Counter)
     """In a resumed run, samples that left the buffer before the save, by reason."""
+    lags: LagCounter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lags = LagCounter(self.update_per_collect)
 
     def samples(self) -> SampleCounts:
         """Count the samples that were collected, trained on, stored and evicted."""
