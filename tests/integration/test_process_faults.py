@@ -41,6 +41,7 @@ SETS = (
     "system.transport.import_names=[crashing]",
     "system.transport.min_free_bytes=65536",
     "system.coordinator.orphan_grace_s=3",
+    "system.coordinator.max_attempts=10",  # one task of the learner lasts for all tests
 )
 
 
