@@ -21,12 +21,12 @@ into a table of the same kind, trains as often as serial mode does, and sends it
 journal, no acknowledgements, no evaluation and no hooks, and its messages are pickled. Nothing that
 does more can be much faster.
 
-For every contender time runs from the first env step to the last update, and CPU seconds are those
-of all its processes in that time, so imports and the last evaluation do not count. Contenders take
-turns, seed by seed. Ratios are medians over the seeds. *of ideal* compares env steps a second with
-those of envs that wait for nothing but their own steps. *bound* is what serial mode could gain at
-most if it collected and trained at the same time. *exchanges* are the tasks a second that workers
-answered to the coordinator; the goal is at most 100 on ``dqn``.
+For every contender time runs from the first env step that collects to the last update, and CPU
+seconds are those of all its processes in that time, so imports and evaluations do not count.
+Contenders take turns, seed by seed. Ratios are medians over the seeds. *of ideal* compares env
+steps a second with those of envs that wait for nothing but their own steps. *bound* is what serial
+mode could gain at most if it collected and trained at the same time. *exchanges* are the tasks a
+second that workers answered to the coordinator; the goal is at most 100 on ``dqn``.
 """
 
 from __future__ import annotations
@@ -108,12 +108,15 @@ def dingsdk_unconfigure() -> None:
 class FirstStep(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Marks the first step of an env that collects."""
 
-    is_marked = False
+    evaluating = 1
+    """Envs of this process that take a step before that: that of the first evaluation."""
+    has_stepped = False
 
     def step(self, action: Any) -> Any:
-        if not FirstStep.is_marked:
-            FirstStep.is_marked = True
-            if not (Path(os.environ[MARKS]) / "first").exists():
+        if not self.has_stepped:
+            self.has_stepped = True
+            FirstStep.evaluating -= 1
+            if FirstStep.evaluating < 0 and not (Path(os.environ[MARKS]) / "first").exists():
                 mark("first")
         return self.env.step(action)
 
@@ -237,6 +240,7 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
         config["env_manager"] = {"type": "in_process", "threads": job["env_num"]}
     if name == "ppo":
         config["policy"]["other"]["commander"] = {"max_policy_lag": 1}
+    config["env"] |= {"evaluator_env_num": 1, "n_evaluator_episode": 1}  # see FirstStep
     folder = Path(os.environ[MARKS]) / "run"
     if mode == "parallel":
         from dingsdk.plugins import default_manager
@@ -283,6 +287,7 @@ def collect(pipe: Any, cfg: Any, env: Any, stop_at: int) -> None:
     from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS
 
     torch.set_num_threads(1)
+    FirstStep.evaluating = 0
     policy = create_policy(cfg.policy, enable_field=["collect", "command"], seed=cfg.seed)
     manager = create_env_manager(cfg.env_manager, [env] * cfg.env.collector_env_num)
     manager.seed(cfg.seed)

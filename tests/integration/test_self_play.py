@@ -501,7 +501,7 @@ def test_killed_parallel_run_resumes_with_its_league(tmp_path: Any) -> None:
     run = killed_run(tmp_path, "--mode", "parallel", "--transport", "flask_fs")
 
     with recovered(run, tmp_path / "copy") as coordinator:
-        known = coordinator.state_dict()["scheduler"]["commander"]
+        known = coordinator.state_dict()["commander"]
         known = decode_json("commander", known, len(known))["league"]
     saved = saved_league(str(run / "league"))
     assert games_of(known) >= games_of(saved)

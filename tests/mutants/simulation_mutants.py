@@ -463,8 +463,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a collector continues with an old policy",
             "dingsdk.worker.collector.zergling:ZerglingParallelCollector._is_admitted",
-            "return self._policy_iter < policy_iter",
-            "return False",
+            "and self._policy_iter < policy_iter",
+            "and False",
         ),
     ],
     "A worker of on-policy training is lost": [

@@ -71,7 +71,7 @@ class SimulatedCollector(_Simulated, BaseCommCollector):
 class _Collecting:
     """Takes the place of the parallel collector in a worker."""
 
-    _admitted_steps = 0
+    _step_limit = 0.0
     _mixes_versions = False
 
     def __init__(self, worker: SimulatedCollector) -> None:
@@ -82,7 +82,7 @@ class _Collecting:
         self._pending: list[int] = []
         self.send_metadata = worker.send_metadata
         self.get_policy_update_info = worker.get_policy_update_info
-        self.await_admission = worker.await_admission
+        self.await_steps = worker.await_steps
 
     @property
     def _is_closed(self) -> bool:
@@ -156,7 +156,7 @@ class _Collecting:
 class SimulatedLearner(_Simulated, BaseCommLearner):
     """Trains on one batch per second."""
 
-    exchange_s = 1.0
+    exchange_s = training_s = 1.0
     home_number = 0
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:

@@ -34,10 +34,10 @@ class BaseParallelCollector(Configurable, ABC):
 
     The owner sets these functions as attributes before ``start()``: ``send_metadata(meta)`` and
     ``send_stepdata(data_id, batch)``, which may block; ``get_policy_update_info(path)``, which must
-    not block; ``await_admission(env_steps)``, which an on-policy collector calls when it has
-    taken all admitted steps; ``await_steps(env_steps)``, which the others call then;
-    ``yield_turn()``, called once per round; and ``clock()``, which
-    returns seconds and measures the time between two policy updates.
+    not block; ``await_steps(env_steps)``, called when all env steps are taken that the task may
+    take, which returns the next limit and, on-policy, the train iteration of the policy to take
+    them with; ``yield_turn()``, called once per round; and ``clock()``, which returns seconds and
+    measures the time between two policy updates.
 
     ``start`` runs in one thread; ``close`` and ``get_finish_info`` may be called from any thread.
     Unlike in DI-engine, ``close`` only sets a flag, and there are no helper threads. ``start``
@@ -84,8 +84,7 @@ class BaseParallelCollector(Configurable, ABC):
         self.send_metadata: Callable[[dict[str, Any]], None] = _not_attached
         self.send_stepdata: Callable[[str, SampleBatch], None] = _not_attached
         self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
-        self.await_admission: Callable[[int], tuple[int, int] | None] = _not_attached
-        self.await_steps: Callable[[int], float] = lambda taken: math.inf
+        self.await_steps: Callable[[int], tuple[float, int]] = lambda taken: (math.inf, 0)
         self.yield_turn: Callable[[], None] = lambda: None  # nothing else runs on this thread
         self.collect_setting: Mapping[str, Any] = {}
         """Keyword arguments of the collect policy; replaced while the task runs."""

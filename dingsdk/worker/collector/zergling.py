@@ -41,6 +41,8 @@ from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 
 MAX_RETURNS_KEPT = 10_000
 """Most episode returns that are kept, because a task without an end must not grow."""
+PROGRESS_S = 0.05
+"""Least time between two reports of progress at the ends of episodes, as each is a message."""
 
 
 class ZerglingParallelCollector(BaseParallelCollector):
@@ -81,7 +83,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
     counts_one_of: ClassVar[tuple[str, ...]] = ("n_sample", "n_episode")
     """Keys of ``policy.collect``; a run must set one of them."""
     _section: Config
-    _admitted_steps = 0
     _policy_iter = 0
     """Train iteration of the current policy."""
     _mixes_versions = False
@@ -101,7 +102,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         paths, are_updated = cfg["policy_update_path"], cfg.get("policy_update_flag", [True])
         self._paths: list[str] = [paths] if isinstance(paths, str) else list(paths)
         self._are_updated: list[bool] = list(are_updated)
-        self._last_update = -math.inf
+        self._last_update = self._last_progress = -math.inf
         self._returns: deque[float] = deque(maxlen=MAX_RETURNS_KEPT)
         self._lengths: deque[int] = deque(maxlen=MAX_RETURNS_KEPT)
         self._numbers: deque[Mapping[str, float]] = deque(maxlen=MAX_RETURNS_KEPT)
@@ -295,7 +296,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
             self._note_episodes(episodes)
         if not self._has_tidied:
             self._send_full()
-        if episodes:
+        if episodes and (self._is_done() or self.clock() - self._last_progress >= PROGRESS_S):
+            self._last_progress = self.clock()
             self.send_metadata(self._progress())
 
     def _send_full(self) -> None:
@@ -326,7 +328,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
         steps = self._rollout.env_steps
         if self._is_on_policy:
             return self._is_admitted(self._paths[0], steps)
-        return self._eval_flag or steps < self._step_limit or self._may_take_more(steps)
+        if self._eval_flag or steps < self._step_limit:
+            return True
+        if steps:
+            self.send_metadata(self._progress())
+        self._step_limit, _ = self.await_steps(steps)
+        return steps < self._step_limit
 
     def _is_admitted(self, path: str, steps: int) -> bool:
         """Wait until the next round may be taken; return False if the task is over.
@@ -336,7 +343,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             steps: Env steps that the task has taken.
         """
         update = self.get_policy_update_info(path)
-        is_admitted = steps < self._admitted_steps
+        is_admitted = steps < self._step_limit
         if is_admitted and (update is None or self._mixes_versions):
             if update is not None:
                 self._load(path, update)
@@ -351,22 +358,12 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
         def lacks_policy() -> bool:
             # Asked each time, because both values may decrease when the learner restarts.
-            admission = self.await_admission(steps)
-            if admission is None:
-                return False
-            self._admitted_steps, policy_iter = admission
-            return self._policy_iter < policy_iter
+            self._step_limit, policy_iter = self.await_steps(steps)
+            return steps < self._step_limit and self._policy_iter < policy_iter
 
         while not self._is_closed and lacks_policy():
             self._update_one(path, lacks_policy)
-        return not self._is_closed and steps < self._admitted_steps
-
-    def _may_take_more(self, steps: int) -> bool:
-        """Wait until the task may take more than ``steps`` env steps; False: it is over."""
-        if steps:
-            self.send_metadata(self._progress())
-        self._step_limit = self.await_steps(steps)
-        return steps < self._step_limit
+        return not self._is_closed and steps < self._step_limit
 
     def _send_all(self) -> None:
         """Cut all trajectories now, and send the collected samples."""

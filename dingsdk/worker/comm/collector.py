@@ -84,9 +84,9 @@ class BaseCommCollector(CommWorker):
         """Samples for the replay server that are not announced yet."""
         self._held_up_by = ""
         self._is_run_held_up = False
-        self._admission = (0, 0)
-        self._step_limit: float | None = None
-        """Env steps that the task may take in total; None for no limit."""
+        self._limits = (math.inf, 0)
+        """Env steps that the task may take in total, and the train iteration of the policy to take
+        them with (on-policy)."""
         self._is_to_end = False
         self._starved_at: int | None = None
         """Env steps that it has taken while it waits for a higher limit; None: it does not wait."""
@@ -120,7 +120,7 @@ class BaseCommCollector(CommWorker):
         """Build the task's collector and run it; raises as ``building``."""
         with self.building(task_info):
             self._begin()
-            self._step_limit = task_info.get("step_limit")
+            self._limit_steps(task_info)
             self._collector = made = self._create_collector(task_info)
         self.start_job(made.start, made.close, f"{self.collector_uid}-collector")
         return {"message": "collector task has started"}
@@ -137,16 +137,19 @@ class BaseCommCollector(CommWorker):
             self._sent_reports = []
             # Not yet, if the new coordinator may not know all payloads of these steps.
             delivered = {} if self._reports else self._delivered
-        limits = {"admitted_steps": self._admission[0], "step_limit": self._step_limit}
-        return {**limits, **delivered, **self.task_ids()}
+        steps = self._limits[0]
+        limit = {"step_limit": None if steps == math.inf else steps}
+        return {**limit, **delivered, **self.task_ids()}
+
+    def _limit_steps(self, told: Mapping[str, Any]) -> None:
+        limit = told.get("step_limit")
+        self._limits = (math.inf if limit is None else limit, int(told.get("policy_iter", 0)))
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         self._is_run_held_up = bool(task.get("is_held_up"))
         with self.condition:
-            self._step_limit = task.get("step_limit")
+            self._limit_steps(task)
             self._is_to_end |= bool(task.get("ends_now"))
-            if "admitted_steps" in task:
-                self._admission = (int(task["admitted_steps"]), int(task["policy_iter"]))
             self.condition.notify_all()
         if "collect_setting" in task and self._collector is not None:
             self._collector.collect_setting = task["collect_setting"]
@@ -162,7 +165,7 @@ class BaseCommCollector(CommWorker):
         """
         with self.condition:
             self.task_wait(lambda: bool(self._reports) or self._is_starved, ANSWER_WITHIN_S)
-            is_starved = self._is_starved
+            starved_at = self._starved_at if self._is_starved else None
             reports = self._sent_reports = list(self._reports)
             self._reports.clear()
             self.condition.notify_all()
@@ -181,7 +184,7 @@ class BaseCommCollector(CommWorker):
                 # so wait before the next one.
                 self.task_wait(lambda: False, ANSWER_WITHIN_S, outlasts_job=True)
         found = {"reports": reports, "has_ended": has_ended, "held_up_by": held_up_by}
-        return {**found, "is_starved": is_starved, **self.task_ids()}
+        return {**found, "starved_at": starved_at, **self.task_ids()}
 
     def deal_with_collector_close(self) -> Mapping[str, Any]:
         """Stop the collector; return its finish info.
@@ -215,7 +218,6 @@ class BaseCommCollector(CommWorker):
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
-        collector.await_admission = self.await_admission
         collector.await_steps = self.await_steps
         collector.yield_turn = self.yield_turn
         collector.clock = self.scheduler.clock
@@ -239,40 +241,25 @@ class BaseCommCollector(CommWorker):
             self._policy_model = model
         return {"model": model, "iter": version}
 
-    def await_admission(self, taken: int) -> tuple[int, int] | None:
-        """Wait until more than ``taken`` env steps are admitted.
-
-        Returns:
-            (env steps admitted in total, train iteration of the policy to take them with); None
-            if the task is over.
-        """
-        with self.condition:
-            is_admitted = self.job_wait(lambda: self._admission[0] > taken)
-            return self._admission if is_admitted else None
-
-    def await_steps(self, taken: int) -> float:
+    def await_steps(self, taken: int) -> tuple[float, int]:
         """Wait until the task may take more than ``taken`` env steps.
 
         Returns:
-            How many it may take in total; at most ``taken`` if the task is over.
+            How many it may take in total, at most ``taken`` if the task is over; and the train
+            iteration of the policy to take them with, if the policy is on-policy.
         """
         with self.condition:
             self._starved_at = taken
             self.condition.notify_all()
             self.job_wait(lambda: not self._is_starved)
             self._starved_at = None
-            return self._limit
-
-    @property
-    def _limit(self) -> float:
-        return math.inf if self._step_limit is None else self._step_limit
+            return self._limits if not self.is_stopping else (taken, 0)
 
     @property
     def _is_starved(self) -> bool:
-        """Whether the collector waits for env steps, and has received neither more steps nor an end."""
-        return (
-            self._starved_at is not None and not self._is_to_end and self._limit <= self._starved_at
-        )
+        """Whether the collector waits for env steps, and was told neither more steps nor an end."""
+        at = self._starved_at
+        return at is not None and not self._is_to_end and self._limits[0] <= at
 
     def _payload_id(self, path: str) -> str:
         prefix = self._task_info.get("payload_prefix")

@@ -97,6 +97,8 @@ class BaseCommLearner(CommWorker):
     """The other processes, if they were started elsewhere (by torchrun or by hand)."""
     exchange_s = 0.025
     """How long the learner trains between two exchanges with the coordinator, if it has data."""
+    training_s = 0.1
+    """The same for an on-policy learner: during a training there is nothing to announce."""
     replay: ReplayClient | None = None
     """Replay server to sample rows from, used instead of the step data store; None for no
     server."""
@@ -183,7 +185,8 @@ class BaseCommLearner(CommWorker):
                 self._state = "trains" if self._state == "waits" else self._state
                 self.condition.notify_all()
             self._wait_for_checkpoint()
-            self.task_wait(lambda: self._is_idle, self.exchange_s)
+            pause_s = self.training_s if self._is_on_policy else self.exchange_s
+            self.task_wait(lambda: self._is_idle, pause_s)
         self.raise_job_error()
         info = self._info(int(data["confirmed"]))
         return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}

@@ -119,11 +119,6 @@ class Admission:
             ):
                 grant.policy_iter, grant.is_dropped = policy_iter, False
 
-    def has_outstanding(self, task_id: str) -> bool:
-        """Whether this collector has steps left to take or to report."""
-        grant = self._grants.get(task_id)
-        return grant is not None and grant.outstanding > 0
-
     @property
     def is_any_outstanding(self) -> bool:
         """Whether any collector has steps left to take or to report."""

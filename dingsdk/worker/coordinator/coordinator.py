@@ -41,7 +41,6 @@ from dingsdk.worker.coordinator.live_payloads import (
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.role import Role, create_roles
-from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
@@ -161,12 +160,13 @@ class Coordinator(Configurable):
         commander.begins_at = begins_at
         self._policy_num = type(commander).policy_num(cfg)
         first_env_steps = begins_at.env_steps * self._policy_num
-        self._state = SchedulerState(self.roles, commander, self.cfg, clock, first_env_steps)
-        self._record = RunRecord(self._state, self._new_payloads, clock)
+        self._state = SchedulerState(
+            self.roles, commander, self.cfg, clock, self._new_payloads, first_env_steps
+        )
         self._keeper: Keeper | None = None
         if journal is not None:
             hold_up = functools.partial(self._state.outage.note, "journal")
-            self._keeper = Keeper(journal, self._record.state_dict, hold_up, clock)
+            self._keeper = Keeper(journal, self._state.state_dict, hold_up, clock)
             self._state.note = self._note_task
         self._rejoin_s = rejoin_s
         self._orphans_until = -math.inf
@@ -319,8 +319,8 @@ class Coordinator(Configurable):
             now = self._state
             return CoordinatorStatus(
                 env_steps=now.env_steps,
-                train_iter=self._record.train_iter,
-                is_train_iter_known=self._record.is_train_iter_known,
+                train_iter=self._state.train_iter,
+                is_train_iter_known=self._state.is_train_iter_known,
                 buffer_count=sum(each.count() for each in now.buffers.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
@@ -328,7 +328,7 @@ class Coordinator(Configurable):
                 samples=now.samples(),
                 held_up_by=self._state.outage.text,
                 paces=now.pace.paces(),
-                policy_lag=self._record.policy_lag,
+                policy_lag=self._state.policy_lag,
                 leases=tuple(now.pool.leases()),
                 loss=self._loss,
                 players=now.commander.players(),
@@ -357,7 +357,7 @@ class Coordinator(Configurable):
     def state_dict(self) -> dict[str, Any]:
         """Return tasks, live payloads, commander and counters as plain data."""
         with self.condition:
-            return self._record.state_dict()
+            return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of ``state_dict``; call before ``start``.
@@ -366,22 +366,22 @@ class Coordinator(Configurable):
             CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
         """
         with self.condition:
-            self._record.load_state_dict(state)
+            self._state.load_state_dict(state)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the first collector got its task, with earlier coordinators; 0 before."""
-        return self._record.elapsed_s
+        return self._state.elapsed_s
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
         """All evaluations passed to ``note_evaluation``, also to earlier coordinators."""
-        return self._record.evaluations
+        return self._state.evaluations
 
     def note_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Store an evaluation (plain data), also for a coordinator that resumes this run."""
         with self.condition:
-            self._record.evaluations.append(evaluation)
+            self._state.evaluations.append(evaluation)
             self._note(EvaluationRecorded(dict(evaluation)))
 
     def _note(self, fact: Fact) -> None:
@@ -402,7 +402,7 @@ class Coordinator(Configurable):
         """Restore the run from the journal."""
         recovered = keeper.journal.open()
         with self.condition:
-            garbage = self._record.recover(recovered)
+            garbage = self._state.recover(recovered)
             self._state.change_limit(self._cfg["policy"]["learn"]["learner"])
             for state in self._state.orphans:
                 payloads = self.payloads_of(state)
@@ -480,7 +480,7 @@ class Coordinator(Configurable):
     def open_buffer(self, state: TaskState) -> None:
         """Create the replay buffer that a learner task names, if it does not exist."""
         with self.condition:
-            if self._record.open_buffer(state):
+            if self._state.open_buffer(state):
                 self._note(BufferOpened(state.task_id))
 
     def _new_payloads(self, state: TaskState) -> LivePayloads:
@@ -526,7 +526,7 @@ class Coordinator(Configurable):
         """Record that a collector steps its envs; the first call starts the clock of the run."""
         with self.condition:
             first, self._on_collecting = self._on_collecting, None
-            self._record.begin_collecting()
+            self._state.begin_collecting()
         if first is not None:
             first()
 
@@ -591,16 +591,22 @@ class Coordinator(Configurable):
             return True
         return self._state.commander.wants_end_of(state.task_id)
 
-    def step_limit(self, state: TaskState) -> int | None:
-        """Return how many env steps a task may take in total, None for no limit.
+    def limits_of(self, state: TaskState) -> dict[str, int | None]:
+        """Return ``step_limit``: how many env steps a task may take in total, None for no limit.
 
-        Call with the condition held.
+        On-policy, the result also has ``policy_iter``: the train iteration of the policy that a
+        collector must have before it takes them. Call with the condition held.
         """
         payloads = self.payloads_of(state)
-        is_admitted = payloads is not None and payloads.admission is not None
-        if self._max_env_steps is None or state.is_evaluation or is_admitted:
-            return None
-        return self._state.grant_steps(state, self._max_env_steps)
+        if state.is_evaluation:
+            return {"step_limit": None}
+        if isinstance(payloads, OnPolicyPayloads):
+            return {**payloads.admit(state.task_id)}
+        if self._cfg["policy"].get("on_policy"):
+            return {"step_limit": 0}  # its buffer is closed
+        if self._max_env_steps is None:
+            return {"step_limit": None}
+        return {"step_limit": self._state.grant_steps(state, self._max_env_steps)}
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
         """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
@@ -703,7 +709,10 @@ class Coordinator(Configurable):
             payloads = self._state.buffers.get(buffer_id)
             if payloads is None or self._is_behind:
                 return None
-            return payloads.take_news(batch_size) or None
+            news = payloads.take_news(batch_size)
+            if news and payloads.admission is not None:
+                self.condition.notify_all()  # collectors may collect for the next training
+            return news or None
 
     def deal_with_learner_send_info(
         self, task_id: str, buffer_id: str, info: Mapping[str, Any]
@@ -720,7 +729,7 @@ class Coordinator(Configurable):
             if payloads is None:
                 return
             train_iter = int(info["learner_step"])
-            self._record.note_iteration(task_id, train_iter)
+            self._state.note_iteration(task_id, train_iter)
             self._state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
             payloads.settle(info)
@@ -731,7 +740,7 @@ class Coordinator(Configurable):
                 if self._keeper is None or payloads.admission is not None or not has_time:
                     self._record_reports(state)
             garbage = self._take_garbage(payloads)
-            self._record.note_policy_lag()
+            self._state.note_policy_lag()
             self.condition.notify_all()
             progress = {name: info[name] for name in info if name not in _OF_HOME}
             self._state.commander.update_learner_info(task_id, progress)
@@ -826,11 +835,10 @@ class Coordinator(Configurable):
             state = self._learner(task_id)
             self._record_reports(state)
             self._state.finish_learner(state, finished)
-            self._record.end_learner(state.task_id)
-            self._record.learner_tasks += has_trained_out
-            if self._record.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
+            self._state.learner_tasks += has_trained_out
+            if self._state.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
                 self.system_shutdown_flag = True
-            self._note_task(BufferClosed(state.buffer_id, self._record.learner_tasks))
+            self._note_task(BufferClosed(state.buffer_id, self._state.learner_tasks))
 
     def commander_statistics(self) -> dict[str, float]:
         """Return the values that the commander plots as curves."""

@@ -37,7 +37,7 @@ from dingsdk.errors import (
 from dingsdk.runtime.files import Folder
 from dingsdk.runtime.records import RecordFiles, damaged_at
 
-VERSION = 6
+VERSION = 7
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0

@@ -81,14 +81,10 @@ class OnPolicyPayloads(LivePayloads):
         return self.is_training or self.admission.may_train(self.waiting)
 
     def admit(self, task_id: str) -> dict[str, int]:
-        """Return the limits to send to a collector.
-
-        ``admitted_steps`` is how many env steps it may take in total. ``policy_iter`` is the train
-        iteration of the policy that it must have before it takes them.
-        """
+        """Return the limits to send to a collector, as ``Coordinator.limits_of``."""
         admission = self.admission
         steps = admission.admit(task_id, self.waiting, is_training=self.is_training)
-        return {"admitted_steps": steps, "policy_iter": admission.newest_iter}
+        return {"step_limit": steps, "policy_iter": admission.newest_iter}
 
     def take_news(self, limit: int = MOST_ANNOUNCED) -> list[dict[str, Any]]:
         """Return all announcements of a training that begins now, else an empty list."""

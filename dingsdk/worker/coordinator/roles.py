@@ -13,7 +13,6 @@ from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, PAYLOAD_ROWS, LivePayloads
-from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.role import Role, extra_roles
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
@@ -154,10 +153,13 @@ class CollectorRole(Role):
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, process its reports until it is done, then close it."""
         with coordinator.condition:
-            if coordinator.payloads_of(state) is not None and not state.is_evaluation:
+            payloads = coordinator.payloads_of(state)
+            if payloads is not None and not state.is_evaluation:
                 task = {**task, "payload_rows": PAYLOAD_ROWS}
-            if (limit := coordinator.step_limit(state)) is not None:
-                task = {**task, "step_limit": limit}
+            if payloads is None or payloads.admission is None or state.is_evaluation:
+                task = {**task, **coordinator.limits_of(state)}
+            else:
+                task = {**task, "step_limit": 0}  # others would wait while it builds its envs
         start = {"name": "collector_start_task", "task_info": task}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)
@@ -173,25 +175,25 @@ class CollectorRole(Role):
             payloads = coordinator.payloads_of(state)
             admission = None if payloads is None else payloads.admission
             if admission is not None and not state.is_evaluation:
-                names = ("admitted_steps", "delivered_steps", "policy_iter")
-                admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
+                used, policy_iter = answer.get("delivered_steps", 0), answer.get("policy_iter", 0)
+                admission.rejoin(state.task_id, int(state.step_limit), int(used), int(policy_iter))
         self._collect(coordinator, state)
 
     def _collect(self, coordinator: Coordinator, state: TaskState) -> None:
         coordinator.deal_with_collecting()
-        is_done = is_starved = False
+        is_done, starved_at = False, None
         answers_left = LAST_ANSWERS
         while answers_left and not coordinator.must_end(state):
             demand: dict[str, Any] = {"name": "collector_data_task"}
             demand["is_held_up"] = bool(coordinator.held_up_by)
             with coordinator.condition:
-                demand |= _limits(coordinator, state, is_starved)
+                demand |= _limits(coordinator, state, starved_at)
                 if coordinator.wants_end_of(state):
                     demand["ends_now"] = True
                 demand |= coordinator.new_collect_setting(state)
             answer = coordinator.ask(state, demand)
             coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))
-            reports, is_starved = answer["reports"], bool(answer.get("is_starved"))
+            reports, starved_at = answer["reports"], answer.get("starved_at")
             state.waiting = {str(r["data_id"]): int(r["rows"]) for r in reports if "data_id" in r}
             for report in reports:
                 if "data_id" in report:
@@ -225,22 +227,22 @@ def _comm_section(role: Role) -> dict[str, Any]:
     return section
 
 
-def _limits(coordinator: Coordinator, state: TaskState, is_starved: bool) -> dict[str, Any]:
-    """Return how many env steps a collector may take; wait while it could take none.
+def _limits(
+    coordinator: Coordinator, state: TaskState, starved_at: int | None
+) -> dict[str, int | None]:
+    """Return ``Coordinator.limits_of``; wait while a collector can take no env step.
 
-    ``is_starved`` says that it has taken all steps of its last limit. The condition is held.
+    Args:
+        starved_at: Env steps that it has taken if it waits for a higher limit; None if it does not.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, int | None] = {}
 
     def can_go_on() -> bool:
-        payloads = coordinator.payloads_of(state)
-        if state.is_evaluation or not isinstance(payloads, OnPolicyPayloads):
-            limit = found["step_limit"] = coordinator.step_limit(state)
-            if not is_starved or limit is None or limit > state.env_steps:
-                return True
-            return coordinator.must_end(state) or coordinator.wants_end_of(state)
-        found.update(payloads.admit(state.task_id), step_limit=None)
-        return payloads.admission.has_outstanding(state.task_id) or coordinator.must_end(state)
+        found.update(coordinator.limits_of(state))
+        limit = found["step_limit"]
+        if starved_at is None or limit is None or limit > starved_at:
+            return True
+        return coordinator.must_end(state) or coordinator.wants_end_of(state)
 
     coordinator.condition.wait_for(can_go_on, WAIT_S)
     return found

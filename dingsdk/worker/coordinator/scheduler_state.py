@@ -1,6 +1,7 @@
-"""The scheduler's state: workers, their leases, tasks, and the payloads of buffers.
+"""The state of a run: workers, their leases, tasks, the payloads of buffers, and counters.
 
-It holds state only and never waits: the coordinator calls it with its condition held.
+It holds state only and never waits: the coordinator calls it with its condition held. It can be
+restored from the journal.
 """
 
 from __future__ import annotations
@@ -16,20 +17,41 @@ import msgspec
 
 from dingsdk.data.container import decode_json, encode_json
 from dingsdk.errors import (
+    CheckpointCorruptError,
+    ConflictError,
     DingError,
     PoisonTaskError,
+    ProtocolError,
+    SchemaMismatchError,
     StorageFullError,
     TaskTimeoutError,
     WorkerLostError,
 )
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
-from dingsdk.worker.coordinator.journal import Assigned, Fact, Queued, TaskEnded, TaskRecord
+from dingsdk.worker.coordinator.journal import (
+    Assigned,
+    BufferClosed,
+    BufferOpened,
+    EvaluationRecorded,
+    Fact,
+    Progressed,
+    Pushed,
+    Queued,
+    Recovered,
+    Restarted,
+    Settled,
+    TaskEnded,
+    TaskRecord,
+    TrainingBegan,
+)
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
@@ -202,7 +224,18 @@ class QuietWatch:
 
 
 class SchedulerState:
-    """The tasks of a run (queued or running), its workers, and the payloads of buffers."""
+    """The tasks of a run (queued or running), its workers, buffers and counters. The caller locks.
+
+    Args:
+        new_payloads: Returns the empty payloads of the buffer of a learner's task.
+        first_env_steps: Env steps that were collected before the run.
+
+    Attributes:
+        learner_tasks: How many learner tasks have finished their training.
+        unheard: Learner tasks that have not reported their iteration since the journal was read:
+            a learner that was killed goes back to its checkpoint.
+        policy_lag: How old trained rows were; None if it is not measured.
+    """
 
     def __init__(
         self,
@@ -210,6 +243,7 @@ class SchedulerState:
         commander: BaseParallelCommander,
         cfg: CoordinatorSection,
         clock: Callable[[], float],
+        new_payloads: Callable[[TaskState], LivePayloads],
         first_env_steps: int = 0,
     ) -> None:
         self.commander = commander
@@ -223,6 +257,7 @@ class SchedulerState:
         self._queues: dict[str, deque[TaskState]] = {name: deque() for name in roles}
         self._cfg = cfg
         self._clock = clock
+        self._new_payloads = new_payloads
         self._ended_env_steps = first_env_steps
         self.episodes = 0
         """Complete episodes of collector tasks that have ended."""
@@ -233,6 +268,57 @@ class SchedulerState:
         """Called with each fact about tasks, once it is true."""
         self._given_up: Counter[str] = Counter()
         """By kind: number of tasks given up since a task of the kind last finished."""
+        self._collecting_since: float | None = None
+        self._iterations: dict[str, int] = {}  # of learner tasks that are out, or were given up
+        self._ended_iter = 0
+        self.learner_tasks = 0
+        self.unheard: set[str] = set()
+        self.policy_lag: PolicyLag | None = None
+        self.evaluations: list[Mapping[str, Any]] = []
+
+    @property
+    def train_iter(self) -> int:
+        """The learner's newest iteration; with several learners, the lowest of them."""
+        out = (n for task_id, n in self._iterations.items() if self.has_task(task_id))
+        return min(out, default=max(self._ended_iter, *self._iterations.values(), 0))
+
+    def note_iteration(self, task_id: str, train_iter: int) -> None:
+        """Store the iteration of a learner task."""
+        self._iterations[task_id] = train_iter
+        self.unheard.discard(task_id)
+
+    @property
+    def is_train_iter_known(self) -> bool:
+        """Whether all learners with unfinished tasks have reported their iteration."""
+        return not any(map(self.has_task, self.unheard))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first collector got its task, with earlier coordinators; 0 before."""
+        since = self._collecting_since
+        return 0.0 if since is None else self._clock() - since
+
+    def begin_collecting(self) -> None:
+        """Start the clock, unless it is running."""
+        if self._collecting_since is None:
+            self._collecting_since = self._clock()
+
+    def _set_elapsed(self, seconds: float) -> None:
+        self._collecting_since = self._clock() - seconds if seconds > 0 else None
+
+    def open_buffer(self, state: TaskState) -> bool:
+        """Create the replay buffer of a learner's task; return False if it exists already."""
+        if state.buffer_id in self.buffers:
+            return False
+        self.buffers[state.buffer_id] = self._new_payloads(state)
+        self._iterations.setdefault(state.task_id, 0)
+        return True
+
+    def note_policy_lag(self) -> None:
+        """Store the lag of trained rows; with several learners, the largest mean lag."""
+        found = [each.lag for each in self.buffers.values()]
+        lags = [lag for lag in found if lag is not None]
+        self.policy_lag = max(lags, key=lambda lag: lag.mean, default=self.policy_lag)
 
     def produce(self, role: str) -> None:
         """Request a task if a worker is idle and no task is queued, so that tasks are recent."""
@@ -475,6 +561,11 @@ class SchedulerState:
         """Report a learner's result to the commander, and close its buffer."""
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
         self.close_buffer(buffer_id)
+        self._end_learner(state.task_id)
+
+    def _end_learner(self, task_id: str) -> None:
+        """Record that a learner task has ended, and is not tried again."""
+        self._ended_iter = self._iterations.pop(task_id, self._ended_iter)
 
     def close_buffer(self, buffer_id: str) -> None:
         """Forget the payloads of a buffer, but keep their counts."""
@@ -515,38 +606,103 @@ class SchedulerState:
         return [state for queue in self._queues.values() for state in queue]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return commander, tasks and counts as plain data; buffers are saved separately."""
+        """Return everything that a restarted coordinator needs, as plain data."""
         return {
             "commander": self._commander_state(),
             "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
             "queued": [msgspec.to_builtins(_record(state)) for state in self._queued],
+            "buffers": {name: each.state_dict() for name, each in self.buffers.items()},
             "ended_env_steps": self._ended_env_steps,
             "episodes": self.episodes,
             "ended_counts": msgspec.to_builtins(self._ended_counts),
             "unacknowledged_rows": self.unacknowledged_rows,
+            "iterations": dict(self._iterations),
+            "ended_iter": self._ended_iter,
+            "learner_tasks": self.learner_tasks,
+            "elapsed_s": self.elapsed_s,
+            "evaluations": [dict(each) for each in self.evaluations],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; its running tasks wait for their workers to rejoin, see ``orphans``."""
+        """Restore a state of ``state_dict`` into this new object.
+
+        Its running tasks wait for their workers to rejoin, see ``orphans``.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
+        """
+        try:
+            self._load(state)
+        except DingError:
+            raise
+        except (LookupError, TypeError, ValueError) as error:
+            raise CheckpointCorruptError(
+                f"this is no state of a coordinator: {type(error).__name__}: {error}"
+            ) from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._load_commander(state["commander"])
         for record in state["queued"]:
             self._restore(msgspec.convert(record, TaskRecord))
         for record in state["running"]:
             found = self._restore(msgspec.convert(record, TaskRecord))
             self._restore_given(found, found.attempt, found.payload_prefix)
-        self._ended_env_steps = int(state["ended_env_steps"])
-        self.episodes = int(state["episodes"])
+        for buffer_id, content in state["buffers"].items():
+            payloads = self._new_payloads(self.learner_of(buffer_id))
+            payloads.load_state_dict(content)
+            self.buffers[buffer_id] = payloads
+        self._ended_env_steps, self.episodes = int(state["ended_env_steps"]), int(state["episodes"])
         self._ended_counts = msgspec.convert(state["ended_counts"], SampleCounts)
         self.unacknowledged_rows = int(state["unacknowledged_rows"])
+        self._iterations = {name: int(each) for name, each in state["iterations"].items()}
+        self._ended_iter, self.learner_tasks = int(state["ended_iter"]), int(state["learner_tasks"])
+        self._set_elapsed(float(state["elapsed_s"]))
+        self.evaluations = [dict(each) for each in state["evaluations"]]
 
-    def apply(self, fact: Queued | Assigned | TaskEnded) -> None:
-        """Apply a fact of an earlier coordinator to this state."""
+    def recover(self, recovered: Recovered) -> list[str]:
+        """Restore the content of a journal; return ids of payloads to delete.
+
+        Raises:
+            CheckpointCorruptError, CheckpointVersionError: as ``load_state_dict``, or a fact does
+                not fit the facts before it.
+        """
+        note, self.note = self.note, None
+        if recovered.state is not None:
+            self.load_state_dict(recovered.state)
+        for fact in recovered.facts:
+            try:
+                self.apply(fact)
+            except (LookupError, ValueError) as error:
+                raise CheckpointCorruptError(
+                    f"the journal has a fact that does not fit those before it: {fact!r:.200}"
+                ) from error
+        for fact in recovered.facts:
+            if isinstance(fact, BufferClosed):
+                # The coordinator may have died before it recorded the end of the task.
+                self.end_closed(fact.buffer_id)
+        self.note = note
+        if recovered.state is not None or recovered.facts:
+            self.commander.resume()
+        settled = {each.task_id: each for each in recovered.facts if isinstance(each, Settled)}
+        for task_id, fact in settled.items():
+            info = {"learner_step": fact.train_iter, "learner_done": False, "priority_info": {}}
+            self.commander.update_learner_info(task_id, info)
+        for state in self.running.values():
+            if not state.is_evaluation and state.env_steps:
+                report = {"cur_step": state.env_steps + state.lost_env_steps}
+                self.commander.update_collector_info(state.task_id, report)
+        self.note_policy_lag()
+        self.unheard = set(self._iterations)
+        return [name for each in self.buffers.values() for name in each.take_garbage()]
+
+    def apply(self, fact: Fact) -> None:
+        """Apply a fact of an earlier coordinator."""
         if isinstance(fact, Queued):
             self._restore(fact.task)
             self._load_commander(fact.commander)
         elif isinstance(fact, Assigned):
             self._restore_given(self._find(fact.task_id), fact.attempt, fact.payload_prefix)
-        else:
+        elif isinstance(fact, TaskEnded):
             found = self._find(fact.task_id)
             self.running.pop(fact.task_id, None)
             if found in self._queues[found.role]:
@@ -555,6 +711,38 @@ class SchedulerState:
             if fact.retried is not None:
                 self._restore(fact.retried)
             self._load_commander(fact.commander)
+        elif isinstance(fact, BufferOpened):
+            self.open_buffer(self.running[fact.task_id])
+        elif isinstance(fact, BufferClosed):
+            self.learner_tasks = fact.learner_tasks
+            self._end_learner(self.learner_of(fact.buffer_id).task_id)
+            self.close_buffer(fact.buffer_id)
+        elif isinstance(fact, EvaluationRecorded):
+            self.evaluations.append(fact.evaluation)
+        elif isinstance(fact, Progressed):
+            self._set_elapsed(fact.elapsed_s)
+            self.running[fact.task_id].env_steps = fact.env_steps
+        elif isinstance(fact, Pushed):
+            try:
+                self.buffers[fact.buffer_id].push(msgspec.structs.asdict(fact), fact.env_steps)
+            except (ConflictError, ProtocolError, SchemaMismatchError) as error:
+                _log.debug("refused, as it was before: %s", error)
+        elif isinstance(fact, Restarted | Settled | TrainingBegan):
+            self._apply_training(fact)
+
+    def _apply_training(self, fact: Restarted | Settled | TrainingBegan) -> None:
+        payloads = self.buffers[self.running[fact.task_id].buffer_id]
+        if isinstance(fact, Restarted):
+            payloads.restart()
+            return
+        self.note_iteration(fact.task_id, fact.train_iter)
+        if isinstance(fact, TrainingBegan):
+            if not isinstance(payloads, OnPolicyPayloads):
+                raise ValueError("the journal is of an on-policy run")
+            payloads.begin_training(fact.train_iter)
+        else:
+            payloads.settle({**fact.info, "learner_step": fact.train_iter})
+            payloads.recorded, payloads.is_unrecorded = payloads.confirmed, False
 
     @property
     def orphans(self) -> list[TaskState]:

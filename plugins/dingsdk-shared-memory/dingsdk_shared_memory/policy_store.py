@@ -63,6 +63,9 @@ class SharedPolicyStore(PolicyStore):
         self._publishing = threading.Lock()
         self._returned = Returned()
         self._damaged: set[str] = set()
+        self._last_miss: tuple[object, ...] = ()
+        """Stamp of the memory and arguments of the last search that found nothing new: collectors
+        look after every env step, and a search takes four times as long as the stamp."""
         # Of versions after which no version of an earlier publisher is left.
         self._until_clear = keep_versions + 1
 
@@ -88,6 +91,10 @@ class SharedPolicyStore(PolicyStore):
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
         check_id(policy_id, "policy_id")
+        stamp = self.segments.stamp()
+        miss = (stamp, policy_id, newer_than)
+        if stamp is not None and miss == self._last_miss:
+            return None
         for _ in range(_MOVED_ON_TRIES):
             seen = self._returned.newest(policy_id)
             floor = -1 if newer_than is None else newer_than + 1
@@ -115,6 +122,7 @@ class SharedPolicyStore(PolicyStore):
                     raise DataCorruptError(
                         f"policy {policy_id!r}: no version is whole", where=policy_id
                     )
+                self._last_miss = miss
                 return None
         raise DataCorruptError(f"policy {policy_id!r} never holds still", where=policy_id)
 

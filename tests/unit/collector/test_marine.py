@@ -357,11 +357,11 @@ def test_on_policy_payloads_come_from_one_policy_version(make_marine) -> None:
     def admit(steps: int) -> Any:
         asked.add(steps)
         if len(asked) > 20:
-            return None
+            return 0, 0
         store.versions["new"] = 3 + len(asked)
         return steps + 6, store.versions["new"]  # three rounds of two envs
 
-    collector.await_admission = admit
+    collector.await_steps = admit
     collector.start()
 
     sent = [meta for meta in store.metas if "data_id" in meta]
@@ -384,7 +384,7 @@ def test_on_policy_rows_of_a_former_policy_are_not_sent(make_marine) -> None:
                 store, [home, away], [True, False], policy=[policy] * 2, env=env, env_pool=pool
             )
             rest = iter([(14, store.versions[home])])  # seven rounds of two envs
-            collector.await_admission = lambda steps, rest=rest: next(rest, None)
+            collector.await_steps = lambda steps, rest=rest: next(rest, (0, 0))
             collector.start()
 
     # The games of the first task went on in the second one, with the policy of the first.
@@ -421,7 +421,7 @@ def test_cut_games_bootstrap_with_the_values_of_their_own_player(make_marine) ->
                 collect_setting={}, env=env, env_pool=pool,
             )  # fmt: skip
             rest = iter([(12, 3)])
-            collector.await_admission = lambda steps, rest=rest: next(rest, None)
+            collector.await_steps = lambda steps, rest=rest: next(rest, (0, 0))
             collector.start()
             names = {collector._modes[1].player_of(env_id) for env_id in range(4)}
             second_seat += len(names) == len(store.payloads) == 2

@@ -133,6 +133,19 @@ def test_replaced_collect_setting_is_used_from_the_next_round_on(make_zergling) 
     assert set(used[1:]) == {0.25}
 
 
+@pytest.mark.parametrize(("second", "reports"), [(0.0, 2), (1.0, 4)])
+def test_episodes_that_end_in_quick_succession_are_reported_together(
+    make_zergling, second: float, reports: int
+) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, env={"collector_env_num": 1})
+    collector.clock = itertools.count(0.0, second).__next__
+    collector.start()
+
+    assert [each["collector_done"] for each in wire.progress] == [False] * (reports - 1) + [True]
+    assert wire.progress[-1]["cur_episode"] == 4
+
+
 R2D2 = {
     "type": "r2d2",
     "model": {"obs_shape": 4, "action_shape": 2},
@@ -415,11 +428,11 @@ def play_on_policy(
             return {"model": wire.model, "iter": versions.pop(0)}
         return None
 
-    def admit(steps: int) -> tuple[int, int] | None:
+    def admit(steps: int) -> tuple[int, int]:
         asked.append(steps)
         return answers[steps].pop(0) if len(answers[steps]) > 1 else answers[steps][0]
 
-    collector.get_policy_update_info, collector.await_admission = newest, admit
+    collector.get_policy_update_info, collector.await_steps = newest, admit
     collector.start()
     return wire, asked
 
@@ -428,14 +441,14 @@ def play_on_policy(
     ("answers", "has_second", "sent", "delivered"),
     [
         (
-            {0: [(6, 1)], 6: [(9, 2)], 9: [None]},
+            {0: [(6, 1)], 6: [(9, 2)], 9: [(0, 0)]},
             lambda asked, steps: 6 in asked,
             [(6, 1), (3, 2)],
             [0, 6, 9],
         ),
-        ({0: [(9, 1)], 9: [None]}, lambda asked, steps: steps > 0, [(3, 1), (6, 2)], [0, 3, 9]),
+        ({0: [(9, 1)], 9: [(0, 0)]}, lambda asked, steps: steps > 0, [(3, 1), (6, 2)], [0, 3, 9]),
         (
-            {0: [(6, 1)], 6: [(9, 4), (9, 4), (9, 1)], 9: [None]},
+            {0: [(6, 1)], 6: [(9, 4), (9, 4), (9, 1)], 9: [(0, 0)]},
             lambda asked, steps: False,
             [(6, 1), (3, 1)],
             [0, 6, 9],
@@ -457,7 +470,7 @@ def test_admitted_steps_are_taken_with_the_admitted_policy_or_a_newer_one(
 def test_pieces_are_not_cut_at_a_policy_load_if_samples_may_have_any_age(make_zergling) -> None:
     wire, asked = play_on_policy(
         make_zergling,
-        {0: [(9, 1)], 9: [None]},
+        {0: [(9, 1)], 9: [(0, 0)]},
         lambda asked, steps: steps > 0,
         policy={"other": {"commander": {"max_policy_lag": None}}},
     )
@@ -472,7 +485,7 @@ def test_on_policy_payload_has_no_step_that_an_older_policy_began(make_zergling)
     with use_manager(manager):
         wire, _ = play_on_policy(
             make_zergling,
-            {0: [(4, 1)], 4: [(7, 2)], 7: [None]},
+            {0: [(4, 1)], 4: [(7, 2)], 7: [(0, 0)]},
             lambda asked, steps: 4 in asked,
             env={"collector_env_num": 2},
             env_manager={"type": "late"},

@@ -160,21 +160,21 @@ def test_collector_without_steps_answers_at_once_until_it_may_take_more(
     worker: Any = BaseCommCollector({}, transport, "collector-0")
     worker._task_info = {"task_id": "t", "buffer_id": "b"}
     worker._end = SimpleNamespace(lease_s=None, check=lambda: None, renew=lambda progress: None)
-    limits: list[float] = []
+    limits: list[tuple[float, int]] = []
 
     def collect() -> None:
         limits.extend(worker.await_steps(taken) for taken in (8, 12))
         worker.send_metadata({"data_id": "p", "policy_iter": 0})
 
-    worker._step_limit = 8
+    worker._limits = (8, 0)
     collecting = threading.Thread(target=collect, daemon=True)
     collecting.start()
     answer = worker._process_data_task({"step_limit": 8})
-    assert (answer["reports"], answer["is_starved"]) == ([], True)
+    assert (answer["reports"], answer["starved_at"]) == ([], 8)
     for told in ({"step_limit": 12}, {"step_limit": 12, "ends_now": True}):
         answer = worker._process_data_task(told)
     assert [each["data_id"] for each in answer["reports"]] == ["p"]
-    assert not answer["is_starved"]
+    assert answer["starved_at"] is None
     collecting.join(PATIENCE_S)
-    assert limits == [12, 12]
+    assert limits == [(12, 0), (12, 0)]
     transport.close()

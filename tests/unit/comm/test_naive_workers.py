@@ -27,7 +27,6 @@ class Cluster:
     """A coordinator and its transport; the test starts the workers."""
 
     def __init__(self, tmp_path: Path, concurrency: str) -> None:
-        self.slept_s = 0.0
         sets = (
             f"system.transport.concurrency={concurrency}",
             "system.transport.check_wire=true",
@@ -37,9 +36,7 @@ class Cluster:
         )
         cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
         self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
-        self.coordinator = Coordinator(
-            cfg, self.transport, clock=lambda: time.monotonic() + self.slept_s
-        )
+        self.coordinator = Coordinator(cfg, self.transport)
         self.address = self.coordinator.start()
 
     def collector_task(self) -> TaskState | None:
@@ -118,28 +115,6 @@ def test_naive_collector_reports_each_payload_once_and_then_that_it_is_done(
     }
 
 
-def test_naive_learner_reads_announced_payloads_and_is_done_after_five_batches(
-    cluster: Cluster,
-) -> None:
-    worker, ids = NaiveLearner(cluster.transport), {"task_id": "t", "buffer_id": "b"}
-    for name in ("p0", "p1"):
-        cluster.transport.data_store().put(name, SampleBatch({"x": np.zeros(1)}))
-    worker._process_task({"name": "learner_start_task", "task_info": ids})
-    data: dict[str, Any] = {"announcements": []}
-    for count in range(6):
-        answer = worker._process_task({"name": "learner_learn_task", "data": data})
-        info, inserted = answer["info"], [each["data_id"] for each in data["announcements"]]
-        assert (info["learner_step"], info["learner_done"]) == (count, count == 5)
-        assert info["reports"] == [
-            {"number": count + 1, "inserted": inserted, "lost": [], "left": []}
-        ]
-        news = [{"data_id": f"p{number}", "rows": 1} for number in range(2)]
-        data = {"announcements": [] if count else news}
-    assert worker.seen == {"p0": 1, "p1": 1}
-    closed = worker._process_task({"name": "learner_close_task"})
-    assert closed == {"info": {**info, "reports": []}, **ids}
-
-
 class EndlessCollector(NaiveCollector):
     """A collector that never reports anything."""
 
@@ -163,23 +138,6 @@ def test_workers_that_leave_do_not_count_as_losses_of_their_task(cluster: Cluste
     assert set(seen) == {(seen[0][0], 1)}
     assert cluster.coordinator.failure is None
     learner.close()
-
-
-def test_pause_of_the_coordinator_does_not_count_as_silence_of_workers(cluster: Cluster) -> None:
-    collector, learner = EndlessCollector(cluster.transport), NaiveLearner(cluster.transport)
-    learner.start(cluster.address)
-    collector.start(cluster.address)
-    cluster.expect(lambda: cluster.collector_task() is not None)
-    woke_at = cluster.coordinator.clock() + 3600.0
-    cluster.slept_s = 3600.0
-    for _ in range(2):  # the second pass acts on what the first one found
-        cluster.expect(lambda woke_at=woke_at: cluster.coordinator._looked_at > woke_at)
-        woke_at = cluster.coordinator._looked_at
-
-    workers = cluster.coordinator.master.workers.values()
-    assert [(info.role, info.incarnation) for info in workers] == [("learner", 1), ("collector", 1)]
-    for worker in (collector, learner):
-        worker.close()
 
 
 class SmallLearner(NaiveLearner):

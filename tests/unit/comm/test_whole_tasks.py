@@ -211,7 +211,7 @@ def test_collector_uses_the_methods_and_the_clock_of_its_worker(bench: Bench) ->
     worker, collector = bench.collector, bench.collector._collector
     for name in (
         *("send_metadata", "send_stepdata", "get_policy_update_info"),
-        *("await_admission", "yield_turn"),
+        *("await_steps", "yield_turn"),
     ):
         assert getattr(collector, name) == getattr(worker, name)
     assert collector.clock == worker.scheduler.clock
@@ -391,7 +391,7 @@ def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_
     collector.send_metadata({"data_id": "d0", "policy_iter": 2, "cur_step": 1})
     collector._delivered = delivered
     ids = {"task_id": "t1", "buffer_id": "b1"}
-    limits = {"admitted_steps": 0, "step_limit": None}
+    limits = {"step_limit": None}
 
     for _ in range(2):  # a report is acknowledged only by the next request
         reports = bench.ask("c0", "collector_data_task")["reports"]
@@ -412,19 +412,20 @@ def test_last_collect_setting_of_a_data_task_is_kept(bench: Bench) -> None:
     assert bench.ask("c0", "collector_close_task")["collect_setting"] == {"eps": 0.125}
 
 
-def test_data_task_sets_the_admitted_steps(bench: Bench) -> None:
+def test_data_task_sets_the_steps_and_their_policy(bench: Bench) -> None:
     found: list[Any] = []
     collector = bench.collector
 
     def wait_for(*taken: int) -> None:
-        found.extend(collector.await_admission(steps) for steps in taken)
+        found.extend(collector.await_steps(steps) for steps in taken)
 
+    collector._limits = (8, 1)
     collector.start_job(lambda: wait_for(8, 15), lambda: None, "collector")
-    bench.ask("c0", "collector_data_task", admitted_steps=16, policy_iter=2)
+    bench.ask("c0", "collector_data_task", step_limit=16, policy_iter=2)
     collector.stop_job()
     collector.start_job(lambda: wait_for(16), lambda: None, "collector")
     collector.stop_job()
-    assert found == [(16, 2), (16, 2), None]
+    assert found == [(16, 2), (16, 2), (16, 0)]
 
 
 def test_learner_trains_on_announced_rows_publishes_and_ends(bench: Bench) -> None:

@@ -383,7 +383,7 @@ def test_collector_may_take_enough_steps_for_one_sample_per_env(
         site.send("a", rows=7)
         payloads = site.coordinator.payloads_of(site.task())
         assert isinstance(payloads, OnPolicyPayloads)
-        assert payloads.admit("t")["admitted_steps"] == steps
+        assert payloads.admit("t")["step_limit"] == steps
 
 
 def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> None:
@@ -629,7 +629,7 @@ def test_first_error_ends_the_run(site: Site) -> None:
     [
         ("cartpole-dqn", ("system.max_env_steps=200",), 100),  # for one of two
         ("cartpole-dqn", (), None),
-        ("cartpole-ppo", ("system.max_env_steps=70",), None),  # it has admitted steps instead
+        ("cartpole-ppo", ("policy.collect.n_sample=8", "system.max_env_steps=70"), 8),
     ],
 )
 def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
@@ -637,8 +637,8 @@ def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
 ) -> None:
     with closing(Site(tmp_path, *sets, example=example)) as site:
         site.coordinator.open_buffer(site.task("learner"))
-        assert site.coordinator.step_limit(site.task()) == limit
-        assert site.coordinator.step_limit(site.task(is_evaluation=True)) is None
+        assert site.coordinator.limits_of(site.task())["step_limit"] == limit
+        assert site.coordinator.limits_of(site.task(is_evaluation=True)) == {"step_limit": None}
 
 
 def test_new_collect_setting_is_sent_once(site: Site) -> None:
@@ -663,7 +663,9 @@ def test_training_of_an_on_policy_learner_ends_with_its_report(tmp_path: Path) -
         coordinator.open_buffer(learner)
         site.hear(learner)
         site.send("a", "b")
-        assert site.announced(learner) == ["a", "b"]
+        told: list[str] = []
+        assert site.hears(lambda: told.extend(site.announced(learner))), "collectors may go on"
+        assert told == ["a", "b"]
         assert coordinator.status().policy_lag is None
         trained = [("a", 4), ("b", 4)]
         site.hear(learner, 4, left=trained, reason="trained", trained_rows=8)
@@ -697,7 +699,7 @@ def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_pa
         coordinator.open_buffer(site.task("learner"))
         payloads = coordinator.payloads_of(task)
         assert isinstance(payloads, OnPolicyPayloads)
-        assert payloads.admit("t")["admitted_steps"] > 0
+        assert payloads.admit("t")["step_limit"] > 0
         coordinator.deal_with_storage(task, "the disk is full")
         coordinator._run(task)  # its worker has not joined, so it counts as lost
         assert not payloads.admission.is_any_outstanding
@@ -748,7 +750,7 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     assert site.coordinator.deal_with_learner_judge_finish("t", info)
     site.coordinator.deal_with_learner_finish_task("t", info)
     assert site.coordinator.payloads_of(learner) is None
-    assert site.coordinator._record._iterations == {}
+    assert site.coordinator._state._iterations == {}
     assert site.coordinator.status().train_iter == 9
 
 

@@ -286,7 +286,7 @@ def test_collect_is_open_from_its_first_grant_until_it_has_all_rows() -> None:
         found.append((run.payloads.collects, run.payloads.is_in_collect))
 
     look()
-    assert run.payloads.admit("c")["admitted_steps"] == 4
+    assert run.payloads.admit("c")["step_limit"] == 4
     look()
     for name, rows in (("a", 3), ("b", 1)):
         run.push(name, rows=rows)
@@ -304,7 +304,7 @@ def test_too_few_rows_are_an_open_collect_even_without_a_grant() -> None:
     run = Run()
     run.push("a", rows=3)
     assert (run.payloads.collects, run.payloads.is_in_collect) == (0, True)
-    assert run.payloads.admit("c")["admitted_steps"] == 1
+    assert run.payloads.admit("c")["step_limit"] == 1
 
 
 ITERS = 5
@@ -329,7 +329,7 @@ class Collector:
 
     def ask(self, published: int) -> None:
         told = self.payloads.admit(self.name)
-        self.admitted = told["admitted_steps"]
+        self.admitted = told["step_limit"]
         if self.taken < self.admitted and not self.held:
             assert told["policy_iter"] <= published
             self.policy = published
@@ -503,10 +503,10 @@ def test_steps_for_the_policy_after_a_training_are_admitted_again_after_it() -> 
     admission = Admission(4, 0)
     admission.rejoin("c", 9, 5, 0)
     assert admission.admit("c", 0, is_training=True) == 5
-    assert not admission.has_outstanding("c")
+    assert not admission.is_any_outstanding
     admission.trained([(0, 4)], 1)
     assert admission.admit("c", 0, is_training=False) == 9
-    assert admission.has_outstanding("c")
+    assert admission.is_any_outstanding
 
 
 def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
@@ -582,8 +582,7 @@ def test_steps_beyond_the_last_grant_do_not_reduce_the_next_one() -> None:
     assert admission.admit("a", 0, is_training=False) == 4
     admission.report("a", 7, 0)
     assert admission.admit("a", 3, is_training=False) == 8
-    assert admission.has_outstanding("a")
-    assert not admission.has_outstanding("b")
+    assert admission.is_any_outstanding
 
 
 def test_grant_for_the_last_rows_has_at_least_the_steps_of_one_sample() -> None:

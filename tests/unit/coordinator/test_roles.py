@@ -93,8 +93,10 @@ class Control:
     def new_collect_setting(self, state: TaskState) -> dict[str, Any]:
         return {"collect_setting": self.settings.pop(0)} if self.settings else {}
 
-    def step_limit(self, state: TaskState) -> int | None:
-        return self.limit
+    def limits_of(self, state: TaskState) -> dict[str, int | None]:
+        if isinstance(self.payloads, OnPolicyPayloads) and not state.is_evaluation:
+            return {**self.payloads.admit(state.task_id)}
+        return {"step_limit": self.limit}
 
     def payloads_of(self, state: TaskState) -> Any:
         return self.payloads
@@ -215,7 +217,8 @@ def test_collector_is_started_asked_for_reports_and_closed() -> None:
 
     asked = ["collector_data_task"] * 2
     assert control.names() == ["collector_start_task", *asked, "collector_close_task"]
-    assert control.messages[0]["task_info"] == {**TASK, "payload_rows": PAYLOAD_ROWS}
+    limits = {"payload_rows": PAYLOAD_ROWS, "step_limit": None}
+    assert control.messages[0]["task_info"] == {**TASK, **limits}
     assert control.timeouts[0] == "start_timeout_s"
     assert set(control.timeouts[1:]) == {"answer_timeout_s"}
     assert [call[0] for call in control.calls] == [
@@ -350,7 +353,7 @@ def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_en
     what: str,
 ) -> None:
     control = Control(
-        reports({"cur_step": 40}, is_starved=True), reports(has_ended=True, is_starved=True)
+        reports({"cur_step": 40}, starved_at=40), reports(has_ended=True, starved_at=40)
     )
     control.limit = 40
     waits: list[bool] = []
@@ -365,9 +368,7 @@ def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_en
                 waits.append(bool(predicate()))
 
     control.condition = Noted(threading.Lock())
-    state = TaskState("t", "collector", TASK)
-    control.on_call = lambda name: setattr(state, "env_steps", 40 if name == "progress" else 0)
-    CollectorRole({}, RUN_CFG).drive(control, state, TASK)
+    drive_collector(control)
     assert waits == [True, False, True]
     assert control.messages[2].get("ends_now") == (True if what == "commander" else None)
 
@@ -390,22 +391,23 @@ def training_payloads() -> OnPolicyPayloads:
 
 
 def test_collector_is_not_asked_until_it_has_admitted_steps() -> None:
-    control = Control(reports(has_ended=True))
+    control = Control(reports(starved_at=0), reports(has_ended=True))
     payloads = control.payloads = training_payloads()
     waits: list[int] = []
 
     class Noted(threading.Condition):
         def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-            assert not predicate()
+            if predicate():
+                return True
             waits.append(len(control.messages))
             settle(payloads, 5, "a")
             return super().wait_for(predicate, timeout)
 
     control.condition = Noted(threading.Lock())
     drive_collector(control)
-    assert waits == [1]  # only the start of the task was sent
-    demand = control.messages[1]
-    assert (demand["admitted_steps"], demand["policy_iter"]) == (4, 5)
+    assert waits == [2]  # the start of the task, and a demand that it answered with nothing
+    told = [(each["step_limit"], each["policy_iter"]) for each in control.messages[1:3]]
+    assert told == [(0, 0), (4, 5)]
 
 
 def test_evaluation_beside_an_on_policy_learner_has_no_step_limit() -> None:
@@ -413,7 +415,7 @@ def test_evaluation_beside_an_on_policy_learner_has_no_step_limit() -> None:
     control.payloads = OnPolicyPayloads(4, 0)
     state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": True}})
     CollectorRole({}, RUN_CFG).drive(control, state, state.task)
-    assert "admitted_steps" not in control.messages[1]
+    assert control.messages[1]["step_limit"] is None
     assert "payload_rows" not in control.messages[0]["task_info"]
 
 
@@ -421,22 +423,23 @@ def test_evaluation_beside_an_on_policy_learner_has_no_step_limit() -> None:
 def test_collector_without_admitted_steps_is_closed_when_the_run_or_the_buffer_ends(
     what: str,
 ) -> None:
-    control = Control(reports(has_ended=True))
+    control = Control(reports(starved_at=0), reports(has_ended=True))
     control.payloads = training_payloads()
     waits: list[float | None] = []
     looks: list[bool] = []
 
     class Noted(threading.Condition):
         def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            if predicate():
+                return
             waits.append(timeout)
-            looks.append(bool(predicate()))
             control.is_ending = what == "ending"
             control.payloads = control.payloads if control.is_ending else None
             looks.append(bool(predicate()))
 
     control.condition = Noted(threading.Lock())
     drive_collector(control)
-    assert (looks, waits) == ([False, True], [WAIT_S])
+    assert (looks, waits) == ([True], [WAIT_S])
     assert control.names()[-1] == "collector_close_task"
 
 
@@ -521,28 +524,28 @@ def test_learner_of_an_earlier_coordinator_reports_its_training_and_continues() 
 def test_collector_of_an_earlier_coordinator_keeps_its_admitted_steps(
     is_evaluation: bool,
 ) -> None:
-    answer = {"admitted_steps": 8, "delivered_steps": 3, "policy_iter": 5, "step_limit": 9}
+    answer = {"delivered_steps": 3, "policy_iter": 5, "step_limit": 8}
     control = Control(answer, reports(has_ended=True))
     payloads = control.payloads = OnPolicyPayloads(4, 0)
     state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": is_evaluation}})
     found: list[Any] = []
-    control.on_call = lambda name: found.append(payloads.admission.has_outstanding("t"))
+    control.on_call = lambda name: found.append(payloads.admission.is_any_outstanding)
     CollectorRole({}, RUN_CFG).go_on(control, state)
-    assert state.step_limit == 9
+    assert state.step_limit == 8
     assert control.messages[0] == {"name": "collector_go_on_task", "task_id": "t"}
     assert [call[0] for call in control.calls] == ["started", "collecting", "storage", "finish"]
     assert found == [False, *[not is_evaluation] * 3]
     payloads.admission.report("t", 7, None)
-    assert payloads.admission.has_outstanding("t") is not is_evaluation
+    assert payloads.admission.is_any_outstanding is not is_evaluation
     payloads.admission.report("t", 8, None)
-    assert not payloads.admission.has_outstanding("t")
+    assert not payloads.admission.is_any_outstanding
 
 
 def test_collector_without_a_buffer_sends_payloads_of_any_size() -> None:
     control = Control(reports(has_ended=True))
     control.payloads = None
     drive_collector(control)
-    assert control.messages[0]["task_info"] == TASK
+    assert control.messages[0]["task_info"] == {**TASK, "step_limit": None}
 
 
 def test_retried_task_has_another_seed_or_resumes_from_a_checkpoint() -> None:

@@ -14,7 +14,6 @@ from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.journal import Assigned
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
-from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import (
     LOSS_WINDOW_S,
     TASK_TIMEOUT_S,
@@ -116,6 +115,7 @@ class Site:
             self.commander,  # type: ignore[arg-type]
             CoordinatorSection(lease_s=LEASE_S, **cfg),
             lambda: self.now,
+            lambda state: LivePayloads(64),
         )
 
     def join(self, worker_id: str, role: str = "collector") -> WorkerInfo:
@@ -229,7 +229,7 @@ def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
 def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run(
     site: Site,
 ) -> None:
-    record = RunRecord(site.state, lambda state: LivePayloads(64), lambda: 0.0)
+    record = site.state
     site.join("l0", "learner")
     first = site.assigned("learner", **TRAINING)
     record.note_iteration("t", 3)
@@ -293,7 +293,7 @@ def test_lost_task_of_another_role_is_retried_unchanged(site: Site) -> None:
 
 
 def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None:
-    record = RunRecord(site.state, lambda state: LivePayloads(64), lambda: 0.0)
+    record = site.state
     assert (record.train_iter, record.elapsed_s) == (0, 0.0)
     for number, train_iter in enumerate((5, 3)):
         site.join(f"l{number}", "learner")
@@ -303,7 +303,7 @@ def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None
     assert [record.open_buffer(state) for _ in range(2)] == [True, False]
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
-        record.end_learner(state.task_id)
+        site.state.finish_learner(state, {"buffer_id": state.buffer_id})
         site.state.end(state, None)
     assert record.train_iter == 3, "the value of the learner that ended last"
 

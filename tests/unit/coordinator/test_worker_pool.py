@@ -111,14 +111,3 @@ def test_worker_that_joins_again_has_a_new_lease(pool: WorkerPool, clock: Clock)
     pool.add(WorkerInfo("c0", "collector", incarnation=2))
     clock.now += 10.0
     assert silent(pool) == []
-
-
-def test_pause_of_the_coordinator_does_not_count_for_leases(pool: WorkerPool, clock: Clock) -> None:
-    pool.add(WorkerInfo("c0", "collector"))
-    pool.add(WorkerInfo("l0", "learner"))
-    clock.now += 3600.0
-    pool.postpone(3600.0)
-    clock.now += LEASE_S - 0.1
-    assert silent(pool) == []
-    clock.now += 0.1
-    assert silent(pool) == ["c0", "l0"]

@@ -591,7 +591,7 @@ def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy
         )
         news = [{"model": model, "iter": version}]
         collector.get_policy_update_info = lambda path: news.pop() if news else None
-        collector.await_admission = lambda steps: (10**6, version)
+        collector.await_steps = lambda steps: (10**6, version)
         collector.send_metadata = lambda meta: None
         collector.send_stepdata = lambda data_id, batch: sent.append(batch)
         collector.yield_turn = lambda: None
