@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import has_lists, unpack_samples
 from dingsdk.errors import ConfigError
+from dingsdk.pipeline.context import RunResult
+from dingsdk.pipeline.status_file import read_status
 from dingsdk.pipeline.train import compile_run, train
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
@@ -117,6 +120,13 @@ def refusal(config: Any, mode: Any, transport: str | None, sets: tuple[str, ...]
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def check_lag(result: RunResult) -> None:
+    """Check that the lag is known if there was a training, and that it is in the run's files."""
+    assert result.policy_lag is not None or result.train_iter == 0
+    saved = json.loads((result.run_dir / "result.json").read_text())["policy_lag"]
+    assert saved == read_status(result.run_dir)["policy_lag"] == result.policy_lag
 
 
 def texts_of(samples: Any) -> list[str]:
@@ -231,7 +241,7 @@ def test_drawn_config_means_the_same_in_both_modes(
         result = train(config, "serial", output=tmp_path / "serial", sets=own)
         counts = result.samples
         assert counts.acknowledged == counts.live + sum(counts.evicted.values())
-        assert result.policy_lag is not None or result.train_iter == 0
+        check_lag(result)
     if parallel:
         return
     own = in_folder(tmp_path / "parallel", sets)
@@ -242,7 +252,7 @@ def test_drawn_config_means_the_same_in_both_modes(
     assert result.env_steps >= 240
     assert counts.acknowledged == counts.live + sum(counts.evicted.values())
     assert counts.acknowledged > 0
-    assert result.policy_lag is not None or result.train_iter == 0
+    check_lag(result)
     if transport == "in_memory":
         assert found.acknowledged == found.stored + found.all_left()
         evicted = {reason: each.total() for reason, each in found.left.items()}
