@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dingsdk.testing.evaluator_rules import EVALUATOR_RULES as EVALUATOR_RULES
     from dingsdk.testing.evaluator_rules import EvaluatorContract as EvaluatorContract
     from dingsdk.testing.evaluator_rules import check_evaluator as check_evaluator
+    from dingsdk.testing.expect import RuleBroken as RuleBroken
     from dingsdk.testing.expect import open_files as open_files
     from dingsdk.testing.extension_rules import EXTENSION_RULES as EXTENSION_RULES
     from dingsdk.testing.extension_rules import CommandContract as CommandContract
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
     from dingsdk.testing.runner import ContractReport as ContractReport
     from dingsdk.testing.runner import Rule as Rule
     from dingsdk.testing.runner import RuleBook as RuleBook
-    from dingsdk.testing.runner import RuleBroken as RuleBroken
     from dingsdk.testing.runner import RuleResult as RuleResult
     from dingsdk.testing.stop_and_go import StopAndGo as StopAndGo
     from dingsdk.testing.transport_rules import CAPABILITIES as CAPABILITIES

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.testing.expect import Call, expect, expect_equal
-from dingsdk.testing.runner import RuleBench, RuleBroken
+from dingsdk.data.columns import leaves
+from dingsdk.testing.expect import RuleBroken, expect, expect_equal
+from dingsdk.testing.runner import RuleBench
 from dingsdk.worker.replay_buffer import IBuffer
 
 CAPACITY = 6
@@ -39,11 +38,6 @@ class BufferBench(RuleBench[MakeBuffer]):
 
     def build(self) -> Any:
         return self.keep(self._make({}))
-
-    def keep(self, made: Any) -> Any:
-        """Return a buffer, and close it at the end; the close must return in time."""
-        self.exits.callback(lambda: Call(made.close, "close()").value(self.patience_s))
-        return made
 
     def rows(self, *numbers: int) -> list[Any]:
         """Return fresh rows of these numbers, as a list to push."""
@@ -83,6 +77,17 @@ class BufferBench(RuleBench[MakeBuffer]):
         expect_equal(len(numbers), size, f"rows of a batch of {size}")
         return numbers
 
+    def drawn(
+        self, buffer: Any, size: int, expected: Collection[int] = (), **options: Any
+    ) -> list[int]:
+        """Return the sorted numbers of 200 batches, or of fewer that have all ``expected``."""
+        found: set[int] = set()
+        for _ in range(200):
+            found.update(self.draw(buffer, size, **options))
+            if found == expected:
+                break
+        return sorted(found)
+
     def draws(self, buffer: Any, size: int = 2, times: int = 8) -> list[list[int]]:
         """Draw several batches; return the numbers of their rows."""
         return [self.draw(buffer, size) for _ in range(times)]
@@ -114,20 +119,6 @@ class BufferBench(RuleBench[MakeBuffer]):
         if expected:
             strange = set(self.draw(buffer, len(expected))) - set(expected)
             expect(not strange, f"rows {sorted(strange)} were drawn {what}")
-
-    def together(self, *jobs: Callable[[], Any]) -> list[Any]:
-        """Run calls at the same time, each in a thread; return their results.
-
-        Raises the error of a call, or RuleBroken if a call does not end.
-        """
-        start = threading.Barrier(len(jobs))
-
-        def begin(job: Callable[[], Any]) -> Any:
-            start.wait(self.patience_s)
-            return job()
-
-        calls = [Call(partial(begin, job), f"thread {n}") for n, job in enumerate(jobs)]
-        return [call.value(4 * self.patience_s) for call in calls]
 
 
 WIDTH = 64
@@ -214,7 +205,8 @@ def update_of(rows: Sequence[Any], priorities: Iterable[float]) -> dict[str, lis
 def spoil(rows: Iterable[Any]) -> None:
     """Overwrite the values in rows, to check that nothing shares memory with them."""
     if isinstance(rows, SampleBatch):
-        _spoil_columns(rows.columns)
+        for _, column in leaves(rows.columns):
+            column[...] = 0 if column.dtype == np.bool_ else 77
         return
     for row in rows:
         if isinstance(row, (SampleBatch, list)):
@@ -223,14 +215,6 @@ def spoil(rows: Iterable[Any]) -> None:
             for key in ("id", "reward"):
                 row[key] = -1
             row["obs"]["even"] = None
-
-
-def _spoil_columns(columns: dict[str, Any]) -> None:
-    for column in columns.values():
-        if isinstance(column, dict):
-            _spoil_columns(column)
-        else:
-            column[...] = 0 if column.dtype == np.bool_ else 77
 
 
 def _observation(number: int) -> dict[str, Any]:

@@ -100,10 +100,6 @@ class BufferModel:
             if iteration - self.collected.get(number, iteration) >= self.max_staleness:
                 self._stale.add(number)
 
-    def load(self) -> None:
-        """Change to the model of a new buffer that loaded a save of this one."""
-        self.pushed = len(self.rows)
-
     def reopen(self) -> None:
         """Change to the model of a buffer that reopened the rows of this one from disk.
 
@@ -188,18 +184,18 @@ class BufferMachine(RuleBasedStateMachine):
         self.bench = BufferBench(
             self.make_buffer, Path(self.folder.name), self.capabilities, PATIENCE_S
         )
-        self.cfg: dict[str, Any] = {"replay_buffer_size": capacity, "seed": seed}
+        limits: dict[str, float] = {}
+        if self.bench.has("priorities"):
+            limits = {"max_use": max_use, "max_staleness": max_staleness}
+        self.cfg: dict[str, Any] = {
+            "replay_buffer_size": capacity,
+            "seed": seed,
+            **{name: limit for name, limit in limits.items() if limit < math.inf},
+        }
         self.iteration = 0
-        if not self.bench.has("priorities"):
-            max_use = max_staleness = math.inf
-        if max_use < math.inf:
-            self.cfg["max_use"] = max_use
-        if max_staleness < math.inf:
-            self.cfg["max_staleness"] = max_staleness
-        self.model = BufferModel(capacity, max_use, max_staleness)
+        self.model = BufferModel(capacity, **limits)
         self.gone: list[int] = []
         self.facts: dict[int, tuple[int, int]] = {}
-        self.seed = seed
         self.buffer = self.new_buffer()
         self.pushed_before = 0
 
@@ -261,14 +257,9 @@ class BufferMachine(RuleBasedStateMachine):
         pairs = zip(self.rows(numbers), priorities, strict=True)
         self.push(numbers, [{**row, "priority": value} for row, value in pairs], priorities)
 
-    @_only("priorities")
-    @rule(iterations=st.integers(1, 2))
-    def train(self, iterations: int) -> None:
+    @rule(size=st.integers(0, 12), iterations=st.sampled_from([0, 0, 1, 2]))
+    def sample(self, size: int, iterations: int) -> None:
         self.iteration += iterations
-        self.check_sample(1)
-
-    @rule(size=st.integers(0, 12))
-    def sample(self, size: int) -> None:
         self.check_sample(size)
         self.check_sample(min(size, len(self.model.rows)))
 
@@ -321,16 +312,14 @@ class BufferMachine(RuleBasedStateMachine):
         priorities = st.sampled_from([0.01, 0.5, 1.0, 3.0, 20.0])
         pairs = st.lists(st.tuples(st.sampled_from(recent), priorities), max_size=6)
         changes = data.draw(pairs)
-        self.buffer.update(self.info(changes))
-        self.model.update(changes)
-        self.check_sample(len(self.model.rows))
-
-    def info(self, changes: list[tuple[int, float]]) -> dict[str, list[Any]]:
-        return {
+        info = {
             "replay_unique_id": [self.facts[number][0] for number, _ in changes],
             "replay_buffer_idx": [self.facts[number][1] for number, _ in changes],
             "priority": [priority for _, priority in changes],
         }
+        self.buffer.update(info)
+        self.model.update(changes)
+        self.check_sample(len(self.model.rows))
 
     # Only after some pushes; otherwise most calls would be made on an empty buffer.
     @precondition(lambda self: self.model.pushed > self.model.capacity // 2)
@@ -347,7 +336,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def move_to_another_buffer(self) -> None:
         old = self.buffer
-        self.buffer = self.new_buffer(seed=self.seed + 10)
+        self.buffer = self.new_buffer(seed=self.cfg["seed"] + 10)
         self.buffer.load_state_dict(old.state_dict())
         old.close()
 
@@ -357,10 +346,10 @@ class BufferMachine(RuleBasedStateMachine):
         folder = str(Path(self.folder.name) / "rows")
         old = self.buffer
         old.save_data(folder)
-        self.buffer = self.new_buffer(seed=self.seed + 10)
+        self.buffer = self.new_buffer(seed=self.cfg["seed"] + 10)
         self.buffer.load_data(folder)
         old.close()
-        self.model.load()
+        self.model.pushed = len(self.model.rows)
         self.pushed_before = 0
 
     @precondition(lambda self: type(self).reopen_buffer is not BufferMachine.reopen_buffer)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, Self
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +14,8 @@ from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.policy.base import CollectMode
+from dingsdk.testing.env_rules import TwoPlayers
 from dingsdk.testing.expect import expect, expect_equal, raises
 from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
 
@@ -68,38 +71,11 @@ class ScriptEnv(gym.Env[Any, Any]):
         return np.array([self._env_id, self._log["episode"], self._time], np.float32)
 
 
-class ScriptGame(ScriptEnv):
-    """``ScriptEnv`` for two players, who observe the same; player 1 gets the negative rewards."""
-
-    player_num = 2
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
-    action_space: Any = gym.spaces.MultiDiscrete([2, 2])
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, np.array([reward, -reward], np.float32), terminated, truncated, info
-
-    def _observe(self) -> Any:
-        return np.stack([super()._observe()] * 2)
-
-
-class RuleMode(NamedTuple):
-    """A collect mode with only the documented fields; also used as an eval mode."""
-
-    forward: Any
-    process_transition: Any
-    get_train_sample: Any
-    reset: Any
-    get_attribute: Any
-    set_attribute: Any
-    state_dict: Any
-    load_state_dict: Any
-
-
 class RulePolicy:
     """A policy in the dict form that records the calls of ``forward`` and ``reset``.
 
     Attributes:
+        mode: Its collect mode; also used as an eval mode.
         asked: The env ids and keyword arguments of each ``forward``.
         resets: The argument of each ``reset``.
         answer: The action that it returns for each env.
@@ -115,7 +91,7 @@ class RulePolicy:
             "n_sample": None, "n_episode": None, "unroll_len": 1, "on_policy": False,
             **attributes,
         }  # fmt: skip
-        self.mode = RuleMode(
+        self.mode = CollectMode(
             forward=self._forward,
             process_transition=self._transition,
             get_train_sample=list,
@@ -168,8 +144,11 @@ NO_SCALARS: Final = SimpleNamespace(
 class SerialBench(RuleBench[Callable[..., Any]]):
     """The bench of collectors and evaluators: has scripted envs, a policy and an observer."""
 
+    cfg: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which the worker can run."""
+    method: ClassVar[str] = "collect"
+
     def __enter__(self) -> Self:
-        self._runs = 0
         self.policy, self.observer = RulePolicy(), SerialObserver()
         self.logs: list[dict[str, int]] = []
         plugins = PluginManager()
@@ -185,10 +164,10 @@ class SerialBench(RuleBench[Callable[..., Any]]):
         """Return a manager, not launched, with one env for each list of episode lengths."""
         self.logs = [{"episode": -1, "steps": 0} for _ in lengths]
 
-        def maker(env_id: int) -> Callable[[], ScriptEnv]:
+        def maker(env_id: int) -> Callable[[], gym.Env[Any, Any]]:
             of_env = (fails or {}).get(env_id, ())
-            script = ScriptGame if self.has("players") else ScriptEnv
-            return lambda: script(env_id, lengths[env_id], of_env, self.logs[env_id])
+            made = partial(ScriptEnv, env_id, lengths[env_id], of_env, self.logs[env_id])
+            return lambda: TwoPlayers(made()) if self.has("players") else made()
 
         return create_env_manager({"type": "in_process"}, [maker(i) for i in range(len(lengths))])
 
@@ -202,9 +181,15 @@ class SerialBench(RuleBench[Callable[..., Any]]):
 
     def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
         """Return a fresh collector or evaluator."""
-        self._runs += 1
-        folder = str(self.folder / f"run{self._runs}")
-        return self.keep(self._make(cfg, env, policy, NO_SCALARS, folder))
+        return self.keep(self._make(cfg, env, policy, NO_SCALARS, str(self.new_folder())))
+
+    def given(self, policy: Any) -> Any:
+        """Return the policy argument of a worker."""
+        return policy
+
+    def run(self, worker: Any) -> Any:
+        """Call ``method`` as a rule about collectors and evaluators does."""
+        return getattr(worker, self.method)()
 
     def ready(
         self,
@@ -235,6 +220,9 @@ class CollectorBench(SerialBench):
             return policy
         self.opponent = RulePolicy()
         return [policy, self.opponent.mode]
+
+    def run(self, worker: Any) -> Any:
+        return self.collect(worker)
 
     def collect_all(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
         """Collect ``count`` samples or episodes."""
@@ -337,17 +325,15 @@ def rule_07_only_the_episode_of_a_failed_env_is_lost(bench: CollectorBench) -> N
     expect_equal(collector.envstep, 999 + bench.steps, "envstep, with one failed step")
 
 
-def rule_09_unusable_answer_moves_no_env(bench: CollectorBench) -> None:
+def rule_09_unusable_answer_moves_no_env(bench: SerialBench) -> None:
     """Policy output without an action or with NaN raises PolicyOutputError before any env steps."""
-    for answer in (None, np.float32(np.nan)):
-        collector = bench.ready(attributes={"n_sample": 4})
-        bench.policy.answer = answer
+    for answer in ({}, {"action": np.float32(np.nan)}):
+        worker = bench.ready(attributes={"n_sample": 4}, **bench.cfg)
         policy = bench.policy.mode
-        if answer is None:
-            policy = policy._replace(forward=lambda obs, **kwargs: {i: {} for i in obs})
-            collector.reset_policy(bench.given(policy))
+        policy = policy._replace(forward=lambda obs, **kwargs: dict.fromkeys(obs, answer))  # noqa: B023
+        worker.reset_policy(bench.given(policy))
         with raises(f"the answer {answer}", PolicyOutputError):
-            bench.collect(collector)
+            bench.run(worker)
         expect_equal(bench.steps, 0, "steps after an unusable answer")
 
 
@@ -360,24 +346,26 @@ def rule_10_policy_says_how_much(bench: CollectorBench) -> None:
         bench.collect(collector, None)
 
 
-def rule_11_env_and_policy_may_come_later(bench: CollectorBench) -> None:
-    """``reset_env`` and ``reset_policy`` set env and policy of a collector made without them.
+def rule_11_env_and_policy_may_come_later(bench: SerialBench) -> None:
+    """``reset_env`` and ``reset_policy`` set env and policy if the part was made without them.
 
-    An unknown key of the section raises UnknownKeyError.
+    Until then it raises NotSetError when it is used. An unknown key of the section raises
+    UnknownKeyError.
     """
     with raises("an unknown key", UnknownKeyError):
         bench.make(None, None, no_such_key=1)
-    collector = bench.make(None, None)
-    with raises("collect() without an env", NotSetError):
-        bench.collect(collector)
-    policy = RulePolicy(n_sample=4)
-    with raises("reset_policy() without an env", NotSetError):
-        collector.reset_policy(bench.given(policy.mode))
-    collector.reset_env(bench.envs())
-    with raises("collect() without a policy", NotSetError):
-        bench.collect(collector)
-    collector.reset_policy(bench.given(policy.mode))
-    expect_equal(len(bench.collect(collector)), 4, "what was collected")
+    worker = bench.make(None, None, **bench.cfg)
+    with raises(f"{bench.method}() without an env", NotSetError):
+        bench.run(worker)
+    if bench.has("samples") or bench.has("episodes"):
+        with raises("reset_policy() of a collector without an env", NotSetError):
+            worker.reset_policy(bench.given(RulePolicy().mode))
+    worker.reset_env(bench.envs())
+    with raises(f"{bench.method}() without a policy", NotSetError):
+        bench.run(worker)
+    worker.reset_policy(bench.given(RulePolicy(n_sample=4).mode))
+    bench.run(worker)
+    expect(bench.steps > 0, "no env was stepped")
 
 
 def rule_12_reset_starts_over(bench: CollectorBench) -> None:

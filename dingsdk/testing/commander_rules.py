@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dingsdk.config import to_easydict, to_plain
-from dingsdk.testing.expect import expect, expect_equal
+from dingsdk.config import to_plain
+from dingsdk.testing.expect import RuleBroken, expect, expect_equal
 from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
 from dingsdk.worker.comm.files import FilePolicyStore
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
@@ -31,11 +31,11 @@ _STOP_VALUE = 100.0
 class CommanderBench(RuleBench[MakeCommander]):
     """The bench of a commander: makes commanders for a small config with space for three tasks."""
 
-    def config(self, **commander: Any) -> Any:
+    def config(self) -> Any:
         """Return the compiled config of a short DQN run on CartPole."""
         from dingsdk.pipeline.compile import compile_config
 
-        spaces = {"collector_task_space": _SPACES, "learner_task_space": 1, **commander}
+        spaces = {"collector_task_space": _SPACES, "learner_task_space": 1}
         compiled = compile_config(
             {
                 "exp_name": "rules",
@@ -44,14 +44,12 @@ class CommanderBench(RuleBench[MakeCommander]):
                 "policy": {
                     "type": "dqn",
                     "eval": {"evaluator": {"eval_freq": 10}},
-                    "other": {"commander": {"type": "solo"}},
+                    "other": {"commander": {"type": "solo", **spaces}},
                 },
             }
         )
-        plain = to_plain(compiled)
-        plain["exp_name"] = str(self.folder / "run")
-        plain["policy"]["other"]["commander"].update(spaces)
-        return to_easydict(plain)
+        compiled.exp_name = str(self.folder / "run")
+        return compiled
 
     def commander(self, cfg: Mapping[str, Any] | None = None) -> BaseParallelCommander:
         """Return a fresh commander."""
@@ -60,12 +58,11 @@ class CommanderBench(RuleBench[MakeCommander]):
     def build(self) -> BaseParallelCommander:
         return self.commander()
 
-    def started(self) -> tuple[BaseParallelCommander, Task]:
+    def started(self, cfg: Mapping[str, Any] | None = None) -> tuple[BaseParallelCommander, Task]:
         """Return a commander that has issued its learner task, and that task."""
-        commander = self.commander()
-        task = commander.get_learner_task()
-        expect(task is not None, "the first get_learner_task() returned None")
-        assert task is not None  # narrowed for the type checker; `expect` raises
+        commander = self.commander(cfg)
+        if (task := commander.get_learner_task()) is None:
+            raise RuleBroken("the first get_learner_task() returned None")
         return commander, task
 
     def drain(self, commander: BaseParallelCommander) -> list[Task]:
@@ -159,9 +156,7 @@ def rule_07_the_config_is_only_read(bench: CommanderBench) -> None:
     """The commander does not change the config, and tasks share no data with it."""
     cfg = bench.config()
     before = copy.deepcopy(to_plain(cfg))
-    commander = bench.commander(cfg)
-    learner = commander.get_learner_task()
-    expect(learner is not None, "the first get_learner_task() returned None")
+    commander, _ = bench.started(cfg)
     for task in bench.drain(commander):
         task["collector_cfg"]["env"].clear()
         bench.finish(commander, task)
@@ -268,10 +263,9 @@ def rule_15_tasks_name_a_policy_for_each_player(bench: CommanderBench) -> None:
     """
     cfg = bench.config()
     cfg.policy.other.league.update(one_phase_step=20, self_play=0.25)
-    commander, store = bench.commander(cfg), bench.keep(FilePolicyStore(bench.folder))
+    commander, learner = bench.started(cfg)
+    store = bench.keep(FilePolicyStore(bench.folder))
     commander.policy_store = store
-    learner = commander.get_learner_task()
-    assert learner is not None
     past: set[str] = set()
     own_games = 0
     for train_iter in range(59):  # two phases of the league

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -89,25 +90,34 @@ class RuleEnv(gym.Env[Any, Any]):
         return np.array([self._drawn, self._time], np.float32)
 
 
-class RuleGame(RuleEnv):
-    """``RuleEnv`` for two players; only player 0 acts.
+class TwoPlayers(gym.Wrapper[Any, Any, Any, Any]):
+    """An env for two players; only player 0 acts.
 
     Player 1 gets the negative observations and rewards of player 0.
     """
 
     player_num = 2
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
-    action_space: Any = gym.spaces.MultiDiscrete([7, 7])
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        shape, count = env.observation_space.shape, env.action_space.n
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2, *shape), np.float32)
+        self.action_space = gym.spaces.MultiDiscrete([count, count])
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        obs, info = super().reset(**kwargs)
+        obs, info = self.env.reset(**kwargs)
         return np.stack([obs, -obs]), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = super().step(action[0])
+        obs, reward, terminated, truncated, info = self.env.step(action[0])
         info["players"] = [{"number": 0}, {"number": 1}]
-        rewards = np.array([reward, -reward])
+        rewards = np.array([reward, -float(reward)])
         return np.stack([obs, -obs]), rewards, terminated, truncated, info
+
+
+def rule_game(folder: str) -> TwoPlayers:
+    """Return ``RuleEnv`` for two players."""
+    return TwoPlayers(RuleEnv(folder))
 
 
 class Transition(NamedTuple):
@@ -130,7 +140,7 @@ class EnvBench(RuleBench[MakeEnvManager]):
         *,
         launch: bool = True,
         seed: int = _SEED,
-        env: type[RuleEnv] = RuleEnv,
+        env: Callable[[str], Any] = RuleEnv,
         **cfg: Any,
     ) -> EnvManager:
         """Return a manager of ``env_num`` envs, seeded and launched."""
@@ -224,14 +234,14 @@ def _by_env(manager: EnvManager, count: int) -> list[list[Transition]]:
     return [rows[:count] for rows in made]
 
 
-def _episodes(manager: EnvManager, count: int) -> Iterator[tuple[int, Any, float]]:
-    """Play ``count`` episodes of env 0 in the dict form.
+def _episodes(manager: EnvManager, count: float = math.inf) -> Iterator[tuple[int, Any, float]]:
+    """Play ``count`` episodes of env 0, or all that may be played, in the dict form.
 
     Yields:
         The env id, the last step and the return of each episode of any env.
     """
     paid = [0.0] * manager.env_num
-    while count:
+    while count and not manager.done:
         for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, RIGHT)).items():
             paid[env_id] += float(step.reward)
             if step.done:
@@ -296,18 +306,19 @@ def rule_05_batched_form_plays_as_each_env_alone(bench: EnvBench) -> None:
     When an episode ends, ``final_obs`` is its true last observation, and ``terminated`` and
     ``truncated`` say how it ended.
     """
-    manager = bench.manager(3)
-    for env_id, found in enumerate(_batched(manager, 30)):
-        plain = bench.plain(_SEED + env_id)
-        expected = [plain.step(_action(env_id, index)) for index in range(30)]
-        expect_equal(found, expected, f"transitions of env {env_id}")
+    _expect_alone(bench, _batched)
 
 
 @needs("per_env_seed")
 def rule_06_dict_form_plays_as_each_env_alone(bench: EnvBench) -> None:
     """``step`` gives the same transitions as ``step_batch``."""
-    manager = bench.manager(3)
-    for env_id, found in enumerate(_by_env(manager, 30)):
+    _expect_alone(bench, _by_env)
+
+
+def _expect_alone(
+    bench: EnvBench, play: Callable[[EnvManager, int], list[list[Transition]]]
+) -> None:
+    for env_id, found in enumerate(play(bench.manager(3), 30)):
         plain = bench.plain(_SEED + env_id)
         expected = [plain.step(_action(env_id, index)) for index in range(30)]
         expect_equal(found, expected, f"transitions of env {env_id}")
@@ -316,14 +327,18 @@ def rule_06_dict_form_plays_as_each_env_alone(bench: EnvBench) -> None:
 def rule_07_columns_have_their_types_and_do_not_change(bench: EnvBench) -> None:
     """Rewards are float32, ends bool, observations of the space's dtype, with one row per env.
 
-    No later call changes observations, rewards or ends that were returned before.
+    The rewards are those of the envs. No later call changes observations, rewards or ends that
+    were returned before.
     """
     manager = bench.manager()
     kept: list[tuple[Any, Any]] = [(obs, obs.copy()) for obs in manager.ready_obs.values()]
     kept += [(manager.current_obs(), manager.current_obs().copy())]
     for _ in range(12):
+        times = manager.current_obs()[:, 1]
         step = _all(manager, RIGHT)
         kept += [(column, column.copy()) for column in step[:5]]
+        expected = np.where(_valid(step), times + 1.5, 0.0)
+        expect_equal(step.reward.tolist(), expected.tolist(), "rewards of the envs")
         columns = (step.reward, step.terminated, step.truncated, step.obs)
         found = [(str(column.dtype), column.shape) for column in columns]
         flag = ("bool", (2,))
@@ -531,11 +546,11 @@ def rule_18_dict_form_says_why_a_step_failed(bench: EnvBench) -> None:
     expect_equal(float(step.info["eval_episode_return"]), paid, "eval_episode_return")
 
 
-def _answer(manager: EnvManager, env_id: int, action: int) -> Any:
+def _answer(manager: EnvManager, env_id: int, action: Any, others: Any = LEFT) -> Any:
     """Step all envs until env ``env_id``, which is ready, has ended the step with ``action``."""
-    actions = {**dict.fromkeys(manager.ready_obs, LEFT), env_id: action}
+    actions = {**dict.fromkeys(manager.ready_obs, others), env_id: action}
     while env_id not in (steps := manager.step(actions)):
-        actions = dict.fromkeys(manager.ready_obs, LEFT)
+        actions = dict.fromkeys(manager.ready_obs, others)
     return steps[env_id]
 
 
@@ -557,13 +572,11 @@ def rule_19_too_many_failures_in_a_row_end_the_run(bench: EnvBench) -> None:
             _all(manager, LEFT)
     for _ in range(2):
         _all(manager, RAISE)
-    try:
+    with raises("the third failure in a row", EnvError) as caught:
         _all(manager, RAISE)
-    except EnvError as error:
-        expect_equal((error.env_id, error.failures), (0, 3), "env_id and failures")
-        expect("the env raises" in str(error.facts.get("traceback")), "no traceback")
-    else:
-        expect(False, "three failures in a row raised nothing")
+    (error,) = caught
+    expect_equal((error.env_id, error.failures), (0, 3), "env_id and failures")
+    expect("the env raises" in str(error.facts.get("traceback")), "no traceback")
 
 
 @needs("guarded")
@@ -659,18 +672,15 @@ def rule_27_rewards_and_infos_are_by_player(bench: EnvBench) -> None:
     Each player has its own ``eval_episode_return``. After a failed step all rewards are 0, and the
     info of each player has ``abnormal``.
     """
-    manager = bench.manager(env=RuleGame)
+    manager = bench.manager(env=rule_game)
     expect_equal(manager.player_num, 2, "player_num")
     step = manager.step_batch(np.array([[LEFT, LEFT], [RIGHT, LEFT]]))
     expect_equal(step.reward.dtype, np.dtype(np.float32), "dtype of the rewards")
     expect_equal(step.reward.tolist(), [[1.0, -1.0], [1.5, -1.5]], "rewards of both envs")
     manager.reset()
-    paid, is_over = 0.0, False
+    paid, is_over, both = 0.0, False, [RIGHT, LEFT]
     while not is_over:
-        steps = manager.step({env_id: [RIGHT, LEFT] for env_id in manager.ready_obs})
-        if 0 not in steps:
-            continue
-        _, reward, is_over, infos = steps[0]
+        _, reward, is_over, infos = _answer(manager, 0, both, both)
         paid += float(reward[0])
         expect_equal(float(reward[1]), -float(reward[0]), "the reward of player 1")
         expect_equal([info["number"] for info in infos], [0, 1], "the infos by player")
@@ -678,12 +688,9 @@ def rule_27_rewards_and_infos_are_by_player(bench: EnvBench) -> None:
     expect_equal(returns, [paid, -paid], "returns of the players")
     for wrong in (RAISE, NAN_REWARD):
         manager.reset()
-        found: dict[int, Any] = {}
-        while 0 not in found:
-            actions = {env_id: [RIGHT, LEFT] for env_id in manager.ready_obs}
-            found = manager.step(actions | ({0: [wrong, LEFT]} if 0 in actions else {}))
-        expect_equal(found[0].reward.tolist(), [0.0, 0.0], "rewards of a failed step")
-        abnormal = [bool(info.get("abnormal")) for info in found[0].info]
+        found = _answer(manager, 0, [wrong, LEFT], both)
+        expect_equal(found.reward.tolist(), [0.0, 0.0], "rewards of a failed step")
+        abnormal = [bool(info.get("abnormal")) for info in found.info]
         expect_equal(abnormal, [True, True], "abnormal, in the info of each player")
 
 
@@ -705,9 +712,9 @@ def rule_28_saved_state_continues_in_another_manager(bench: EnvBench) -> None:
     for _ in range(7):
         manager.step(dict.fromkeys(manager.ready_obs, RIGHT))
     state = manager.get_state()
-    ends = _returns_until_done(manager)
+    ends = _returns(manager)
     other.set_state(_stored(state))
-    expect_equal(_returns_until_done(other), ends, "ends of the episodes after set_state")
+    expect_equal(_returns(other), ends, "ends of the episodes after set_state")
 
 
 def _stored(state: dict[str, Any]) -> dict[str, Any]:
@@ -717,17 +724,10 @@ def _stored(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _returns_until_done(manager: EnvManager) -> list[tuple[int, float]]:
+def _returns(manager: EnvManager) -> list[tuple[int, float]]:
     """Play until every env has played its episodes; return (env id, return) of each, by env."""
-    ends = []
-    for _ in range(4 * _PATIENCE):
-        if manager.done:
-            break
-        for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, LEFT)).items():
-            if step.done:
-                ends.append((env_id, float(step.info["eval_episode_return"])))
-    expect(manager.done, "the envs have not had their episodes after 80 steps")
-    return sorted(ends, key=lambda end: end[0])
+    ends = _episodes(manager)
+    return sorted((env_id, float(step.info["eval_episode_return"])) for env_id, step, _ in ends)
 
 
 ENV_BOOK: Final = RuleBook(collect(__name__), ENV_CAPABILITIES, EnvBench)

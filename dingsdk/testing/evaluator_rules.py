@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-import numpy as np
-
-from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
-from dingsdk.testing.collector_rules import (
-    RulePolicy,
-    SerialBench,
-    rule_14_close_closes_the_envs,  # noqa: F401 - a rule of evaluators too
-)
+from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.testing import collector_rules
 from dingsdk.testing.expect import expect, expect_equal, raises
 from dingsdk.testing.runner import Contract, RuleBook, collect, needs
 
@@ -24,8 +18,11 @@ EVALUATOR_CAPABILITIES: Final[Mapping[str, str]] = {
 RETURNS = "eval_episode_return"
 
 
-class EvaluatorBench(SerialBench):
+class EvaluatorBench(collector_rules.SerialBench):
     """The bench of an evaluator; an episode of length n has the return n (n + 1) / 2."""
+
+    cfg: ClassVar = {"n_episode": 2}
+    method = "eval"
 
     def saved(self, evaluator: Any, train_iter: int) -> list[str]:
         """Evaluate; return the names that ``save_ckpt_fn`` was called with."""
@@ -103,39 +100,13 @@ def rule_09_evaluations_are_due_by_schedule(bench: EvaluatorBench) -> None:
     expect_equal(due, [0, 10, 20, 30], "iterations that were due")
 
 
-def rule_10_unusable_answer_moves_no_env(bench: EvaluatorBench) -> None:
-    """Policy output with NaN raises PolicyOutputError before any env steps."""
-    evaluator = bench.ready(n_episode=2)
-    bench.policy.answer = np.float32(np.nan)
-    with raises("an answer of NaN", PolicyOutputError):
-        evaluator.eval()
-    expect_equal(bench.steps, 0, "steps after an unusable answer")
-
-
 def rule_11_what_cannot_be_evaluated_is_refused(bench: EvaluatorBench) -> None:
-    """A missing ``n_episode`` raises NotSetError, fewer episodes than envs raise ConfigError.
-
-    An unknown key raises UnknownKeyError.
-    """
+    """A missing ``n_episode`` raises NotSetError, fewer episodes than envs raise ConfigError."""
     evaluator = bench.ready()
     with raises("no n_episode", NotSetError):
         evaluator.eval()
     with raises("fewer episodes than envs", ConfigError):
         evaluator.eval(n_episode=1)
-    with raises("an unknown key", UnknownKeyError):
-        bench.make(None, None, no_such_key=1)
-
-
-def rule_12_env_and_policy_may_come_later(bench: EvaluatorBench) -> None:
-    """``reset_env`` and ``reset_policy`` set env and policy of an evaluator made without them."""
-    evaluator = bench.make(None, None, n_episode=2)
-    with raises("eval() without an env", NotSetError):
-        evaluator.eval()
-    evaluator.reset_env(bench.envs())
-    with raises("eval() without a policy", NotSetError):
-        evaluator.eval()
-    evaluator.reset_policy(RulePolicy().mode)
-    expect_equal(len(evaluator.eval()[1][RETURNS]), 2, "episodes")
 
 
 @needs("waits")
@@ -145,6 +116,11 @@ def rule_15_envs_wait_for_others(bench: EvaluatorBench) -> None:
     evaluator.eval()
     expect_equal(bench.steps, 10, "steps of an evaluation")
 
+
+# Rules of collectors that are rules of evaluators too.
+rule_10_unusable_answer_moves_no_env = collector_rules.rule_09_unusable_answer_moves_no_env
+rule_12_env_and_policy_may_come_later = collector_rules.rule_11_env_and_policy_may_come_later
+rule_14_close_closes_the_envs = collector_rules.rule_14_close_closes_the_envs
 
 EVALUATOR_BOOK: Final = RuleBook(collect(__name__), EVALUATOR_CAPABILITIES, EvaluatorBench)
 EVALUATOR_RULES: Final = EVALUATOR_BOOK.rules

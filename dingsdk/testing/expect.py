@@ -15,11 +15,18 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DingError
-from dingsdk.testing.runner import RuleBroken
 
 _T = TypeVar("_T")
 SPREADS = 5.0
 """Allowed deviation of a count, in standard deviations: exceeded once in two million by chance."""
+WAIT_S = 0.06
+"""How long a call that should wait is watched, and the deadline of waits for nothing."""
+_EARLY_S = 0.02
+"""A wait may end this much early, because clocks have a coarse resolution."""
+
+
+class RuleBroken(AssertionError):  # noqa: N818 - a finding, not an error of the kit
+    """A part did not do what the rule says."""
 
 
 class Call(Generic[_T]):
@@ -28,7 +35,7 @@ class Call(Generic[_T]):
     def __init__(self, function: Callable[[], _T], what: str) -> None:
         self.what = what
         self.error: BaseException | None = None
-        self.took_s = 0.0
+        self._took_s = 0.0
         self._value: list[_T] = []
         self._function = function
         self._thread = threading.Thread(target=self._run, name=f"call of {what}", daemon=True)
@@ -40,33 +47,44 @@ class Call(Generic[_T]):
             self._value.append(self._function())
         except BaseException as error:
             self.error = error
-        self.took_s = time.monotonic() - started
+        self._took_s = time.monotonic() - started
 
-    def end(self, timeout_s: float) -> None:
-        """Wait for the call to end. Raises RuleBroken if it does not end in time."""
+    def end(self, timeout_s: float, least_s: float = 0.0) -> None:
+        """Wait for the call to end.
+
+        Raises RuleBroken if it does not end in time, or ended before ``least_s``.
+        """
         if not self.has_ended(timeout_s):
             raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
+        is_early = self._took_s < least_s - _EARLY_S
+        expect(not is_early, f"{self.what} returned after {self._took_s:.3f} s, not {least_s} s")
 
     def has_ended(self, timeout_s: float) -> bool:
         """Wait for the call to end; return whether it did."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def value(self, timeout_s: float) -> _T:
-        """Return the result of the call, or raise its error."""
-        self.end(timeout_s)
+    def expect_waits(self) -> None:
+        """Raise RuleBroken if the call ends soon; it should be waiting."""
+        expect(not self.has_ended(WAIT_S), f"{self.what} did not wait")
+
+    def value(self, timeout_s: float, least_s: float = 0.0) -> _T:
+        """Return the result of the call, or raise its error; raises RuleBroken as ``end``."""
+        self.end(timeout_s, least_s)
         if self.error is not None:
             raise self.error
         return self._value[0]
 
 
 @contextlib.contextmanager
-def raises(what: str, *kinds: type[BaseException]) -> Iterator[None]:
-    """Expect the block to raise one of ``kinds``."""
+def raises(what: str, *kinds: type[BaseException]) -> Iterator[list[Any]]:
+    """Expect the block to raise one of ``kinds``; the list that it gets has then the error."""
     names = " or ".join(kind.__name__ for kind in kinds)
+    caught: list[Any] = []
     try:
-        yield
-    except kinds:
+        yield caught
+    except kinds as error:
+        caught.append(error)
         return
     except DingError as error:
         raise RuleBroken(f"{what} raised {type(error).__name__}, not {names}: {error}") from error

@@ -85,7 +85,7 @@ class FaultProxy(Closing):
         self._cuts = 0
         self._is_silent = False
         self._is_closed = False
-        self._sockets: set[socket.socket] = set()
+        self._links: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.exchanges = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -135,7 +135,7 @@ class FaultProxy(Closing):
             pass  # both sides are cut below
         finally:
             for link in links:
-                self._cut(link)
+                _cut(link)
 
     def _exchange(self, client: socket.socket, server: socket.socket) -> None:
         request = _read_message(client)
@@ -168,8 +168,8 @@ class FaultProxy(Closing):
                 sink.sendall(data)
         except (_CutError, OSError):
             pass  # both directions are cut below
-        self._cut(source)
-        self._cut(sink)
+        _cut(source)
+        _cut(sink)
 
     def _send_again(self, request: bytes) -> None:
         twin = self._dial()
@@ -180,7 +180,7 @@ class FaultProxy(Closing):
         except (_CutError, OSError):
             pass  # the request was sent; its reply is not needed
         finally:
-            self._cut(twin)
+            _cut(twin)
 
     def _next_fault(self) -> Fault:
         """Return the fault of an exchange; handles DELAY, SWALLOW and DROP itself."""
@@ -218,26 +218,18 @@ class FaultProxy(Closing):
     def _keep(self, link: socket.socket) -> socket.socket:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._turn:
-            self._sockets.add(link)
+            self._links.append(link)
             is_late = self._is_closed
         if is_late:
-            self._cut(link)
+            _cut(link)
             raise _CutError
         return link
-
-    def _cut(self, link: socket.socket) -> None:
-        with self._turn:
-            if link not in self._sockets:
-                return
-            self._sockets.remove(link)
-        _shut(link)
-        link.close()
 
     def _cut_all(self) -> None:
         # Only shut down: the thread that waits on a socket closes it.
         with self._turn:
             self._turn.notify_all()
-            links = list(self._sockets)
+            links, self._links = self._links, []
         for link in links:
             _shut(link)
 
@@ -264,6 +256,11 @@ def _receive(link: socket.socket) -> bytes:
     if not data:
         raise _CutError
     return data
+
+
+def _cut(link: socket.socket) -> None:
+    _shut(link)
+    link.close()
 
 
 def _shut(link: socket.socket) -> None:

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.blame import error_text
 from dingsdk.plugins.registry import transaction
 from dingsdk.testing.buffer_bench import make_row, numbers_of
 from dingsdk.testing.buffer_rules import BUFFER_BOOK
-from dingsdk.testing.expect import expect, expect_alike, expect_equal, raises
+from dingsdk.testing.expect import RuleBroken, expect, expect_alike, expect_equal, raises
 from dingsdk.testing.runner import (
     Contract,
     ContractError,
     ContractReport,
     RuleBench,
     RuleBook,
-    RuleBroken,
     book_of,
     collect,
     needs,
 )
 from dingsdk.worker.factory import create_buffer
+from dingsdk.worker.replay_buffer.sampler import check_ranks
 
 CAPACITY = 8
 MakePart = Callable[..., Any]
@@ -75,18 +75,18 @@ class PartBench(RuleBench[MakePart]):
         with transaction("the rules") as changes:
             registry.register(key, made)
         self.exits.callback(changes.roll_back)
-        make: Any = partial(_buffer, {"type": buffer, kind: {"type": key}})
-        make.needs_columns = getattr(self.part(), "needs_columns", ())
+
+        def make(cfg: Mapping[str, Any]) -> Any:
+            return create_buffer({"type": buffer, kind: {"type": key}, **cfg})
+
+        make.needs_columns = getattr(self.part(), "needs_columns", ())  # type: ignore[attr-defined]
         try:
             BUFFER_BOOK.check(make, capabilities=capabilities, patience_s=self.patience_s)
         except ContractError as error:
-            results = error.facts["report"].results
-            broken = "\n".join(str(each) for each in results if each.error is not None)
-            raise RuleBroken(f"rules of buffers that are broken:\n{broken}") from error
-
-
-def _buffer(parts: Mapping[str, Any], cfg: Mapping[str, Any]) -> Any:
-    return create_buffer({**parts, **cfg})
+            first, *others = (each for each in error.facts["report"].results if each.error)
+            text = f"{first.rule.number}, {first.rule.title}: {error_text(first.error)}"
+            more = ", ".join(str(each.rule.number) for each in others) or "none"
+            raise RuleBroken(f"buffers break their rule {text} (others: {more})") from error
 
 
 class PartContract(Contract):
@@ -203,7 +203,9 @@ def sampler_rule_06_ranks_are_equally_likely(bench: PartBench) -> None:
     for size, replace in ((1, False), (3, False), (CAPACITY - 1, False), (3, True)):
         counts: Counter[int] = Counter()
         for _ in range(400):
-            counts.update(sampler.draw(CAPACITY, size, replace=replace).tolist())
+            drawn = sampler.draw(CAPACITY, size, replace=replace)
+            check_ranks(drawn, CAPACITY, size, sampler)
+            counts.update(drawn.tolist())
         expect_alike(counts, CAPACITY, f"ranks in draws of {size}, replace={replace}")
 
 

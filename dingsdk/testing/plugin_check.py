@@ -17,11 +17,11 @@ from dingsdk.plugins.interfaces import describe_interface, name_of
 from dingsdk.plugins.kinds import NAMES, OBSERVERS
 from dingsdk.plugins.registry import unknown
 from dingsdk.plugins.switches import is_named
+from dingsdk.testing.expect import RuleBroken
 from dingsdk.testing.runner import (
     PATIENCE_S,
     ContractError,
     ContractReport,
-    RuleBroken,
     book_of,
 )
 
@@ -59,6 +59,11 @@ class PluginReport:
     steps: tuple[Step, ...]
     kept: int
     broken: int
+
+    def __str__(self) -> str:
+        """Return a line for each step that failed."""
+        failed = (step for step in self.steps if step.outcome == "failed")
+        return "\n".join(f"{step.part} {step.name}: {step.detail}" for step in failed)
 
     @property
     def is_passed(self) -> bool:
@@ -384,15 +389,4 @@ def _family(part: _Part, made: Any) -> Collection[str]:
 
         found = asdict(made.capabilities)
         return {name for name in ENV_CAPABILITIES if found.get(name) is True}
-    if part.kind == "learner_hooks":
-        return {"args"}
-    if part.kind == "samplers":
-        from dingsdk.worker import replay_buffer as bases
-
-        families = {
-            bases.RowSampler: {"rows"},
-            bases.PrioritySampler: {"priorities"},
-            bases.SequenceSampler: {"sequences"},
-        }
-        return next((c for base, c in families.items() if issubclass(part.target, base)), ())
     return frozenset()

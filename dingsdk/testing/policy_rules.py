@@ -112,6 +112,12 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
             found += policy.collect_mode.get_train_sample(self.piece(policy))
         return found
 
+    def trained(self, seed: int = 0) -> Any:
+        """Return a fresh policy that was trained once."""
+        policy = self.policy(seed=seed)
+        self.train(policy, self.samples(policy))
+        return policy
+
     def train(self, policy: Policy, samples: Any) -> list[dict[str, Any]]:
         """Train once; return the logged values, one dict per iteration."""
         logs = policy.learn_mode.forward(samples)
@@ -208,8 +214,7 @@ def rule_08_seed_decides_weights_and_exploration(bench: PolicyBench) -> None:
 def rule_09_global_random_states_are_left_alone(bench: PolicyBench) -> None:
     """Making a policy, acting and training do not change the global random states."""
     before = _random_states()
-    policy = bench.policy()
-    bench.train(policy, bench.samples(policy))
+    policy = bench.trained()
     policy.eval_mode.forward(bench.by_env())
     for name, state in _random_states().items():
         expect(
@@ -260,14 +265,11 @@ def rule_11_reset_takes_all_envs_or_some(bench: PolicyBench) -> None:
         policy.eval_mode.forward(obs)
     first, *rest = obs.items()
     reset.eval_mode.reset([first[0]])
-    others = dict(rest)
-    expect_equal(
-        bench.greedy(reset, others), bench.greedy(kept, others), "actions of the other envs"
-    )
-    begun = dict([first])
-    expect_equal(
-        bench.greedy(reset, begun), bench.greedy(fresh, begun), "actions of an env that was reset"
-    )
+    for some, other, what in (
+        (dict(rest), kept, "of the other envs"),
+        (dict([first]), fresh, "of an env that was reset"),
+    ):
+        expect_equal(bench.greedy(reset, some), bench.greedy(other, some), f"actions {what}")
 
 
 def rule_13_pieces_of_any_length_become_samples(bench: PolicyBench) -> None:
@@ -349,8 +351,7 @@ def rule_17_samples_that_cannot_be_trained_on_are_refused(bench: PolicyBench) ->
 
 def rule_18_state_holds_plain_data(bench: PolicyBench) -> None:
     """The state is a nested dict of tensors, arrays, numbers and text, with the key ``model``."""
-    policy = bench.policy()
-    bench.train(policy, bench.samples(policy))
+    policy = bench.trained()
     for name in ("learn_mode", "collect_mode", "eval_mode"):
         state = getattr(policy, name).state_dict()
         expect("model" in state, f"the state of {name} has no 'model'; it has {sorted(state)}")
@@ -391,8 +392,7 @@ def policy_is_deterministic(bench: PolicyBench) -> bool:
 
 def rule_20_published_weights_are_enough_to_act(bench: PolicyBench) -> None:
     """Collect and eval modes load ``{"model": arrays, "iter": version}``, also read-only arrays."""
-    first, second = bench.policy(seed=1), bench.policy(["collect", "eval"], seed=2)
-    bench.train(first, bench.samples(first))
+    first, second = bench.trained(seed=1), bench.policy(["collect", "eval"], seed=2)
     model = map_leaves(_read_only, first.learn_mode.state_dict()["model"])
     obs = bench.by_env(8)
     second.eval_mode.load_state_dict({"model": model, "iter": 3})
@@ -405,8 +405,7 @@ def rule_21_state_that_does_not_fit_changes_nothing(bench: PolicyBench) -> None:
 
     Such a state has no ``model``, lacks a weight, or has a weight of another shape.
     """
-    policy = bench.policy()
-    bench.train(policy, bench.samples(policy))
+    policy = bench.trained()
     before = copy.deepcopy(policy.learn_mode.state_dict())
     other = copy.deepcopy(bench.policy(seed=9).learn_mode.state_dict())
     name = sorted(other["model"])[-1]

@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from dingsdk.errors import ConfigError, DingError, listing
 from dingsdk.plugins import TEMPLATES
 from dingsdk.plugins.registry import unknown
 from dingsdk.runtime.deadline import returns_within
+from dingsdk.testing.expect import Call, RuleBroken
 
 if TYPE_CHECKING:
     import pytest
@@ -35,10 +37,6 @@ _NAME = re.compile(r"rule_([0-9]{2})_([a-z0-9_]+)")
 _Check = TypeVar("_Check", bound=Callable[[Any], None])
 _Make = TypeVar("_Make")
 _Made = TypeVar("_Made")
-
-
-class RuleBroken(AssertionError):  # noqa: N818 - a finding, not an error of the kit
-    """A part did not do what the rule says."""
 
 
 class ContractError(DingError, AssertionError):
@@ -118,6 +116,7 @@ class RuleBench(Generic[_Make]):
         self, make: _Make, folder: Path, capabilities: Collection[str], patience_s: float
     ) -> None:
         self.exits = contextlib.ExitStack()
+        self._folders = 0
         self.folder = folder
         self.patience_s = patience_s
         self._make = make
@@ -137,10 +136,35 @@ class RuleBench(Generic[_Make]):
         """Make the part once, with few settings, and return it; None if it needs no making."""
         return None
 
-    def keep(self, made: _Made) -> _Made:
-        """Return ``made``, and close it at the end if it has a ``close`` method."""
-        self.exits.callback(getattr(made, "close", lambda: None))
+    def keep(self, made: _Made, *limits: float) -> _Made:
+        """Return ``made``; its ``close(*limits)``, if any, is called at the end of the rule."""
+        if (close := getattr(made, "close", None)) is not None:
+            self.exits.callback(self.in_time, partial(close, *limits), "close()")
         return made
+
+    def in_time(self, function: Callable[[], _Made], what: str) -> _Made:
+        """Return the result of a call that must end in time, also if it waits for a deadline."""
+        return Call(function, what).value(2 * self.patience_s)
+
+    def together(self, *jobs: Callable[[], Any]) -> None:
+        """Run calls at the same time, each in a thread.
+
+        Raises the error of a call, or RuleBroken if a call does not end.
+        """
+        start = threading.Barrier(len(jobs))
+
+        def begin(job: Callable[[], Any]) -> None:
+            start.wait(self.patience_s)
+            job()
+
+        calls = [Call(partial(begin, job), f"thread {n}") for n, job in enumerate(jobs)]
+        for call in calls:
+            call.value(4 * self.patience_s)
+
+    def new_folder(self) -> Path:
+        """Return the path of a folder in ``folder`` that does not exist yet."""
+        self._folders += 1
+        return self.folder / f"run{self._folders}"
 
     def has(self, capability: str) -> bool:
         """Whether the part declares a capability."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -14,8 +13,8 @@ import msgspec
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.testing.expect import Call, raises
-from dingsdk.testing.runner import RuleBench, RuleBroken
+from dingsdk.testing.expect import Call, RuleBroken, expect, raises
+from dingsdk.testing.runner import RuleBench
 from dingsdk.worker.comm import (
     Condition,
     Job,
@@ -60,8 +59,7 @@ class Recorder(MasterListener):
 
     def of(self, kind: str, worker_id: str) -> list[Any]:
         """Return the reports of a kind about a worker: infos, progress, reasons or answers."""
-        with self._condition:
-            return self._of(kind, worker_id)
+        return self.expect(kind, worker_id, 0)
 
     def kinds(self, worker_id: str) -> list[str]:
         """Return the kinds of all reports about a worker, in order."""
@@ -70,20 +68,19 @@ class Recorder(MasterListener):
 
     def expect(self, kind: str, worker_id: str, count: int = 1) -> list[Any]:
         """Wait until there are ``count`` reports of a kind; return all of that kind."""
+
+        def reports() -> list[Any]:
+            return [fact for *what, fact in self.events if what == [kind, worker_id]]
+
         with self._condition:
-            self._condition.wait_for(
-                lambda: len(self._of(kind, worker_id)) >= count, self._patience_s
-            )
-            found = self._of(kind, worker_id)
+            self._condition.wait_for(lambda: len(reports()) >= count, self._patience_s)
+            found = reports()
         if len(found) < count:
             raise RuleBroken(
                 f"the master got {len(found)} report(s) that {worker_id} {kind}, not {count}; all "
                 f"reports: {[event[0] for event in self.events]}"
             )
         return found
-
-    def _of(self, kind: str, worker_id: str) -> list[Any]:
-        return [fact for each, name, fact in self.events if (each, name) == (kind, worker_id)]
 
     def _note(self, kind: str, worker_id: str, fact: Any) -> None:
         with self._condition:
@@ -95,7 +92,6 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
     """The bench of a transport; ``make(run_dir)`` returns a new transport."""
 
     def __enter__(self) -> Self:
-        self._runs = itertools.count()
         self._master: MasterEnd | None = None
         self.address = ""
         # Exited after the transports are closed.
@@ -105,29 +101,27 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         self.listener = Recorder(self.near.scheduler.condition(), self.patience_s)
         return self
 
-    def keep(self, made: Any) -> Any:
-        """Return a transport, and close it at the end; the close must return in time."""
-        close = partial(made.close, self.patience_s)
-        self.exits.callback(lambda: Call(close, "close()").value(2 * self.patience_s))
-        return made
-
     def build(self) -> Transport:
         return self.near
 
     def transport(self) -> Transport:
         """Return a new transport with a new run folder."""
-        run_dir = self.folder / f"run{next(self._runs)}"
+        run_dir = self.new_folder()
         run_dir.mkdir()
-        made: Transport = self.keep(self._make(run_dir))
-        return made
+        return self.keep(self._make(run_dir), self.patience_s)
 
     def sibling(self, transport: Transport) -> Transport:
         """Return the transport that another process of the run would have."""
         if not self.has("many_processes"):
             return transport
         cfg = msgspec.structs.asdict(transport.cfg)
-        made: Transport = self.keep(type(transport)(cfg, transport.run_dir))
-        return made
+        return self.keep(type(transport)(cfg, transport.run_dir), self.patience_s)
+
+    def close(self, *closables: Any) -> None:
+        """Close ends or transports; each close must return within its deadline."""
+        for closable in closables:
+            close = partial(closable.close, self.patience_s)
+            self.in_time(close, f"{type(closable).__name__}.close()")
 
     def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
         """Enter a context manager, and exit it at the end of the rule."""
@@ -179,6 +173,10 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
             raise RuleBroken(f"no task came within {self.patience_s:.1f} s")
         return task
 
+    def answered(self, worker_id: str = "w0", count: int = 1) -> list[str]:
+        """Wait for ``count`` answers of a worker; return the tasks of all its answers."""
+        return [answer.task_id for answer in self.listener.expect("answered", worker_id, count)]
+
     def receive_ids(self, end: SlaveEnd, count: int) -> list[str]:
         """Return the ids of the next ``count`` tasks."""
         return [self.receive(end).task_id for _ in range(count)]
@@ -196,21 +194,32 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         """Run a worker's code with the scheduler of the transport."""
         return self.far.scheduler.spawn(function, name)
 
-    def ended(self, job: Job, what: str) -> BaseException | None:
-        """Wait for a job to end; return its error or None.
-
-        Raises RuleBroken if it does not end in time.
-        """
-        if not job.join(self.patience_s):
-            raise RuleBroken(f"{what} did not end within {self.patience_s:.1f} s")
-        return job.error
-
     def done(self, *jobs: Job) -> None:
-        """Wait for jobs to end; raise the first error of one."""
+        """Wait for jobs to end; raise the first error of one.
+
+        Raises RuleBroken if a job does not end in time.
+        """
         for job in jobs:
-            error = self.ended(job, job.name)
-            if error is not None:
-                raise error
+            ended = job.join(self.patience_s)
+            expect(ended, f"{job.name} did not end within {self.patience_s:.1f} s")
+            if job.error is not None:
+                raise job.error
+
+    @contextlib.contextmanager
+    def ends_the_wait(self, end: SlaveEnd, *kinds: type[Exception]) -> Iterator[None]:
+        """Expect the block to end a long wait of a worker for a task, with an error of ``kinds``.
+
+        The worker renews in the meantime.
+        """
+
+        def wait() -> None:
+            end.next_task(20 * self.patience_s)
+
+        job = self.spawn(wait, "the wait for a task")
+        Call(lambda: end.renew(1), "renew() beside a wait for a task").value(self.patience_s)
+        yield
+        with raises("the wait for a task", *kinds):
+            self.done(job)
 
 
 def plain_message() -> dict[str, Any]:

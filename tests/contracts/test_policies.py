@@ -1,9 +1,10 @@
-"""Every policy passes the contract, also one that does not use the base class."""
+"""Every policy passes the contract, also with a network of its own or without the base class."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,129 +15,27 @@ from torch import nn
 
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy import (
+    MLP,
     BasePolicy,
     CollectMode,
     CommandMode,
     DQNPolicy,
     EvalMode,
     LearnMode,
-    Policy,
     PolicySection,
     PPOPolicy,
     R2D2Policy,
+    RecurrentQNetwork,
     SACPolicy,
     Stateful,
 )
-from dingsdk.testing import PolicyContract
+from dingsdk.testing import PolicyContract, Rule
 
-MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": [16]}
+from .cases import Case, each_rule
+
+VECTOR, THREE = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 BATCHED = frozenset({"seeded", "batched", "per_step"})
-
-
-class Discrete(PolicyContract):
-    observation_space: ClassVar = spaces.Box(-1, 1, (4,), np.float32)
-    action_space: ClassVar = spaces.Discrete(3)
-    capabilities: ClassVar[Collection[str]] = BATCHED
-    cfg: ClassVar[Mapping[str, Any]] = {}
-
-
-class TestDQN(Discrete):
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        return DQNPolicy({"model": MODEL, **self.cfg}, enable_field=enable_field, seed=seed)
-
-
-class TestPrioritizedDuelingDQN(TestDQN):
-    cfg: ClassVar = {"priority": True, "nstep": 3, "model": {**MODEL, "dueling": True}}
-
-
-class TestDQNOnImages(TestDQN):
-    observation_space: ClassVar = spaces.Box(0, 255, (8, 8, 2), np.uint8)
-    cfg: ClassVar = {"nstep": 2, "model": {**MODEL, "obs_shape": [8, 8, 2]}}
-
-
-class TestDQNOnDicts(TestDQN):
-    observation_space: ClassVar = spaces.Dict(
-        {
-            "place": spaces.Discrete(5),
-            "inner": spaces.Dict({"speed": spaces.Box(-1, 1, (2,)), "on": spaces.MultiBinary(3)}),
-        }
-    )
-    cfg: ClassVar = {
-        "model": {**MODEL, "obs_shape": {"place": "Discrete(5)", "inner": {"speed": 2, "on": 3}}}
-    }
-
-
-class TestR2D2(Discrete):
-    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "batched"})
-
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        section = {
-            "model": MODEL,
-            "priority": True,
-            "nstep": 2,
-            "learn": {"sequence_length": 4, "burn_in": 2},
-            "other": {"replay_buffer": {"type": "advanced"}},
-        }
-        return R2D2Policy(section, enable_field=enable_field, seed=seed)
-
-
-class TestPPO(PolicyContract):
-    observation_space: ClassVar[spaces.Space[Any]] = Discrete.observation_space
-    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(3)
-    capabilities: ClassVar[Collection[str]] = BATCHED
-    model: ClassVar[Mapping[str, Any]] = {}
-    learn: ClassVar[Mapping[str, Any]] = {}
-
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        found = PPOPolicy.model_from_spaces(self.observation_space, self.action_space)
-        model = {**found, "encoder_hidden_size_list": [16], **self.model}
-        cfg = {"model": model, "learn": self.learn}
-        return PPOPolicy(cfg, enable_field=enable_field, seed=seed)
-
-
-class TestMultiDiscretePPO(TestPPO):
-    action_space: ClassVar = spaces.MultiDiscrete([3, 2, 4])
-    learn: ClassVar = {"value_clip": True, "target_kl": 0.01}
-
-
-class TestContinuousPPO(TestPPO):
-    observation_space: ClassVar = spaces.Dict(
-        {
-            "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
-            "nested": spaces.Dict({"speed": spaces.Box(-1, 1, (2,)), "gear": spaces.Discrete(5)}),
-        }
-    )
-    action_space: ClassVar = spaces.Box(
-        np.array([-0.1, -np.inf], np.float32), np.array([0.1, np.inf], np.float32)
-    )
-
-
-class TestRecurrentPPO(TestPPO):
-    model: ClassVar = {"recurrent": "lstm", "recurrent_size": 8}
-    learn: ClassVar = {"sequence_len": 4, "batch_size": 8}
-
-
-@pytest.mark.slow
-class TestRecurrentContinuousPPO(TestContinuousPPO):
-    model: ClassVar = {"recurrent": "gru", "recurrent_size": 8}
-
-
-class TestSAC(PolicyContract):
-    observation_space: ClassVar = spaces.Box(-1, 1, (4,), np.float32)
-    action_space: ClassVar = spaces.Box(
-        np.array([-2, 0.5], np.float32), np.array([2, 0.6], np.float32)
-    )
-    capabilities: ClassVar[Collection[str]] = BATCHED
-    cfg: ClassVar[Mapping[str, Any]] = {"random_collect_size": 50}
-
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        model = SACPolicy.model_from_spaces(self.observation_space, self.action_space)
-        cfg = {"model": {**model, "encoder_hidden_size_list": [16]}, **self.cfg}
-        return SACPolicy(cfg, enable_field=enable_field, seed=seed)
-
-
-class TestPrioritizedSAC(TestSAC):
-    cfg: ClassVar = {"priority": True, "nstep": 3, "learn": {"auto_alpha": False, "alpha": 0.2}}
+MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": [16]}
 
 
 class Regression(BasePolicy):
@@ -179,20 +78,6 @@ class Regression(BasePolicy):
         return {"model": self.net}
 
 
-class TestOwnPolicyOnTheBaseClass(PolicyContract):
-    observation_space: ClassVar = spaces.Dict(
-        {
-            "pos": spaces.Box(-1, 1, (2,), np.float32),
-            "speed": spaces.Box(-1, 1, (1,), np.float32),
-        }
-    )
-    action_space: ClassVar = spaces.Box(-1, 1, (1,), np.float32)
-    capabilities: ClassVar[Collection[str]] = BATCHED
-
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        return Regression({}, enable_field=enable_field, seed=seed)
-
-
 class DelayedRegression(Regression):
     """Trains a critic with noisy targets in each update, and the model in every second one."""
 
@@ -212,11 +97,6 @@ class DelayedRegression(Regression):
             return {"total_loss": 0.0}
         self.net.weight.data += 0.01 * self.critic.weight
         return super().learn(batch)
-
-
-class TestOwnPolicyThatTrainsItsActorLater(TestOwnPolicyOnTheBaseClass):
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        return DelayedRegression({}, enable_field=enable_field, seed=seed)
 
 
 class Foreign:
@@ -324,8 +204,136 @@ class Foreign:
         )
 
 
-class TestPolicyWrittenByHand(Discrete):
-    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "per_step"})
+class NormDQN(DQNPolicy):
+    def make_network(self) -> nn.Module:
+        count = self.section.model.action_count
+        return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, count))
 
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        return Foreign(enable_field, seed)  # type: ignore[return-value]
+
+class WidePPO(PPOPolicy):
+    def make_network(self) -> Any:
+        network = super().make_network()
+        network.critic = MLP([network.encoder.width, 96, 1], is_tanh=True)
+        return network
+
+
+class SmallR2D2(R2D2Policy):
+    def make_network(self) -> RecurrentQNetwork:
+        return RecurrentQNetwork(4, self.section.model.action_count, [8], 6)
+
+
+def policy(
+    cls: Any,
+    capabilities: Collection[str] = BATCHED,
+    *,
+    observation: spaces.Space[Any] = VECTOR,
+    action: spaces.Space[Any] = THREE,
+    slow: bool = False,
+    **cfg: Any,
+) -> Case:
+    def make(enable_field: Sequence[str] | None, seed: int) -> Any:
+        model = {**cls.model_from_spaces(observation, action), "encoder_hidden_size_list": [16]}
+        own = {"model": {**model, **cfg.get("model", {})}}
+        return cls({**cfg, **own}, enable_field=enable_field, seed=seed)
+
+    return of_spaces(make, capabilities, observation, action, slow)
+
+
+def of_spaces(
+    make: Any, capabilities: Collection[str], observation: Any, action: Any, slow: bool = False
+) -> Case:
+    also = {"observation_space": observation, "action_space": action}
+    return Case(PolicyContract, lambda _: make, capabilities, slow, also=also)
+
+
+def small(cls: Any) -> Case:
+    """Return the case of a policy of two observed arrays, and one continuous action."""
+    place = {"pos": spaces.Box(-1, 1, (2,)), "speed": spaces.Box(-1, 1, (1,))}
+    return of_spaces(
+        lambda fields, seed: cls({}, enable_field=fields, seed=seed),
+        BATCHED,
+        spaces.Dict(place),
+        spaces.Box(-1, 1, (1,)),
+    )
+
+
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+PLACES = spaces.Dict(
+    {
+        "place": spaces.Discrete(5),
+        "inner": spaces.Dict({"speed": spaces.Box(-1, 1, (2,)), "on": spaces.MultiBinary(3)}),
+    }
+)
+NESTED = {"speed": spaces.Box(-1, 1, (2,)), "gear": spaces.Discrete(5)}
+VIEW = spaces.Dict({"image": IMAGE, "nested": spaces.Dict(NESTED)})
+HALF_BOUNDED = spaces.Box(np.float32([-0.1, -np.inf]), np.float32([0.1, np.inf]))
+UNEVEN = spaces.Box(np.array([-2, 0.5], np.float32), np.array([2, 0.6], np.float32))
+SEEDED = frozenset({"seeded", "batched"})
+CASES: Mapping[str, Case] = {
+    "dqn": policy(DQNPolicy),
+    "dqn_prioritized": policy(DQNPolicy, priority=True, nstep=3, model={"dueling": True}),
+    "dqn_images": policy(DQNPolicy, observation=IMAGE, nstep=2),
+    "dqn_dicts": policy(DQNPolicy, observation=PLACES),
+    "dqn_own_network": policy(NormDQN, SEEDED),
+    "r2d2": policy(
+        R2D2Policy,
+        SEEDED,
+        priority=True,
+        nstep=2,
+        learn={"sequence_length": 4, "burn_in": 2},
+        other={"replay_buffer": {"type": "advanced"}},
+    ),
+    "r2d2_own_network": policy(SmallR2D2, SEEDED, **R2D2Policy.contract_config),
+    "ppo": policy(PPOPolicy),
+    "ppo_multi_discrete": policy(
+        PPOPolicy,
+        action=spaces.MultiDiscrete([3, 2, 4]),
+        learn={"value_clip": True, "target_kl": 0.01},
+    ),
+    "ppo_continuous": policy(PPOPolicy, observation=VIEW, action=HALF_BOUNDED),
+    "ppo_own_network": policy(WidePPO, SEEDED),
+    "ppo_recurrent": policy(
+        PPOPolicy,
+        model={"recurrent": "lstm", "recurrent_size": 8},
+        learn={"sequence_len": 4, "batch_size": 8},
+    ),
+    "ppo_recurrent_continuous": policy(
+        PPOPolicy,
+        observation=VIEW,
+        action=HALF_BOUNDED,
+        slow=True,
+        model={"recurrent": "gru", "recurrent_size": 8},
+    ),
+    "sac": policy(SACPolicy, action=UNEVEN, random_collect_size=50),
+    "sac_prioritized": policy(
+        SACPolicy,
+        action=UNEVEN,
+        priority=True,
+        nstep=3,
+        learn={"auto_alpha": False, "alpha": 0.2},
+    ),
+    "own_policy": small(Regression),
+    "own_policy_that_trains_its_actor_later": small(DelayedRegression),
+    "policy_without_the_base_class": of_spaces(Foreign, {"seeded", "per_step"}, VECTOR, THREE),
+}
+
+
+@each_rule(CASES)
+def test_policy_follows_the_rule(case: Case, rule: Rule, tmp_path: Path) -> None:
+    case.check(rule, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "part", "shape"),
+    [(NormDQN, "1.weight", [8]), (WidePPO, "critic.0.weight", [96, 4])],
+)
+def test_policy_trains_the_network_of_its_subclass(
+    policy_class: type[BasePolicy], part: str, shape: list[int]
+) -> None:
+    policy = policy_class({"model": MODEL})
+    assert list(policy.learn_mode.state_dict()["model"][part].shape) == shape
+
+
+def test_recurrent_state_has_the_size_of_the_own_network() -> None:
+    policy = SmallR2D2({"model": MODEL})
+    assert policy.state_size == 12

@@ -22,8 +22,6 @@ from dingsdk.errors import (
 
 from .buffer_mutant import Naive, NaiveObjects, mutant
 
-# --- saving -------------------------------------------------------------------------------------
-
 
 @mutant(21, 24)
 class TakesNoSeed(Naive):
@@ -113,9 +111,6 @@ class LoadsRowsAlone(Naive):
         return False
 
 
-# --- closing ------------------------------------------------------------------------------------
-
-
 @mutant(30)
 class MakesAFolder(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
@@ -155,9 +150,6 @@ class LeavesAFile(Naive):
         if not self.closed:
             self.left.append(os.open(os.devnull, os.O_RDONLY))
         super().close()
-
-
-# --- parts --------------------------------------------------------------------------------------
 
 
 @mutant(31, 35, 36)
@@ -236,9 +228,6 @@ class CountsClearedRowsTwice(Naive):
         held = self.count()
         super().clear()
         self._left["cleared"] += held
-
-
-# --- threads ------------------------------------------------------------------------------------
 
 
 @mutant(39)

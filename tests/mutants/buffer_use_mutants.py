@@ -14,8 +14,6 @@ from dingsdk.errors import (
 
 from .buffer_mutant import ORDER, Naive, NaiveObjects, mutant
 
-# --- pushing ------------------------------------------------------------------------------------
-
 
 @mutant(1, 7, 8)
 class DropsSingleRows(Naive):
@@ -104,9 +102,6 @@ class TurnsTuplesIntoLists(NaiveObjects):
         if isinstance(data, list):
             data = [list(row) if isinstance(row, tuple) else row for row in data]
         super().push(data, *args, **options)
-
-
-# --- sampling -----------------------------------------------------------------------------------
 
 
 @mutant(12)

@@ -84,6 +84,13 @@ class UsesItsColumnsAgain(Mutant):
         return step._replace(reward=self._kept)
 
 
+@mutant(7, 5, 22, 27)
+class DoublesRewards(Mutant):
+    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
+        step = super().step_batch(actions, env_ids)
+        return step._replace(reward=2 * step.reward)
+
+
 @mutant(8)
 class KeepsTheReturnOverAReset(Mutant):
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import pytest
-
-from dingsdk.testing import ContractError
-
 _Made = TypeVar("_Made", bound=type)
 
 
@@ -24,13 +20,3 @@ class MutantList(list[Any]):
             return made
 
         return mark
-
-
-def expect_own_rule_broken(made: Any, check: Callable[[], Any]) -> None:
-    """Assert that the check finds the mutant's rule broken, and no rule except it and `also`."""
-    with pytest.raises(ContractError) as caught:
-        check()
-
-    broken = set(caught.value.broken)
-    assert made.breaks in broken, str(caught.value)
-    assert broken <= {made.breaks, *made.also}, str(caught.value)

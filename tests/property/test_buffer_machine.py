@@ -14,7 +14,7 @@ from dingsdk.testing import BufferMachine
 from dingsdk.worker.replay_buffer import IBuffer
 
 from ..contracts.random_remover import RandomRemover
-from ..contracts.test_buffers import BASE, PRIORITIZED, ROWS
+from ..contracts.test_rules import BASE, PRIORITIZED, ROWS
 
 
 @pytest.fixture(autouse=True)

@@ -103,6 +103,7 @@ class LearnerHook(Hook):
 
     positions: ClassVar[tuple[str, ...]] = ("before_run", "after_run", "before_iter", "after_iter")
     Args: ClassVar[type[Section]] = Section
+    contract_capabilities: ClassVar[frozenset[str] | None] = frozenset({"args"})
 
     def __init__(
         self,

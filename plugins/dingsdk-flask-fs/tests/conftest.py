@@ -22,8 +22,6 @@ from dingsdk.runtime import Secret
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
-from .network import Proxy
-
 SECRET = "0123456789abcdef" * 2
 GRACE_S = 5.0
 NOBODY = 65534
@@ -208,13 +206,6 @@ def served(transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch) -> Iter
     # Peers do not sign off, and close() waits for workers that have joined.
     for (worker_id,) in made.listener.of("joined"):
         made.end.abandon_worker(worker_id)
-
-
-@pytest.fixture
-def proxy(served: Served) -> Iterator[Proxy]:
-    made = Proxy(served.port)
-    yield made
-    made.close()
 
 
 def as_nobody(script: str) -> str:

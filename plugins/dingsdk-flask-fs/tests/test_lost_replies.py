@@ -11,33 +11,10 @@ import pytest
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.errors import AuthError, ClosedError, WorkerLostError
-from dingsdk.worker.comm import TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm import WorkerInfo
 
 from .conftest import SECRET, Listener, Served
 from .network import Proxy
-
-
-@pytest.mark.parametrize("kind", ["join", "turn", "answer", "renew", "leave"])
-def test_lost_reply_has_no_second_effect(served: Served, proxy: Proxy, kind: str) -> None:
-    proxy.swallow = [f"/v1/{kind}".encode()] * (3 if kind == "join" else 1)
-    end = served.slave(address=proxy.address)
-    for n in range(1, 4):
-        served.end.send("w0", 1, TaskMessage(f"t{n}", {"n": n}))
-        task = end.next_task(5.0)
-        assert task.task_id == f"t{n}"
-        end.answer(TaskAnswer(task.task_id, True, {"n": n}))
-        if kind == "answer":
-            served.listener.expect(
-                lambda events, n=n: ("answered", "w0", f"t{n}", {"n": n}) in events
-            )
-        end.renew(n)
-    assert end.next_task(0.0) is None
-    end.close()
-    assert set(proxy.swallowed) == {f"/v1/{kind}".encode()}
-    assert served.listener.of("joined") == [("w0",)]
-    assert served.listener.of("answered") == [("w0", f"t{n}", {"n": n}) for n in range(1, 4)]
-    assert [event[1] for event in served.listener.of("renewed")][-1] == 3
-    assert served.listener.of("left") == [("w0", "it left")]
 
 
 def test_renewal_without_replies_ends_although_polls_succeed(

@@ -8,8 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from dingsdk_zoo.appo import APPOPolicy
+from dingsdk_zoo.bc import BCPolicy
 from dingsdk_zoo.discrete_sac import DiscreteSACPolicy
 from dingsdk_zoo.impala import IMPALAPolicy
+from dingsdk_zoo.iql import IQLPolicy
+from dingsdk_zoo.qrdqn import QRDQNPolicy
+from dingsdk_zoo.rainbow import RainbowPolicy
 from dingsdk_zoo.td3 import TD3Policy
 from gymnasium import spaces
 
@@ -35,6 +39,49 @@ class Zoo(PolicyContract):
         model = {**found, "encoder_hidden_size_list": [16], **self.cfg.get("model", {})}
         made: Policy = self.cls({**self.cfg, "model": model}, enable_field=enable_field, seed=seed)
         return made
+
+
+class TestBC(Zoo):
+    cls: ClassVar = BCPolicy
+
+
+class TestIQL(Zoo):
+    cls: ClassVar = IQLPolicy
+
+
+class TestMultiDiscreteIQL(TestIQL):
+    action_space: ClassVar = spaces.MultiDiscrete([3, 2])
+
+
+class TestContinuousIQLOnDicts(TestIQL):
+    observation_space: ClassVar = DICT
+    action_space: ClassVar = BOX
+
+
+class TestQRDQN(Zoo):
+    cls: ClassVar = QRDQNPolicy
+    cfg: ClassVar[Mapping[str, Any]] = {"model": {"quantile_count": 5}}
+
+
+class TestPrioritizedDuelingQRDQNOnDicts(TestQRDQN):
+    observation_space: ClassVar = DICT
+    cfg: ClassVar = {
+        "priority": True,
+        "nstep": 3,
+        "model": {"quantile_count": 5, "dueling": True},
+    }
+
+
+class TestRainbow(Zoo):
+    cls: ClassVar = RainbowPolicy
+    cfg: ClassVar[Mapping[str, Any]] = {
+        "model": {"encoder_hidden_size_list": [16, 16], "atom_count": 11}
+    }
+
+
+class TestRainbowOnDicts(TestRainbow):
+    observation_space: ClassVar = DICT
+    cfg: ClassVar = {"model": {"atom_count": 11, "dueling": False}}
 
 
 class TestIMPALA(Zoo):

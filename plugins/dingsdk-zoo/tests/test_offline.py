@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import runpy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -22,8 +22,6 @@ from dingsdk.data import Dataset, SampleBatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy import Policy
-from dingsdk.testing import PolicyContract
 from dingsdk.worker import BaseLearner, NaiveReplayBuffer, write_dataset
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "offline_cartpole.py"
@@ -273,33 +271,3 @@ def test_example_solves_cartpole_from_a_saved_buffer(
 
     main(kind, "rows", iterations=1)
     assert main(kind, "rows") >= 475
-
-
-class TestBC(PolicyContract):
-    observation_space: ClassVar[spaces.Space[Any]] = spaces.Box(-1, 1, (4,), np.float32)
-    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(3, start=2)
-    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "batched", "per_step"})
-    cls: ClassVar[Any] = BCPolicy
-
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        found = self.cls.model_from_spaces(self.observation_space, self.action_space)
-        model = {**found, "encoder_hidden_size_list": [16]}
-        policy: Policy = self.cls({"model": model}, enable_field=enable_field, seed=seed)
-        return policy
-
-
-class TestIQL(TestBC):
-    cls: ClassVar = IQLPolicy
-
-
-class TestMultiDiscreteIQL(TestIQL):
-    action_space: ClassVar = spaces.MultiDiscrete([3, 2])
-
-
-class TestContinuousIQLOnDicts(TestIQL):
-    observation_space: ClassVar = spaces.Dict(
-        {"image": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))}
-    )
-    action_space: ClassVar = spaces.Box(
-        np.array([-2, 0.5], np.float32), np.array([2, 0.6], np.float32)
-    )

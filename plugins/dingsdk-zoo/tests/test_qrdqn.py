@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from dingsdk_zoo.qrdqn import QRDQNPolicy, quantile_huber_losses
-from gymnasium import spaces
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
-from dingsdk.policy import Policy
-from dingsdk.testing import PolicyContract
 
 MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [16], "quantile_count": 2}
 
@@ -117,23 +114,3 @@ def test_dueling_network_adds_value_and_advantage_of_each_quantile() -> None:
 def test_other_losses_are_refused() -> None:
     with pytest.raises(ConfigError, match="loss"):
         make({"loss": "mse"})
-
-
-class TestContract(PolicyContract):
-    observation_space: ClassVar[spaces.Space[Any]] = spaces.Box(-1, 1, (4,), np.float32)
-    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(3)
-    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "batched", "per_step"})
-    cfg: ClassVar[Mapping[str, Any]] = {}
-
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        model = QRDQNPolicy.model_from_spaces(self.observation_space, self.action_space)
-        own = {"encoder_hidden_size_list": [16], "quantile_count": 5, **self.cfg.get("model", {})}
-        cfg = {**self.cfg, "model": {**model, **own}}
-        return QRDQNPolicy(cfg, enable_field=enable_field, seed=seed)
-
-
-class TestContractOfPrioritizedDuelingOnDicts(TestContract):
-    observation_space: ClassVar = spaces.Dict(
-        {"image": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))}
-    )
-    cfg: ClassVar = {"priority": True, "nstep": 3, "model": {"dueling": True}}

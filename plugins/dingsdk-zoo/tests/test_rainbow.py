@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from dingsdk_zoo.rainbow import NoisyLinear, RainbowPolicy, project
-from gymnasium import spaces
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
-from dingsdk.policy import Policy
-from dingsdk.testing import PolicyContract
 
 MODEL = {
     "obs_shape": 4,
@@ -159,22 +156,3 @@ def test_noise_of_an_update_reaches_the_deviations() -> None:
 def test_models_that_cannot_work_are_refused(model: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(model))):
         make(**model)
-
-
-class TestContract(PolicyContract):
-    observation_space: ClassVar[spaces.Space[Any]] = spaces.Box(-1, 1, (4,), np.float32)
-    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(3)
-    capabilities: ClassVar[Collection[str]] = frozenset({"seeded", "batched", "per_step"})
-    model: ClassVar[Mapping[str, Any]] = {}
-
-    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
-        found = RainbowPolicy.model_from_spaces(self.observation_space, self.action_space)
-        model = {**found, "encoder_hidden_size_list": [16, 16], "atom_count": 11, **self.model}
-        return RainbowPolicy({"model": model}, enable_field=enable_field, seed=seed)
-
-
-class TestContractOnDicts(TestContract):
-    observation_space: ClassVar = spaces.Dict(
-        {"image": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))}
-    )
-    model: ClassVar = {"dueling": False, "encoder_hidden_size_list": [16]}

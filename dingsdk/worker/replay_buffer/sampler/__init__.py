@@ -145,6 +145,8 @@ class Sampler(Needs, Configurable, ABC):
 class RowSampler(Sampler):
     """Draws single rows without regard to their content."""
 
+    contract_capabilities: ClassVar[frozenset[str] | None] = frozenset({"rows"})
+
     @abstractmethod
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
         """Draw ``size`` of the ranks ``0..population-1``: int64[size], in any order.

@@ -49,6 +49,7 @@ class PrioritySampler(Sampler):
 
         alpha: Share | None = None
 
+    contract_capabilities: ClassVar[frozenset[str] | None] = frozenset({"priorities"})
     draws_oldest: ClassVar[bool] = False
     """Whether ``draw`` is always given the drawable positions as ``among``, oldest row first."""
 

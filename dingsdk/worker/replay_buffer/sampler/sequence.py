@@ -31,6 +31,8 @@ class SequenceSampler(Sampler):
     ``end_trajectory`` was called. A sequence never crosses the end of a trajectory.
     """
 
+    contract_capabilities: ClassVar[frozenset[str] | None] = frozenset({"sequences"})
+
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``sampler`` of type ``sequence``.
 

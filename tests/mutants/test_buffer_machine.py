@@ -1,0 +1,54 @@
+"""The state machine of buffers detects mutants that some sequences of calls reveal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from dingsdk.testing import BufferMachine, RuleBroken
+
+from . import buffer_kind_mutants, buffer_priority_mutants, buffer_use_mutants  # noqa: F401
+from .buffer_mutant import MUTANTS, Mutant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "made",
+    [
+        made
+        for made in MUTANTS
+        if made.__name__
+        in {
+            "CountsUsedRows",
+            "ForgetsTheOrderAtTheSeam",
+            "IgnoresPushedPriorities",
+            "KeepsStaleRows",
+            "KnowsNoStaleness",
+            "LeavesWeightsAsTheyAre",
+            "SharesItsRows",
+        }
+    ],
+    ids=lambda made: made.__name__,
+)
+def test_state_machine_detects_mutants(made: type[Mutant]) -> None:
+    class Machine(BufferMachine):
+        capabilities = made.capabilities - {"saves"}
+
+        def make_buffer(self, cfg: Mapping[str, Any]) -> Any:
+            return made(cfg)
+
+    quick = settings(
+        max_examples=400,
+        stateful_step_count=20,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
+    with pytest.raises(RuleBroken):
+        run_state_machine_as_test(Machine, settings=quick)
