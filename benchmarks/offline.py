@@ -1,7 +1,9 @@
 """Train bc and iql on recorded data, and compare them with the policy that recorded it.
 
+    python benchmarks/offline.py feed                 # seconds: only how fast batches are drawn
     python benchmarks/offline.py --env Pendulum-v1    # minutes
-    python benchmarks/offline.py                      # Hopper-v5, hours on two cores
+    python benchmarks/offline.py                      # Hopper-v5, 20,000 env steps
+    python benchmarks/offline.py --steps 300000       # Hopper-v5, hours on two cores
 
 A recorder learns the env and saves checkpoints. Its best checkpoint records the expert data. The
 mixed data are equally many episodes of each checkpoint, from the first to the last, with the
@@ -21,6 +23,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,33 +32,89 @@ import torch
 
 import dingsdk
 from dingsdk.data import Dataset, SampleBatch
-from dingsdk.worker import write_dataset
+from dingsdk.pipeline.compile import compile_config
+from dingsdk.policy import create_policy
+from dingsdk.worker import create_buffer, create_serial_collector, write_dataset
 
-STEPS: Final = {"Hopper-v5": 300_000, "Pendulum-v1": 8_000}
+STEPS: Final = {"Hopper-v5": 20_000, "Pendulum-v1": 8_000}
 """Env steps of the recorder by env."""
+RECORDERS: Final = {"Hopper-v5": "td3", "Pendulum-v1": "sac"}
+"""Its policy by env."""
 RATES: Final = {"Hopper-v5": 3e-4, "Pendulum-v1": 1e-3}
 """Its learning rate."""
 CHECKPOINTS = 10
+BATCH, DRAWS, PUSHED = 256, 500, 64
+"""Of ``feed``: rows of a batch, batches in a round, and rows of a push."""
 SEED = 1000
 """Of the episodes that all policies play in the end; the recorder has not seen them."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("job", nargs="?", default="learn", choices=("learn", "feed"))
     parser.add_argument("--env", default="Hopper-v5", choices=sorted(STEPS))
-    parser.add_argument("--recorder", default="sac", choices=("sac", "td3"))
+    parser.add_argument("--recorder", choices=("sac", "td3"), help="default: by env")
     parser.add_argument("--steps", type=int, help="env steps of the recorder")
     parser.add_argument("--iterations", type=int, default=20_000, help="of bc and of iql")
-    parser.add_argument("--expert-episodes", type=int, default=50)
-    parser.add_argument("--mixed-episodes", type=int, default=100)
-    parser.add_argument("--played", type=int, default=50, help="episodes of each policy in the end")
+    parser.add_argument("--expert-episodes", type=int, default=100)
+    parser.add_argument("--mixed-episodes", type=int, default=200)
+    parser.add_argument(
+        "--played", type=int, default=100, help="episodes of each policy in the end"
+    )
     parser.add_argument("--beta", type=float, default=3.0, help="policy.learn.beta of iql")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep the runs and the data there")
+    parser.add_argument("--rows", type=int, default=200_000, help="of the data set of feed")
+    parser.add_argument("--rounds", type=int, default=30, help="of feed, each of 500 batches")
     args = parser.parse_args()
+    args.recorder = args.recorder or RECORDERS[args.env]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        compare(args, args.folder or Path(scratch))
+        (feed if args.job == "feed" else compare)(args, args.folder or Path(scratch))
+
+
+def feed(args: argparse.Namespace, folder: Path) -> None:
+    """Print how fast batches of a data set are drawn, and of the same samples after pushes."""
+    rng, rows = np.random.default_rng(0), args.rows
+    columns = {
+        "obs": rng.normal(size=(rows, 11)).astype(np.float32),
+        "next_obs": rng.normal(size=(rows, 11)).astype(np.float32),
+        "action": rng.uniform(-1, 1, (rows, 3)).astype(np.float32),
+        "reward": rng.normal(size=rows),
+        "terminated": np.arange(rows) % 200 == 199,
+        "truncated": np.zeros(rows, np.bool_),
+    }
+    path = folder / "feed.npz"
+    write_dataset(Dataset(columns), path)
+    policy: dict[str, Any] = {
+        "type": "sac",
+        "learn": {"batch_size": BATCH, "learner": {"train_iterations": 1}},
+        "collect": {"collector": {"type": "dataset", "path": str(path)}},
+    }
+    cfg = compile_config({"policy": policy}).policy
+    mode = create_policy(cfg, enable_field=["collect"], seed=0).collect_mode
+    collector: Any = create_serial_collector(
+        cfg.collect.collector, policy=mode, exp_name=str(folder)
+    )
+    section = cfg.other.replay_buffer
+    from_data, pushed = create_buffer(section), create_buffer(section)
+    samples = collector.collect()
+    from_data.push(samples, 0)
+    for start in range(0, rows, PUSHED):
+        pushed.push(samples[start : start + PUSHED], 0)
+    rates: dict[str, list[float]] = {"data set": [], "pushes": []}
+    for _ in range(args.rounds):
+        for name, buffer in (("data set", from_data), ("pushes", pushed)):
+            began = time.perf_counter()
+            for number in range(DRAWS):
+                buffer.sample(BATCH, number)
+            rates[name].append(DRAWS / (time.perf_counter() - began))
+    for name, found in rates.items():
+        sys.stdout.write(f"{name:8} {statistics.median(found):9,.0f} batches of {BATCH} a second\n")
+    ratios = [one / other for one, other in zip(*rates.values(), strict=True)]
+    sys.stdout.write(f"ratio    {statistics.median(ratios):9.2f}   goal 1\n")
+    for each in (collector, from_data, pushed):
+        each.close()
 
 
 def compare(args: argparse.Namespace, folder: Path) -> None:

@@ -380,10 +380,19 @@ def wrong_type(path: str, expected: str, found: object, advice: str = "") -> Con
     )
 
 
-def nearest_name(asked: str, known: Iterable[str]) -> str | None:
+def nearest_name(asked: object, known: Iterable[str]) -> str | None:
     """Return the known name whose spelling is closest to ``asked``, or None if none is close."""
-    close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(asked), list(known), n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def spelling(asked: object, known: Iterable[str]) -> tuple[str | None, str]:
+    """Return the known name nearest to ``asked``, and the end of a sentence about the wrong name.
+
+    That end is ``"; did you mean 'x'?"``, or ``"."`` if there is no near name.
+    """
+    nearest = nearest_name(asked, known)
+    return nearest, f"; did you mean {nearest!r}?" if nearest else "."
 
 
 def listing(names: Iterable[object]) -> str:

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from dingsdk.cli.output import open_closed_streams
-from dingsdk.errors import DingError, UnknownPluginError, nearest_name
+from dingsdk.errors import DingError, UnknownPluginError, spelling
 from dingsdk.pipeline.output import discard
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import error_text, raised_in
@@ -56,10 +56,8 @@ class RegistryGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            nearest = nearest_name(args[0], self.list_commands(ctx))
-            if nearest is None:
-                raise
-            raise click.UsageError(f"{error.message} Did you mean {nearest!r}?", ctx) from error
+            _, hint = spelling(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"{error.message.removesuffix('.')}{hint}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; if one cannot be loaded, show the reason."""

@@ -56,6 +56,7 @@ def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[
         ("iterations", f"{found['train_iter']:,}"),
         ("return", f"{_number(found['last_return'])} (best {_number(found['best_return'])})"),
         *[("numbers", text) for text in [", ".join(in_words(found["numbers"]))] if text],
+        *[("training", text) for text in [", ".join(in_words(found["training_numbers"]))] if text],
         ("collected", f"{samples['collected']:,} samples"),
         ("acknowledged", f"{acknowledged:,}{waiting}"),
         ("trained on", f"{samples['trained']:,}{uses}"),

@@ -20,7 +20,9 @@ _COMM_ALIASES = ("comm_learner_type", "comm_collector_type")
 
 
 def rename_all_aliases(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a whole config without aliases; those in ``system`` name the transport.
+    """Return a copy of a whole config as by ``rename_aliases``.
+
+    Aliases of types in ``system`` itself name the transport.
 
     Raises:
         ConfigError: an alias that contradicts the name it stands for.
@@ -35,7 +37,7 @@ def rename_all_aliases(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename_aliases(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return a copy of a section with its aliases renamed, at any depth.
+    """Return a copy of a section with its aliases renamed and without ``cfg_type``, at any depth.
 
     Raises:
         ConfigError: an alias and the name that it stands for are both given, with different values.
@@ -45,7 +47,7 @@ def rename_aliases(section: Mapping[str, Any], path: str = "") -> dict[str, Any]
         if isinstance(value, Mapping)
         else value
         for key, value in section.items()
-        if key not in ALIASES
+        if key not in ALIASES and key != "cfg_type"
     }
     for alias in ALIASES.keys() & section.keys():
         value, name = section[alias], ALIASES[alias]

@@ -31,7 +31,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
     listing,
-    nearest_name,
+    spelling,
 )
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
@@ -270,8 +270,7 @@ def _example_path(name: str | os.PathLike[str]) -> Path:
             path=str(name),
             nearest=str(inside),
         )
-    nearest = nearest_name(str(name), examples)
-    advice = f"; did you mean {nearest!r}?" if nearest else "."
+    nearest, advice = spelling(name, examples)
     raise ConfigError(
         f"there is no config file {str(name)!r} in {Path.cwd()}, and no shipped example of that "
         f"name (examples: {listing(examples)}){advice}",

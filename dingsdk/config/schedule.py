@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -119,6 +120,7 @@ else:
             return number | Schedule
 
 
+@cache
 def number_of(kind: Any) -> Any:
     """Return the annotation of a ``Scheduled`` field without the schedule; None for others."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()

@@ -32,7 +32,7 @@ from dingsdk.errors import (
     DingError,
     UnknownKeyError,
     listing,
-    nearest_name,
+    spelling,
     wrong_type,
 )
 
@@ -47,6 +47,8 @@ def complete(
     given: Mapping[str, Any],
     find: FindClass | None = None,
     path: str = "",
+    known: Mapping[str, Mapping[str, Any]] | None = None,
+    found: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return ``given``, completed with the defaults of a section; check every key and value.
 
@@ -57,6 +59,8 @@ def complete(
         given: The user's values; not changed.
         find: Finds the classes of the parts in the section; None leaves their sections unchecked.
         path: Dotted path of the section in the whole config, for messages.
+        known: Classes of parts by kind and type, for which ``find`` is not called.
+        found: Gets the classes of all parts, by config path.
 
     Raises:
         UnknownKeyError: keys that nothing reads, all of them, whatever else is wrong. The message
@@ -65,7 +69,7 @@ def complete(
         ConfigError: a value is missing, or two values contradict each other.
         UnknownPluginError: a type that nothing provides.
     """
-    return _Walk(find).complete(section, given, path)
+    return _Walk(find, known, found).complete(section, given, path)
 
 
 def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
@@ -186,8 +190,15 @@ class _Walk:
         made: The newest section that was checked, as its type.
     """
 
-    def __init__(self, find: FindClass | None) -> None:
+    def __init__(
+        self,
+        find: FindClass | None,
+        known: Mapping[str, Mapping[str, Any]] | None = None,
+        found: dict[str, Any] | None = None,
+    ) -> None:
         self._find = find
+        self._known = {} if known is None else known
+        self._found = {} if found is None else found
         self.unknown: list[tuple[str, str, list[str]]] = []
         self.refused: list[UnknownKeyError] = []
         self.errors: list[DingError] = []
@@ -290,7 +301,11 @@ class _Walk:
             same = {k: v for k, v in below.items() if not _is_of_another_type(given.get(k), v)}
             return deep_merge_dicts(same, {**given, "type": type_key})
         names = given.get("import_names", default.get("import_names")) or ()
-        cls = self._find(part.kind, type_key, names, path)
+        is_plain = isinstance(type_key, str) and not names
+        cls = self._known.get(part.kind, {}).get(type_key) if is_plain else None
+        if cls is None:
+            cls = self._find(part.kind, type_key, names, path)
+        self._found[path] = cls
         section = config_type(cls, part.base)
         if type_key != default.get("type"):
             # The defaults are of another type: keep those that both types have, except parts.
@@ -383,8 +398,8 @@ def _not_valid(
     if what.startswith("Invalid enum value"):
         known = [str(choice) for choice in _choices(field.type)]
         expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
-        if isinstance(value, str) and (nearest := nearest_name(value, known)):
-            return wrong_type(path, expected, value, f"; did you mean {nearest!r}?")
+        if isinstance(value, str):
+            return wrong_type(path, expected, value, spelling(value, known)[1].removesuffix("."))
     else:
         kinds, is_regex, _ = (
             what.removeprefix("Expected ").partition(", got")[0].partition(" matching regex ")
@@ -455,20 +470,19 @@ def _unknown_key(
     key: str, path: str, known: list[str], full: Mapping[str, Any], root: str
 ) -> UnknownKeyError:
     where = join_key(path, key)
-    nearest = nearest_name(key, known)
+    nearest, hint = spelling(key, known)
     elsewhere = None if nearest else _find_key(key, full, root)
     known_here = f"Known here: {listing(known)}"
-    advice = f"did you mean {nearest!r}?" if nearest else ""
     if elsewhere:
-        advice = f"there is {elsewhere}."
+        hint = f"; there is {elsewhere}."
     return UnknownKeyError(
-        f"unknown config key {where}; {advice}{advice and ' '}{known_here}",
+        f"unknown config key {where}{hint} {known_here}",
         path=where,
         key=key,
         known=known,
         nearest=nearest,
         elsewhere=elsewhere,
-        unknown=[(where, advice.removesuffix(".") or known_here)],
+        unknown=[(where, hint.strip("; .") or known_here)],
     )
 
 

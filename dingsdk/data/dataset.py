@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dingsdk.data.columns import as_columns, common_length, leaves, map_columns
+from dingsdk.data.container import encode_frame
 from dingsdk.data.pytree import part_of
-from dingsdk.errors import DatasetError, SchemaMismatchError, listing, nearest_name
+from dingsdk.errors import DatasetError, SchemaMismatchError, listing, nearest_name, spelling
 
 REQUIRED = ("obs", "action", "reward", "terminated")
 """Columns that every data set has to give."""
@@ -101,6 +102,11 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.source}: {len(self)} rows, {len(self.ends)} pieces)"
 
+    @property
+    def digest(self) -> str:
+        """Digest (``algorithm:hex``) of all columns, the same for every format."""
+        return encode_frame("dataset", self.columns)[1].digest
+
     def returns(self) -> NDArray[np.float64]:
         """Return float64[k], the undiscounted sum of the rewards of each piece."""
         starts = np.concatenate(([0], self.ends[:-1]))
@@ -124,8 +130,7 @@ class Dataset:
             raise self._wrong(name, f"is missing; there are {has}{hint}")
         for name in columns:
             if name not in DATASET_COLUMNS:
-                near = nearest_name(name, DATASET_COLUMNS) if isinstance(name, str) else None
-                hint = f"; did you mean {near!r}?" if near else ""
+                hint = spelling(name, DATASET_COLUMNS)[1].removesuffix(".")
                 raise self._wrong(str(name), f"is not one of {', '.join(DATASET_COLUMNS)}{hint}")
         try:
             return as_columns(columns)

@@ -220,6 +220,17 @@ class EnvManager(Configurable, Closing, ABC):
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
         self._set_players(0)
 
+    @classmethod
+    def check_config(cls, section: Mapping[str, Any], path: str) -> None:
+        """Raise ConfigError for a section with which envs stop before the end of a run."""
+        for key, wanted in (("auto_reset", True), ("episode_num", math.inf)):
+            if (found := section.get(key, wanted)) != wanted:
+                raise ConfigError(
+                    f"{path}.{key} is {found}, but a run needs envs that begin a new episode "
+                    "wherever one ends; leave the key out, or use the manager from Python",
+                    path=f"{path}.{key}",
+                )
+
     @property
     def env_num(self) -> int:
         """The number of envs."""

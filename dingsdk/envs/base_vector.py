@@ -143,7 +143,8 @@ class BaseVectorEnvManager(EnvManager):
                 if self._resets_next_step:
                     self._resetting = ended
             self._obs = obs
-            if self._resetting is not None or self._may_park:
+            # Only a dict may have a mask.
+            if type(obs) is dict and (self._resetting is not None or self._may_park):
                 self._obs = open_masks(obs, ~self._running())
             step = StepColumns(self._obs, obs, reward, terminated, truncated, valid)
             if (

@@ -91,8 +91,12 @@ class InProcessEnvManager(EnvManager):
         return {env_id: self._image(env_id) for env_id in self.ready_obs}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
-        checked = self._checked(actions)
-        timesteps = self._timesteps(checked, self._play_all(checked))
+        checked, timesteps = self._checked(actions), dict[int, Timestep]()
+        for env_id, each in zip(checked, self._play_all(checked), strict=True):
+            self._note(env_id, each)
+            obs, reward, terminated, truncated, info, *_ = each
+            ends = {"terminated": terminated, "truncated": truncated}
+            timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
         if self._looks_beyond:
             self._look_beyond([each.obs for each in timesteps.values()])
         return timesteps
@@ -139,16 +143,6 @@ class InProcessEnvManager(EnvManager):
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
 
-    def _timesteps(self, env_ids: Iterable[int], played: Iterable[Played]) -> dict[int, Timestep]:
-        """Return the steps of envs in dict form."""
-        timesteps = {}
-        for env_id, each in zip(env_ids, played, strict=True):
-            self._note(env_id, each)
-            obs, reward, terminated, truncated, info, *_ = each
-            ends = {"terminated": terminated, "truncated": truncated}
-            timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
-        return timesteps
-
     def _note(self, env_id: int, played: Played) -> None:
         """Count the episode and the failures of a step, and keep the obs for the next action."""
         _, _, terminated, truncated, _, self._obs[env_id], failures = played
@@ -156,16 +150,12 @@ class InProcessEnvManager(EnvManager):
         if terminated or truncated:
             self._count_episodes([env_id])
 
-    def _go_on(self) -> Sequence[bool]:
-        """Return which envs begin another episode after their current one."""
-        begins = self._episodes + 1 < self.episode_num
-        found: list[bool] = (begins & self.section.auto_reset).tolist()
-        return found
-
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         seeds = zip(env_ids, self._new_seeds(env_ids), strict=True)
-        given = {i: {"seed": seed, **(kwargs.get(i) or {})} for i, seed in seeds}
-        for env_id, (obs, failures) in zip(env_ids, self._restart_all(given), strict=True):
+        given = [{"seed": seed, **(kwargs.get(i) or {})} for i, seed in seeds]
+        envs = [self._envs[env_id] for env_id in env_ids]
+        restarted = self._map(restart, envs, repeat(not self._dynamic_seed), given)
+        for env_id, (obs, failures) in zip(env_ids, restarted, strict=True):
             self._obs[env_id] = obs
             self._failure_count += failures
             self._returns[env_id], self._parked[env_id] = 0.0, False
@@ -187,15 +177,11 @@ class InProcessEnvManager(EnvManager):
 
     def _play_all(self, actions: Mapping[int, Any]) -> Iterable[Played]:
         """Step envs by ``play``; return the results in the order of ``actions``."""
-        goes_on = self._go_on()
+        # Whether an env begins another episode after its current one.
+        goes_on = ((self._episodes + 1 < self.episode_num) & self.section.auto_reset).tolist()
         envs = [self._envs[env_id] for env_id in actions]
         columns = (envs, actions.values(), [goes_on[env_id] for env_id in actions])
         return self._map(play, *columns, meanwhile=self.meanwhile)
-
-    def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Iterable[tuple[Any, int]]:
-        """Reset envs by ``restart``; return the results in the order of ``kwargs``."""
-        envs = [self._envs[env_id] for env_id in kwargs]
-        return self._map(restart, envs, repeat(not self._dynamic_seed), kwargs.values())
 
     def _map(
         self, function: Callable[..., Any], *columns: Iterable[Any], meanwhile: Any = None
@@ -254,20 +240,24 @@ class _Threads:
     ) -> Iterable[Any]:
         """Return the results in order, after all calls have ended; raise the first error.
 
-        ``meanwhile`` is called in this thread, if it is not None.
+        ``meanwhile`` is called in this thread when all calls have begun, if it is not None.
         """
         calls = list(zip(*columns, strict=False))
+        if not calls:
+            return ()
         results: list[Any] = [None] * len(calls)
-        is_over = threading.Lock()
+        has_begun, is_over = threading.Lock(), threading.Lock()
+        has_begun.acquire()
         is_over.acquire()
         # The call that takes the last number ends the wait; no two calls get the same number.
         numbers = iter(range(len(calls), 0, -1))
         for place, args in enumerate(calls):
-            self._calls.put((function, args, results, place, numbers, is_over))
+            self._calls.put((function, args, results, place, numbers, has_begun, is_over))
         if meanwhile is not None:
+            # Otherwise Python's lock, which this thread has, would delay the calls by up to 5 ms.
+            has_begun.acquire()
             meanwhile()
-        if calls:
-            is_over.acquire()
+        is_over.acquire()
         return map(_result, results)
 
     def close(self) -> None:
@@ -280,7 +270,9 @@ class _Threads:
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            function, args, results, place, numbers, is_over = call
+            function, args, results, place, numbers, has_begun, is_over = call
+            if place == len(results) - 1:
+                has_begun.release()
             try:
                 results[place] = (function(*args), None)
             except BaseException as error:

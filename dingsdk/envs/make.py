@@ -25,8 +25,8 @@ from dingsdk.errors import (
     EnvError,
     UnknownEnvError,
     UnknownPluginError,
-    nearest_name,
     raised_at,
+    spelling,
 )
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
@@ -213,16 +213,16 @@ def find_spec(env_id: str) -> Any:
                 "function; pass it as env=, or define it in a module, and write 'module:Name' as "
                 "env.env_id in the config.yaml of the run",
             ) from error
-        nearest = nearest_name(name, gym.registry)
+        nearest, hint = spelling(name, gym.registry)
         package = next((p for prefix, p in _PACKAGES.items() if name.startswith(prefix)), None)
         # gymnasium suggests a name too, but only from the same namespace.
-        hint = f"did you mean {nearest!r}?" if nearest else f"{error}"
+        hint = hint if nearest else f"; {error}"
         if package is not None and not module:
             nearest = f"{package[0]}:{name}"
-            hint = f"it is part of another package: {package[1]}, and name it {nearest!r}."
+            hint = f"; it is part of another package: {package[1]}, and name it {nearest!r}."
         raise _unknown(
             env_id,
-            f"is not known to gymnasium; {hint} An env of your own is named 'module:Class', or "
+            f"is not known to gymnasium{hint} An env of your own is named 'module:Class', or "
             "'module:EnvId' where importing the module registers it",
             nearest,
         ) from error

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from dingsdk.data.pytree import part_of
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, UnknownEnvError, nearest_name
+from dingsdk.errors import ConfigError, UnknownEnvError, spelling
 from dingsdk.plugins.discovery import install_extra_command
 
 PREFIX = "envpool:"
@@ -150,10 +150,9 @@ def _envpool_spec(name: str, options: dict[str, Any]) -> Any:
         ) from error
     known = envpool.list_all_envs()
     if name not in known:
-        nearest = nearest_name(name, known)
-        advice = f"did you mean {nearest!r}? " if nearest else ""
+        nearest, hint = spelling(name, known)
         raise UnknownEnvError(
-            f"env.env_id: envpool has no env {name!r}; {advice}envpool.list_all_envs() names them",
+            f"env.env_id: envpool has no env {name!r}{hint} envpool.list_all_envs() names them",
             path="env.env_id",
             env_id=name,
             nearest=nearest,

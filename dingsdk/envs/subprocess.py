@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
-from dingsdk.data.action_mask import open_masks
 from dingsdk.data.pytree import map_leaves, part_of
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
@@ -30,6 +29,7 @@ from dingsdk.envs.guard import (
     count_failure,
     restart_seed,
 )
+from dingsdk.envs.in_process import play, restart
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
@@ -88,7 +88,10 @@ class SubprocessEnvManager(EnvManager):
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         super().__init__(cfg, env_fns)
-        ids, size = range(self._env_num), self.section.envs_per_process or self._group_size()
+        ids, size = range(self._env_num), self.section.envs_per_process
+        if size is None:
+            is_async, cores = self.capabilities.asynchronous, len(os.sched_getaffinity(0))
+            size = 1 if is_async else math.ceil(self._env_num / cores)
         self._groups = [_Group(list(ids[low : low + size])) for low in ids[::size]]
         self._group_of = [group for group in self._groups for _ in group.env_ids]
         self._memory: SharedMemory | None = None
@@ -146,10 +149,6 @@ class SubprocessEnvManager(EnvManager):
         for group in self._groups:
             group.rebuilds = 0
 
-    def _group_size(self) -> int:
-        is_async = self.capabilities.asynchronous
-        return 1 if is_async else math.ceil(self._env_num / len(os.sched_getaffinity(0)))
-
     def _running(self) -> NDArray[np.bool_]:
         is_running: NDArray[np.bool_] = ~(self._parked | self._under_way)
         for group in self._busy.values():
@@ -177,6 +176,8 @@ class SubprocessEnvManager(EnvManager):
         deadline = time.monotonic() + self.section.step_timeout
         for group in groups:
             self._busy[group.ask(command, deadline)] = group
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     def _ended(self) -> NDArray[np.bool_]:
         """Return which envs have ended a step whose result was not returned yet."""
@@ -607,10 +608,8 @@ def _serve(connection: Connection) -> None:
             if command == _RESET:
                 keep_seed, kwargs = connection.recv()
                 for env_id, given in kwargs.items():
-                    envs[env_id].keep_seed = keep_seed
-                    obs, _ = envs[env_id].reset(**given)
+                    obs, board.failures[env_id] = restart(envs[env_id], keep_seed, given)
                     schema.put(board.obs, env_id, obs)
-                    board.failures[env_id] = envs[env_id].take_failures()
             elif command == _CALL:
                 env_id, name, args = connection.recv()
                 infos[_CALLED] = _call(envs[env_id], name, args)
@@ -673,19 +672,17 @@ class _Answers:
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
     """Step an env, put the result on the board, and return its info."""
-    obs, reward, terminated, truncated, info = env.step(board.actions[env_id].copy())
+    obs, reward, terminated, truncated, info, following, failures = play(
+        env, board.actions[env_id].copy(), board.goes_on[env_id]
+    )
     if terminated or truncated:
         schema.put(board.final_obs, env_id, obs)
-        if board.goes_on[env_id]:
-            obs, _ = env.reset()
-        else:
-            obs = open_masks(obs)
-    schema.put(board.obs, env_id, obs)
+    schema.put(board.obs, env_id, following)
     board.reward[env_id] = reward
     board.terminated[env_id] = terminated
     board.truncated[env_id] = truncated
     board.abnormal[env_id] = bool(info.get(ABNORMAL))
-    board.failures[env_id] = env.take_failures()
+    board.failures[env_id] = failures
     return info
 
 

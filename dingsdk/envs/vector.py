@@ -83,10 +83,11 @@ def why_not_native(env_fns: Sequence[Callable[[], Any]]) -> str | None:
         return "the envs are made by functions of their own"
     if first.wrappers:
         return "the envs are wrapped"
-    if any(env_fn != first for env_fn in env_fns):
+    if any(env_fn != first for env_fn in env_fns[1:]):
         return "the envs differ"
-    if first.spec.additional_wrappers:
+    spec = first.spec
+    if spec.additional_wrappers:
         return f"{first.env_id} is registered with wrappers"
-    if first.spec.vector_entry_point is None:
+    if spec.vector_entry_point is None:
         return f"{first.env_id} has no vector env of its own"
     return None

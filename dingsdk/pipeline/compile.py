@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 from easydict import EasyDict
 
-from dingsdk.config import PartSection, complete, deep_merge_dicts, save_config, to_easydict
+from dingsdk.config import (
+    PartSection,
+    complete,
+    deep_merge_dicts,
+    documentation_of,
+    save_config,
+    to_easydict,
+)
 from dingsdk.config.aliases import rename_all_aliases
 from dingsdk.config.plain import check_bounds, find, put
 from dingsdk.errors import (
@@ -20,16 +27,16 @@ from dingsdk.errors import (
     UnknownKeyError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.checks import add_columns, check_demonstrations, check_run, drawn_by
+from dingsdk.pipeline.checks import add_columns, check_run
 from dingsdk.pipeline.env_probe import try_env
-from dingsdk.pipeline.offline import check_env_given, is_offline, prepare
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
 from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.plugins.kinds import KINDS, OBSERVERS
+from dingsdk.plugins.kinds import OBSERVERS
 from dingsdk.runtime.files import ensure_dir
+from dingsdk.worker.run_view import COLLECTOR, RunView, refusal
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +107,7 @@ def compile_config(
         raise ConfigError("auto=True takes the types from create_cfg; give it", path="create_cfg")
     if create_cfg is not None:
         cfg = {"main": cfg, "create": create_cfg, "system": system_cfg or {}}
-    user = _without(rename_all_aliases(convert_config(cfg)), "cfg_type")
+    user = rename_all_aliases(convert_config(cfg))
     if seed is not None:
         user["seed"] = seed
     given = {
@@ -116,28 +123,31 @@ def compile_config(
         if find(user, f"{path}.type") is None:
             put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
-    find_class = _ClassFinder(own, mode)
-    compiled = complete(RunSection, user, find_class)
+    find_class, found = _ClassFinder(own, mode), dict[str, Any]()
+    compiled = complete(RunSection, user, find_class, known=find_class.known, found=found)
     _derive(compiled, user)
     path = "policy.learn.learner.hook"  # learners find their hooks themselves
-    for name, hook in (find(compiled, path) or {}).items():
+    for name, hook in (compiled["policy"]["learn"]["learner"].get("hook") or {}).items():
         if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
             find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
-    found = find_class.found
-    data = None
-    if mode == "eval":
-        check_env_given(compiled)
-    else:
-        if makes_env or not is_offline(found):
-            data = prepare(compiled, user, found, mode)
-        if drawn_by(compiled, found) != "rows":
-            compiled["policy"]["traj_len_inf"] = True
-        add_columns(compiled, found)
-        check_run(compiled, found, mode)
+    run, data = RunView(compiled, user, found, mode), None
+    if mode == "eval" or not run.is_offline:
+        _check_env_given(run)
+    elif makes_env:
+        from dingsdk.worker.offline import data_of
+
+        data = data_of(run)
+    if mode != "eval":
+        if run.drawn != "rows":
+            run.policy["traj_len_inf"] = True
+        add_columns(run)
+        check_run(run)
     if makes_env:
-        try_env(compiled, found, mode, data)
-        if mode != "eval":
-            check_demonstrations(compiled)
+        try_env(run, data)
+        if mode != "eval" and run.demonstrations:
+            from dingsdk.worker.demonstrations import try_demonstrations
+
+            try_demonstrations(compiled)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)
@@ -149,6 +159,18 @@ def compile_config(
         ensure_dir(folder)
         save_config(result, folder / Path(save_path).with_suffix(".yaml"))
     return result
+
+
+def _check_env_given(run: RunView) -> None:
+    """Raise ConfigError for a run that needs an env, or recorded data, which the config lacks."""
+    if run.mode != "eval" and getattr(run.policy_class, "is_offline", False):
+        raise refusal(
+            f"policy.type: {run.of_policy} learns only from recorded data: it needs "
+            f"{COLLECTOR}.type=dataset"
+        )
+    if run.cfg["env"]["env_id"] is None:
+        text = documentation_of(EnvSection)["env_id"].replace("``", "`")
+        raise refusal(f"env.env_id is missing. {text}")
 
 
 def convert_config(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,14 +247,16 @@ class _ClassFinder:
     """
 
     def __init__(self, own: Mapping[tuple[str, str], type], mode: str) -> None:
-        self.found: dict[str, Any] = {}
-        """The classes that were found, by the config path of their part."""
         self._own = own
         self._mode = mode
         self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
-        self._advertised = {(each.kind, each.key) for each in self._manager.adverts()}
-        self._registries = {kind: self._manager.registry(kind) for kind in KINDS}
+        adverts = self._manager.adverts()
+        self.known = {kind: registry.own for kind, registry in self._manager.registries.items()}
+        """Classes of dingsdk by kind and type that need neither a search nor a check."""
+        contested = {a.kind for a in adverts if a.key in self.known.get(a.kind, ())}
+        for kind in contested.union(kind for kind, _ in own):
+            del self.known[kind]
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         """Return the class of a part, checked against the interface of its kind.
@@ -243,21 +267,14 @@ class _ClassFinder:
         try:
             cls = self._own.get((kind, path))
             if cls is None:
-                known = self._registries[kind]
-                is_known = not import_names and isinstance(type_key, str) and type_key in known
-                get = self._manager.get
-                cls = known.get(type_key) if is_known else get(kind, type_key, import_names, path)
-                if (kind, type_key) in self._advertised:
-                    self.check_shadowed(kind, type_key, path)
+                cls = self._manager.get(kind, type_key, import_names, path)
+                self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
             if self._needs(kind, error):
                 raise
             _log.info("%s cannot be had; mode %s does without it", path, self._mode)
-            cls = _NotInstalled
-        else:
-            if not getattr(cls, "__module__", "").startswith("dingsdk."):
-                check_interface(kind, type_key, cls, path)
-        self.found[path] = cls
+            return _NotInstalled
+        check_interface(kind, type_key, cls, path)
         return cls
 
     def check_shadowed(self, kind: str, type_key: str, path: str) -> None:
@@ -287,7 +304,7 @@ def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
     from dingsdk.pipeline.worker import has_env_processes, has_processes, transport_class
 
     has_script = True
-    if has_processes(cfg, mode):
+    if mode == "parallel" and has_processes(cfg, mode):
         used, has_script = list(found), not transport_class(cfg).starts_workers
     else:
         used = ["policy"] if cfg.system.learner_num > 1 else []
@@ -316,11 +333,10 @@ def _derive(cfg: dict[str, Any], user: Mapping[str, Any]) -> None:
     interval = commander.get("eval_interval")
     if interval is not None and "eval_interval_s" in evaluator:
         if evaluator["eval_interval_s"] not in (None, interval):
-            raise ConfigError(
+            raise refusal(
                 f"policy.other.commander.eval_interval {interval} is another name of "
                 f"policy.eval.evaluator.eval_interval_s, which is {evaluator['eval_interval_s']}; "
-                "state one of them",
-                path="policy.other.commander.eval_interval",
+                "state one of them"
             )
         evaluator["eval_interval_s"], commander["eval_interval"] = interval, None
     if policy["unroll_len"] is not None:
@@ -345,9 +361,3 @@ def _agree(
     elif isinstance(own, int | float):
         env[source] = own
         complete(EnvSection, env, path="env")
-
-
-def _without(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without(item, name) for key, item in value.items() if key != name}
-    return value

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from dingsdk.pipeline.context import Mode, RunContext
-from dingsdk.pipeline.offline import task_of
 from dingsdk.pipeline.output import give_up
 from dingsdk.pipeline.progress import ConsoleProgress
 from dingsdk.plugins import ask
@@ -43,7 +42,7 @@ def console_progress(context: RunContext, mode: Mode) -> ConsoleProgress:
     if math.isfinite(cfg.env.stop_value):
         goal = f", until a mean return of {cfg.env.stop_value:g}"
     console.print(
-        f"training {cfg.policy.type} on {task_of(cfg)}, {mode}, seed {cfg.seed}{goal}; "
+        f"training {cfg.policy.type} on {context.task}, {mode}, seed {cfg.seed}{goal}; "
         f"run folder {context.run_dir}",
         highlight=False,
         markup=False,

@@ -20,6 +20,7 @@ from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.episode_numbers import Summaries
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.player_folder import player_folder
+from dingsdk.worker.run_view import NO_LIMIT
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-NO_LIMIT = 10**9
-"""Default of the learner's ``train_iterations``; it is too large for any run to reach."""
+RECENT_EPISODES = 100
+"""Training episodes whose numbers a run shows."""
 
 Mode = Literal["serial", "parallel"]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
@@ -149,6 +150,7 @@ class RunStatus:
             which ``env_steps`` and ``train_iter`` include; 0 for new weights.
         players: If several players train, the status of each by its id, in order.
         numbers: Means of the ``numbers`` of the last evaluation.
+        training_numbers: The same of the last ``RECENT_EPISODES`` training episodes.
     """
 
     env_steps: Number = 0
@@ -173,10 +175,14 @@ class RunStatus:
     loaded_train_iter: Number = 0
     players: Mapping[str, PlayerStatus] = field(default_factory=dict)
     numbers: Mapping[str, float | None] = field(default_factory=dict)
+    training_numbers: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class RunRecorder:
-    """Collects the evaluations of a run, from any thread; ``on_evaluation`` is called with each."""
+    """Collects the evaluations of a run, and what its envs told of the last training episodes.
+
+    Thread-safe. ``on_evaluation`` is called with each evaluation.
+    """
 
     def __init__(
         self,
@@ -188,6 +194,8 @@ class RunRecorder:
         self._lock = threading.Lock()
         self._first_step_at: float | None = None
         self._evaluations: list[Evaluation] = []
+        self.training: list[tuple[int, dict[str, float]]] = []
+        """Of training episodes that ended together: how many, and the means of their numbers."""
 
     def mark_first_step(self) -> None:
         """Start the clock of the run, right before its first env step; later calls do nothing."""
@@ -195,10 +203,15 @@ class RunRecorder:
             if self._first_step_at is None:
                 self._first_step_at = self._clock()
 
-    def resume(self, evaluations: Iterable[Evaluation], elapsed_s: float) -> None:
-        """Restore the evaluations and the elapsed time of a resumed run."""
+    def resume(
+        self,
+        evaluations: Iterable[Evaluation],
+        elapsed_s: float,
+        training: Iterable[tuple[int, dict[str, float]]] = (),
+    ) -> None:
+        """Restore what an earlier process of the run recorded, and its elapsed time."""
         with self._lock:
-            self._evaluations = list(evaluations)
+            self._evaluations, self.training = list(evaluations), [*training]
             self._first_step_at = self._clock() - elapsed_s
 
     @property
@@ -238,6 +251,27 @@ class RunRecorder:
         )
         self.take(evaluation)
         return evaluation
+
+    def add_training(self, episodes: int, numbers: Summaries) -> None:
+        """Record the numbers of training episodes of the first player, which ended together."""
+        if not numbers:
+            return
+        means = {name: each["mean"] for name, each in numbers.items()}
+        with self._lock:
+            ended = [*self.training, (episodes, means)]
+            while sum(count for count, _ in ended[1:]) >= RECENT_EPISODES:
+                del ended[0]
+            self.training = ended
+
+    @property
+    def training_numbers(self) -> dict[str, float]:
+        """Means of the numbers of the last training episodes, ``RECENT_EPISODES`` or a few more."""
+        ended = self.training
+        found = {}
+        for name in dict.fromkeys(name for _, means in ended for name in means):
+            own = [(count, means[name]) for count, means in ended if name in means]
+            found[name] = sum(n * mean for n, mean in own) / sum(n for n, _ in own)
+        return found
 
     @property
     def all_evaluations(self) -> tuple[Evaluation, ...]:
@@ -305,6 +339,7 @@ class RunResult:
         stopped_by: The reason that a plugin's ``dingsdk_should_stop`` returned, or None.
         players: If several players trained, the result of each by its id. Returns, evaluations
             and checkpoints of the run are those of the first player.
+        training_numbers: Means of what the env told of the last training episodes.
     """
 
     reached: bool
@@ -323,6 +358,7 @@ class RunResult:
     samples: SampleCounts = field(default_factory=SampleCounts)
     stopped_by: str | None = None
     players: Mapping[str, PlayerResult] = field(default_factory=dict)
+    training_numbers: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -374,6 +410,12 @@ class RunContext:
     loaded: PlayerProgress = NO_PROGRESS
     _has_missed: bool = False
 
+    @property
+    def task(self) -> str:
+        """What the run trains on, for people: the id of its env, or the path of its data set."""
+        own = self.cfg.policy.collect.collector.get("path", "a data set")
+        return str(self.cfg.env.env_id or own)
+
     def patience(self) -> Patience:
         """Return a new ``Patience`` for writes, which ends its wait when the run has to stop."""
         return Patience(self.cfg.system.coordinator.storage_timeout_s, self.stop.wait)
@@ -409,6 +451,7 @@ class RunContext:
         evaluations = self.recorder.evaluations
         return {
             "numbers": evaluations[-1].number_means if evaluations else {},
+            "training_numbers": self.recorder.training_numbers,
             "last_return": first.last_return,
             "best_return": first.best_return,
             "elapsed_s": self.recorder.elapsed_s,
@@ -465,6 +508,7 @@ class RunContext:
             policy_lag=status.policy_lag,
             samples=status.samples,
             stopped_by=self.stopped_by if reason == "stopped" else None,
+            training_numbers=status.training_numbers,
             players={
                 player_id: PlayerResult(
                     status.players[player_id],

@@ -12,8 +12,8 @@ import numpy as np
 from dingsdk.config.plain import find, to_easydict
 from dingsdk.data import Dataset
 from dingsdk.data.pytree import flatten
-from dingsdk.errors import ConfigError, DatasetError
-from dingsdk.pipeline.checks import buffer_parts, refusal
+from dingsdk.errors import DatasetError
+from dingsdk.worker.run_view import BUFFER, COLLECTOR, RunView, refusal
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +61,10 @@ def _warn_of_statistics(made: Any) -> None:
         layer = inner
 
 
-def try_env(
-    compiled: dict[str, Any], classes: Mapping[str, Any], mode: str, data: Dataset | None = None
-) -> None:
+def try_env(run: RunView, data: Dataset | None = None) -> None:
     """Make one env, check the config against it, and close it; check what an evaluator imports.
 
-    Sets the spaces of the env and the None values of ``policy.model`` in ``compiled``, and checks
+    Sets the spaces of the env and the None values of ``policy.model`` in the config, and checks
     whether a full replay buffer of its observations fits into memory. If the run trains on a data
     set ``data``, it has to fit the spaces; without an env they are derived from it.
 
@@ -80,26 +78,25 @@ def try_env(
     from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
 
-    env = compiled["env"]
-    evaluator_class = classes["policy.eval.evaluator"]
-    if hasattr(evaluator_class, "check_imports"):
-        evaluator_class.check_imports(compiled["policy"]["eval"]["evaluator"])
+    compiled, classes, mode = run.cfg, run.classes, run.mode
+    env, evaluator = compiled["env"], run.policy["eval"]["evaluator"]
+    if hasattr(classes["policy.eval.evaluator"], "check_imports"):
+        classes["policy.eval.evaluator"].check_imports(evaluator)
     if data is not None and env["env_id"] is None:
-        _fill_from_data(compiled, classes, data)
+        _fill_from_data(run, data)
         return
     make = EnvFn(env)
     made = make()
     try:
         check_spaces(made)
         players = player_num(made)
-        _check_players(compiled, classes, players, mode)
+        _check_players(run, players)
         # A manager refuses envs that it cannot run when it is created; nothing is launched.
         close_quietly(classes["env_manager"](to_easydict(compiled["env_manager"]), [make]))
         found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
         if players > 1:
             found = {name: space_of_player(space, players) for name, space in found.items()}
-        read = getattr(classes["policy"], "model_from_spaces", None)
-        shapes = {} if read is None else read(*found.values())
+        shapes = _shapes(run, found)
         render_mode = made.render_mode
         max_steps = None if made.spec is None else made.spec.max_episode_steps
         if make.wrappers:
@@ -111,22 +108,21 @@ def try_env(
         _check_data(data, f"env.env_id {env['env_id']}", *found.values())
     described = {name: describe_space(space) for name, space in found.items()}
     _fill_in(env, described, env["env_id"], "env")
-    _fill_in(compiled["policy"]["model"], shapes, env["env_id"], "policy.model")
-    normalize = compiled["policy"]["normalize"]
+    _fill_in(run.policy["model"], shapes, env["env_id"], "policy.model")
+    normalize = run.policy["normalize"]
     if mode != "eval" and (normalize["obs"] or normalize["reward"]):
         # Only its networks show whether the policy can normalise.
-        own = {**compiled["policy"], "cuda": False, "compile": False}
+        own = {**run.policy, "cuda": False, "compile": False}
         classes["policy"](to_easydict(own), enable_field=["collect"], seed=0)
     if mode != "eval":
-        _check_memory(compiled, classes, found["observation_space"], mode)
-    unroll_len = compiled["policy"]["collect"]["unroll_len"]
-    is_unroll = getattr(classes["policy"], "piece", "") == "unroll"
+        _check_memory(run, found["observation_space"], mode)
+    unroll_len = run.collect["unroll_len"]
+    is_unroll = getattr(run.policy_class, "piece", "") == "unroll"
     if max_steps is not None and unroll_len > max_steps and not is_unroll:
         raise refusal(
             f"policy.collect.unroll_len is {unroll_len}, but an episode of {env['env_id']} has at "
             f"most {max_steps} steps: no train sample could ever be made; lower it"
         )
-    evaluator = compiled["policy"]["eval"]["evaluator"]
     is_rendering = (evaluator.get("render") or {}).get("render_freq", -1) != -1
     if is_rendering:
         _check_rendering(classes["env_manager"], render_mode)
@@ -139,12 +135,18 @@ def try_env(
         )
 
 
-def _fill_from_data(compiled: dict[str, Any], classes: Mapping[str, Any], data: Dataset) -> None:
+def _shapes(run: RunView, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of ``policy.model`` that follow from the spaces."""
+    read = getattr(run.policy_class, "model_from_spaces", None)
+    return {} if read is None else read(*found.values())
+
+
+def _fill_from_data(run: RunView, data: Dataset) -> None:
     """Set spaces and shapes of a run without env: those that the config states, or of the data."""
     from dingsdk.envs.space_description import describe_space, make_space
     from dingsdk.worker.dataset_spaces import spaces_of
 
-    env, names = compiled["env"], ("observation_space", "action_space")
+    env, names = run.cfg["env"], ("observation_space", "action_space")
     found = dict(zip(names, spaces_of(data), strict=True))
     for name in names:
         if env[name] is not None:
@@ -152,10 +154,8 @@ def _fill_from_data(compiled: dict[str, Any], classes: Mapping[str, Any], data: 
     _check_data(data, "the config", *found.values())
     for name, space in found.items():
         env[name] = describe_space(space)
-    read = getattr(classes["policy"], "model_from_spaces", None)
-    shapes = {} if read is None else read(*found.values())
-    _fill_in(compiled["policy"]["model"], shapes, data.source, "policy.model")
-    _check_memory(compiled, classes, found["observation_space"], "serial")
+    _fill_in(run.policy["model"], _shapes(run, found), data.source, "policy.model")
+    _check_memory(run, found["observation_space"], "serial")
 
 
 def _check_data(data: Dataset, name: str, observation_space: Any, action_space: Any) -> None:
@@ -165,22 +165,17 @@ def _check_data(data: Dataset, name: str, observation_space: Any, action_space: 
     try:
         check_dataset(data, observation_space, action_space, name)
     except DatasetError as error:
-        path = "policy.collect.collector.path"
-        raise ConfigError(f"{path}: {error}", path=path) from error
+        raise refusal(f"{COLLECTOR}.path: {error}") from error
 
 
-def _check_memory(
-    cfg: Mapping[str, Any], classes: Mapping[str, Any], observation_space: Any, mode: str
-) -> None:
+def _check_memory(run: RunView, observation_space: Any, mode: str) -> None:
     """Check that the memory of a full replay buffer can be allocated; none of it is used.
 
     Only the observations are counted, or in parallel mode the payload numbers, so a larger row may
     still be refused at the first push.
     """
-    path = "policy.other.replay_buffer"
-    section = cfg["policy"]["other"]["replay_buffer"]
-    cls = buffer_parts(cfg, classes).get(path)
-    if getattr(cls, "draws", "") not in ("rows", "sequences"):  # episodes get their rows later
+    section = run.buffer
+    if not run.buffer_parts or run.drawn == "episodes":  # episodes get their rows later
         return
     if mode == "serial" and section.get("storage", {}).get("type") not in ("auto", "array"):
         return
@@ -192,7 +187,7 @@ def _check_memory(
         allocated = [np.empty((capacity, *leaf.shape), leaf.dtype) for leaf in row]
     except (MemoryError, ValueError) as error:
         raise refusal(
-            f"{path}.replay_buffer_size is {capacity}: {row_bytes} bytes for each row are "
+            f"{BUFFER}.replay_buffer_size is {capacity}: {row_bytes} bytes for each row are "
             f"{capacity * row_bytes / 1e9:,.0f} GB, which cannot be allocated; choose a smaller one"
         ) from error
     del allocated
@@ -212,13 +207,12 @@ _PLAYING = {
 """The parts that depend on the number of players, and their types for several players."""
 
 
-def _check_players(
-    cfg: Mapping[str, Any], classes: Mapping[str, Any], players: int, mode: str
-) -> None:
+def _check_players(run: RunView, players: int) -> None:
     """Check that the parts of a run fit the number of players of an env; check the opponents."""
     from dingsdk.envs.players import find_opponent
     from dingsdk.worker.commander.one_vs_one import saved_league
 
+    cfg, classes, mode = run.cfg, run.classes, run.mode
     parts = dict(_PLAYING[mode])
     if players > 1:
         parts["env_manager"] = "vector, subprocess or async_subprocess"
@@ -244,8 +238,8 @@ def _check_players(
         )
     if players > 1:
         if mode != "eval":
-            league = cfg["policy"]["other"]["league"]
-            _check_active(league.get("active_player_num", 1), cfg, mode)
+            league = run.policy["other"]["league"]
+            _check_active(league.get("active_player_num", 1), run)
             past = league.get("load_path")
             if past is not None:
                 saved_league(past)
@@ -253,17 +247,16 @@ def _check_players(
             find_opponent(name)
 
 
-def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
+def _check_active(count: int, run: RunView) -> None:
     """Raise ConfigError unless ``count`` players of a league can train in the same run."""
-    system = cfg["system"]
     if count == 1:
         return
     why = ""
-    if system["learner_num"] > 1:
+    if run.system["learner_num"] > 1:
         why = "each of them is trained by one process; set system.learner_num to 1"
-    elif mode == "parallel" and system["replay"]["type"] == "server":
+    elif run.mode == "parallel" and run.is_served:
         why = "a replay server holds the samples of one; leave out system.replay.type"
-    elif "path" in (cfg["policy"]["other"]["replay_buffer"].get("storage") or {}):
+    elif "path" in (run.buffer.get("storage") or {}):
         why = "they cannot share the folder policy.other.replay_buffer.storage.path; leave it out"
     if why:
         raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")

@@ -14,7 +14,6 @@ from typing import Any
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import (
     CheckpointError,
-    ConfigError,
     DingError,
     RunDirLockedError,
     RunFolderError,
@@ -54,6 +53,7 @@ from dingsdk.worker.learner.hooks import first_checkpoint
 from dingsdk.worker.replay_buffer.config import collected_in_batch, is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_id import run_id
+from dingsdk.worker.run_view import refusal
 
 _log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def keeps_journal(context: RunContext) -> bool:
     if commander.state_dict is BaseParallelCommander.state_dict:
         text = f"the commander {cfg.policy.other.commander.type!r} has no state_dict to resume from"
         if section.enabled is True:
-            raise ConfigError(f"system.journal.enabled: {text}", path="system.journal.enabled")
+            raise refusal(f"system.journal.enabled: {text}")
         _log.warning("the run keeps no journal: %s", text)
         return False
     return True

@@ -61,6 +61,9 @@ class ParallelResults:
         """Write the statistics of a collecting task."""
         self._context.note_exploration(finished.get("collect_setting") or {})
         player = finished.get("player")
+        if player is None:
+            ended = len(finished.get("reward_raw") or ())
+            self._context.recorder.add_training(ended, finished.get("numbers") or {})
         if not self._is_due("collect", player):
             return
         status = self.coordinator.status()

@@ -174,6 +174,7 @@ class ConsoleProgress:
             f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
             f"return {_number(status.last_return)} (best {_number(status.best_return)})",
             *in_words(status.numbers),
+            *(f"training {each}" for each in in_words(status.training_numbers)),
             f"loss {status.loss:.4g}" if status.loss is not None else "",
             _exploration(status),
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",

@@ -47,7 +47,7 @@ from dingsdk.errors import (
     NotSavableError,
     NotSetError,
     StorageFullError,
-    nearest_name,
+    spelling,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
 from dingsdk.pipeline.run_folder import (
@@ -271,11 +271,10 @@ def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, 
     for assignment in check_sets(sets):
         path = assignment.partition("=")[0].strip()
         if path not in CHANGEABLE:
-            nearest = nearest_name(path, CHANGEABLE)
-            is_typo = nearest is not None and path not in flatten(config)
-            advice = f" Did you mean {nearest!r}?" if is_typo else ""
+            # For a key that the config has, no other is proposed.
+            nearest, hint = spelling(path, () if path in flatten(config) else CHANGEABLE)
             raise ConfigError(
-                f"{path} cannot change when a run is resumed.{advice} Keys that can: "
+                f"{path} cannot change when a run is resumed{hint} Keys that can: "
                 f"{', '.join(CHANGEABLE)}",
                 path=path,
                 known=list(CHANGEABLE),
@@ -385,6 +384,7 @@ class RunSaver:
                 "torch": torch.get_rng_state(),
             },
             evaluations=[dataclasses.asdict(each) for each in recorder.all_evaluations],
+            training=recorder.training,
             elapsed_s=recorder.elapsed_s,
         )
 
@@ -402,7 +402,8 @@ class RunSaver:
         for index, workers in enumerate(self._team.members):
             self._resume_player(workers, state.others[f"{index}"] if index else state, save, index)
         self._team.turn = state.turn
-        context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
+        evaluations = [Evaluation(**each) for each in state.evaluations]
+        context.recorder.resume(evaluations, state.elapsed_s, state.training)
         random.setstate(state.streams["python"])
         np.random.set_state(state.streams["numpy"])
         torch.set_rng_state(state.streams["torch"])

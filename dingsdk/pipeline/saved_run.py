@@ -30,6 +30,7 @@ class RunState(PlayerState, kw_only=True):
     turn: int = 0
     others: dict[str, PlayerState] = msgspec.field(default_factory=dict)
     evaluations: list[dict[str, Any]]
+    training: list[tuple[int, dict[str, float]]] = msgspec.field(default_factory=list)
     elapsed_s: float
 
     def plain(self) -> dict[str, Any]:

@@ -39,7 +39,11 @@ from dingsdk.worker import (
     get_serial_evaluator_cls,
 )
 from dingsdk.worker.collector.dataset import no_batch
-from dingsdk.worker.collector.episode_numbers import summaries
+from dingsdk.worker.collector.episode_numbers import (
+    numbers_of_episode,
+    summaries,
+    summaries_of_episodes,
+)
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.commander.tasks import demonstrations_task
@@ -181,6 +185,9 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             team.advance()
             continue
         samples = samples_of(collector, train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
+        if workers.player is None and (ended := getattr(collector, "last_episodes", ())):
+            numbers = summaries_of_episodes(map(numbers_of_episode, ended))
+            context.recorder.add_training(len(ended), numbers)
         if workers.player_num > 1:
             samples = samples[0][0]  # the samples of the player that is trained
         workers.collected += len(samples)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.config.plain import find, put
-from dingsdk.errors import CheckpointMissingError, ConfigError, ConfigTypeError, nearest_name
+from dingsdk.errors import CheckpointMissingError, ConfigError, ConfigTypeError, spelling
 from dingsdk.pipeline.run_folder import find_checkpoints, no_run_text, run_path
 
 KEPT = ("optimizer", "counters")
@@ -52,10 +52,9 @@ def begin_from(
             )
     for name in keep:
         if name not in KEPT:
-            nearest = nearest_name(name, KEPT)
-            hint = f"did you mean {nearest!r}? " if nearest else ""
+            nearest, hint = spelling(name, KEPT)
             raise ConfigError(
-                f"keep: unknown {name!r}; {hint}Known: {', '.join(KEPT)}",
+                f"keep: unknown {name!r}{hint} Known: {', '.join(KEPT)}",
                 path="keep",
                 known=list(KEPT),
                 nearest=nearest,

@@ -60,6 +60,7 @@ CURVES = (
     "policy_lag",
     "exploration",
     "numbers",
+    "training_numbers",
     "columns",
 )
 """The fields of the status that are in a line of ``progress.jsonl``."""

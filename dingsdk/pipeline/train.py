@@ -514,9 +514,7 @@ def _write(
     """Write ``result.json`` and the curve; return the former's content."""
     cfg, run_dir = context.cfg, context.run_dir
     record = write_result(run_dir, result, cfg.seed, error, patience, origin_of(cfg))
-    from dingsdk.pipeline.offline import task_of
-
-    title = f"{cfg.policy.type} on {task_of(cfg)}, {result.mode}, seed {cfg.seed}"
+    title = f"{cfg.policy.type} on {context.task}, {result.mode}, seed {cfg.seed}"
     curve = run_dir / CURVE_NAME
     patience(lambda: write_curve(curve, result.evaluations, cfg.env.stop_value, title))
     return record

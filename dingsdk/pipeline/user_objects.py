@@ -15,7 +15,7 @@ from typing import Any
 
 from dingsdk.envs.base import reported
 from dingsdk.envs.make import GIVEN
-from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name, wrong_type
+from dingsdk.errors import ConfigError, ConfigTypeError, listing, spelling, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.hooks import Observers
 from dingsdk.runtime.spawn import is_at_top, is_importable
@@ -182,11 +182,10 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
     strange = [each for each in candidates if each not in HOOKS and _HOOK_LIKE.match(each)]
     if strange or not found:
         asked = (strange or candidates or [""])[0]
-        nearest = nearest_name(asked, HOOKS)
-        hint = f" Did you mean {nearest!r}?" if nearest else ""
+        nearest, hint = spelling(asked, HOOKS)
         what = f"{name} has {asked!r}, which is no hook" if strange else f"{name} names no hook"
         raise ConfigError(
-            f"{path}: {what}.{hint} A callback is a function with the name of a hook, or an object "
+            f"{path}: {what}{hint} A callback is a function with the name of a hook, or an object "
             f"with such methods: {listing(HOOKS)}",
             path=path,
             found=asked,

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from dingsdk.errors import nearest_name
+from dingsdk.errors import spelling
 from dingsdk.plugins.kinds import (
     CONTRACT_VERSIONS,
     CONTRACTS,
@@ -138,19 +138,17 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
             yield Advert(kind, point.name, point.value, name, version, contract)
         elif point.group == _CONTRACTS_GROUP:
             if point.name not in KINDS:
-                nearest = nearest_name(point.name, KINDS)
-                advice = f"; did you mean {nearest}?" if nearest else ""
+                _, hint = spelling(point.name, KINDS)
                 _logger.warning(
-                    f"{name} names {point.name} in {_CONTRACTS_GROUP}, which is no kind{advice}"
+                    f"{name} names {point.name} in {_CONTRACTS_GROUP}, which is no kind{hint}"
                 )
         elif point.group.startswith(_PREFIX):
-            kinds = (*_GROUPS.values(), CONTRACTS)
-            nearest = nearest_name(point.group.removeprefix(_PREFIX), kinds)
-            advice = f"; did you mean {_PREFIX}{nearest}?" if nearest else ""
+            group = point.group.removeprefix(_PREFIX)
+            nearest, hint = spelling(group, (*_GROUPS.values(), CONTRACTS))
             _logger.log(
                 logging.WARNING if nearest else logging.INFO,
-                f"{name} advertises {point.name} in {point.group}, a group that this version of "
-                f"dingsdk does not know{advice}",
+                f"{name} advertises {point.name} in {point.group}, and this version of dingsdk "
+                f"knows no kind {group!r}{hint}",
             )
 
 

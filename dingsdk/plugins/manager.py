@@ -26,6 +26,7 @@ from dingsdk.errors import (
     listing,
     nearest_name,
     raised_at,
+    spelling,
     wrong_type,
 )
 from dingsdk.plugins import hookspecs
@@ -170,6 +171,8 @@ class PluginManager:
             ConfigTypeError: the type key or ``import_names`` have the wrong type.
         """
         registry = self.registry(kind)
+        if not import_names and isinstance(type_key, str) and type_key in registry.own:
+            return registry.own[type_key]
         where = f"{config_path}.type" if config_path else "type"
         if not isinstance(type_key, str):
             raise wrong_type(where, f"the type of one of the {kind}", type_key)
@@ -343,7 +346,8 @@ class PluginManager:
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:
         known = self.known(kind)
         absent = {name for each, name in SHIPPED if each == kind}
-        nearest = None if key in absent else nearest_name(key, [*known, *absent])
+        proposed = [] if key in absent else [*known, *absent]
+        nearest = nearest_name(key, proposed)
         install = SHIPPED.get((kind, nearest or key)) if nearest not in known else None
         others = [other for other in KINDS if other != kind and key in self.known(other)]
         advice = ""
@@ -353,7 +357,7 @@ class PluginManager:
             advice = f" There is one among the {' and the '.join(others)}."
         elif kind == "policies" and not nearest:
             advice = " Pass a class of your own as policy=."
-        return unknown(kind, key, known, advice, path=where, nearest=nearest, install=install)
+        return unknown(kind, key, known, advice, proposed=proposed, path=where, install=install)
 
     # loading
 
@@ -517,12 +521,11 @@ class PluginManager:
             if not caller.has_spec() and not impl.optionalhook:
                 hooks = vars(self.hook).items()
                 known = [name for name, other in hooks if getattr(other, "spec", None)]
-                nearest = nearest_name(caller.name, known)
-                advice = f"did you mean {nearest}? " if nearest else ""
+                nearest, hint = spelling(caller.name, known)
                 raise _refused(
                     owner,
                     "unknown hook",
-                    f"implements {caller.name}, which is no hook of this dingsdk; {advice}if it "
+                    f"implements {caller.name}, which is no hook of this dingsdk{hint} If it "
                     "comes from a newer dingsdk, mark it @hookimpl(optionalhook=True)",
                     hook=caller.name,
                     nearest=nearest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from dingsdk.errors import (
     PluginLoadError,
     UnknownPluginError,
     listing,
-    nearest_name,
+    spelling,
 )
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
@@ -83,6 +83,8 @@ class Registry:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.own: dict[str, Any] = {}
+        """Types of dingsdk that have been imported, by name; do not change it."""
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
 
@@ -161,7 +163,7 @@ class Registry:
             )
         with self._lock:
             if self._entries.get(name) == entry:
-                self._entries[name] = Entry(entry.owner, target, entry.place)
+                self._set(name, Entry(entry.owner, target, entry.place))
         return target
 
     def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -207,17 +209,25 @@ class Registry:
                         owner=previous.owner,
                     )
                 entry = Entry(previous.owner, entry.target, previous.place)
-            self._entries[name] = entry
+            self._set(name, entry)
         current = _current.get()
         if current is not None:
             current.changes.append((self, name, previous))
 
     def _put(self, name: str, entry: Entry | None) -> None:
         with self._lock:
-            if entry is None:
-                self._entries.pop(name, None)
-            else:
-                self._entries[name] = entry
+            self._set(name, entry)
+
+    def _set(self, name: str, entry: Entry | None) -> None:
+        # Each dict changes in one step: other threads read them without the lock.
+        if entry is None:
+            self._entries.pop(name, None)
+        else:
+            self._entries[name] = entry
+        if entry is not None and entry.target is not None and entry.owner == OWN_DISTRIBUTION:
+            self.own[name] = entry.target
+        else:
+            self.own.pop(name, None)
 
 
 def _why_unusable(kind: str, name: str, target: object) -> str:
@@ -242,22 +252,23 @@ def place_of(target: object) -> str | None:
 
 
 def unknown(
-    kind: str, asked: object, known: list[str], advice: str = "", **facts: object
+    kind: str,
+    asked: object,
+    known: list[str],
+    advice: str = "",
+    *,
+    proposed: Iterable[str] | None = None,
+    **facts: object,
 ) -> UnknownPluginError:
     """Return the error for an unknown name; the message has the nearest name and all known names.
 
-    ``advice`` is put before the list of known names; ``facts`` are added to the facts of the error.
+    ``advice`` is put before the list of known names; the nearest name is one of ``proposed``, or of
+    the known names; ``facts`` are added to the facts of the error.
     """
-    nearest = nearest_name(asked, known) if isinstance(asked, str) else None
-    facts = {
-        "kind": kind,
-        "asked": asked,
-        "known": known,
-        "nearest": nearest,
-        "install": None,
-    } | facts
+    nearest, hint = spelling(asked, known if proposed is None else proposed)
+    own = {"kind": kind, "asked": asked, "known": known, "nearest": nearest, "install": None}
     where = f"{facts['path']}: " if "path" in facts else ""
-    spelling = f" Did you mean {facts['nearest']!r}?" if facts["nearest"] else ""
     return UnknownPluginError(
-        f"{where}no {asked!r} among the {kind}.{spelling}{advice} Known: {listing(known)}", **facts
+        f"{where}no {asked!r} among the {kind}{hint}{advice} Known: {listing(known)}",
+        **(own | facts),
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dingsdk.errors import ConfigError, nearest_name
+from dingsdk.errors import ConfigError, spelling
 
 if TYPE_CHECKING:
     from dingsdk.plugins.discovery import Advert
@@ -63,10 +63,9 @@ class Switches:
         """
         for name in environ:
             if name.startswith("DINGSDK_") and "PLUGIN" in name and name not in VARIABLES:
-                nearest = nearest_name(name, VARIABLES)
-                advice = f" did you mean {nearest}?" if nearest else ""
+                nearest, hint = spelling(name, VARIABLES)
                 raise ConfigError(
-                    f"the environment sets {name}, which is no switch of dingsdk;{advice} "
+                    f"the environment sets {name}, which is no switch of dingsdk{hint} "
                     f"Known: {', '.join(sorted(VARIABLES))}",
                     path=name,
                     known=sorted(VARIABLES),
@@ -89,11 +88,10 @@ class Switches:
             for name in listed:
                 if is_named([name], installed) or _is_module(name):
                     continue
-                nearest = nearest_name(name, installed)
-                advice = f"did you mean {nearest!r}?" if nearest else "take it out, or install it."
+                nearest, hint = spelling(name, installed)
                 raise ConfigError(
                     f"{variable} names {name!r}, which is neither an installed plugin nor a "
-                    f"module; {advice}",
+                    f"module{hint if nearest else '; take it out, or install it.'}",
                     path=variable,
                     asked=name,
                     nearest=nearest,

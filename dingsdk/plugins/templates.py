@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from dingsdk.config import deep_merge_dicts
-from dingsdk.errors import ConfigError, RunFolderError, listing, nearest_name
+from dingsdk.errors import ConfigError, RunFolderError, listing, spelling
 from dingsdk.plugins.discovery import version_of
 from dingsdk.plugins.kinds import KINDS, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.manager import default_manager
@@ -98,10 +98,9 @@ def render(kind: str, name: str) -> dict[str, str]:
 
     template = TEMPLATES.get(kind)
     if template is None:
-        nearest = nearest_name(kind, TEMPLATES)
-        advice = f" Did you mean {nearest!r}?" if nearest else ""
+        nearest, hint = spelling(kind, TEMPLATES)
         raise ConfigError(
-            f"no template for a plugin of kind {kind!r}.{advice} Known: {listing(TEMPLATES)}",
+            f"no template for a plugin of kind {kind!r}{hint} Known: {listing(TEMPLATES)}",
             found=kind,
             known=sorted(TEMPLATES),
             nearest=nearest,

@@ -169,11 +169,14 @@ class DemonstrationsSection(Section, frozen=True, kw_only=True):
             collected samples never replace them.
         preload: Whether to push the demonstrations into the replay buffer before training instead,
             where they are rows as any others.
+        digest: Digest of the data, set when the config is compiled; other data is then refused, for
+            example when the run is resumed. None for any data.
     """
 
     path: str = ""
     share: Annotated[float, Meta(gt=0, lt=1)] | None = None
     preload: bool = False
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         if not self.path and (self.share is not None or self.preload):

@@ -173,8 +173,7 @@ class Connections(Generic[_Peer, _Name]):
         self._threads: dict[_Peer, threading.Thread] = {}
         self._strangers: dict[_Peer, None] = {}  # the oldest one first
         self._proved: set[_Peer] = set()
-        """Peers that have proved that they know the secret, also while their threads wait for the
-        lock."""
+        """Peers that proved to know the secret, also while their threads wait for the lock."""
         self._served: set[_Peer] = set()
         self._refused = RareLog(_log)
         self._stop = threading.Event()

@@ -73,24 +73,34 @@ class DatasetFormat(ABC):
         return Path(name).exists()
 
 
-def read_dataset(path: str | os.PathLike[str]) -> Dataset:
+def read_dataset(path: str | os.PathLike[str], digest: str | None = None) -> Dataset:
     """Read a data set and check its columns.
 
     Args:
         path: A file with the suffix ``.npz``, ``.h5`` or ``.hdf5``, a folder that a replay buffer's
             ``save_data`` wrote, or ``KEY:NAME`` with the type key of a format, such as
             ``minari:NAME`` of a plugin.
+        digest: ``Dataset.digest`` that it has to have; None for any.
 
     Returns:
         The data set; its ``source`` is the path.
 
     Raises:
-        DatasetError: there is none, nothing provides the type key, it is damaged, or a column is
-            missing or wrong.
+        DatasetError: there is none, nothing provides the type key, it is damaged, a column is
+            missing or wrong, or it has another digest.
         PluginLoadError: the plugin that provides the type key cannot be loaded.
     """
     found, name = _format_of(path)
-    return found.read(name)
+    dataset = found.read(name)
+    if digest is not None and dataset.digest != digest:
+        raise DatasetError(
+            f"{path} is not the data that the run began with: its digest is {dataset.digest}, and "
+            f"the config has {digest}; put that data back there, or begin a new run without digest",
+            source=os.fspath(path),
+            expected=digest,
+            found=dataset.digest,
+        )
+    return dataset
 
 
 def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> None:

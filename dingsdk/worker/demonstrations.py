@@ -10,19 +10,21 @@ import numpy as np
 
 from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.collected import NO_VERSION
-from dingsdk.data.container import encode_frame
 from dingsdk.data.pytree import part_of
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.space_description import make_space
 from dingsdk.envs.spaces import ObservationSchema
-from dingsdk.errors import ConfigError
+from dingsdk.errors import DatasetError, SchemaMismatchError
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.dataset import samples_of_dataset
+from dingsdk.worker.commander.tasks import demonstrations_task
 from dingsdk.worker.dataset_spaces import check_dataset
 from dingsdk.worker.datasets import read_dataset
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer.config import demonstrations_in
 from dingsdk.worker.replay_buffer.demonstrations import TableWithDemonstrations
+from dingsdk.worker.replay_buffer.table import Table
+from dingsdk.worker.run_view import BUFFER, RunView, refusal
 
 PATH = "policy.other.demonstrations"
 _OF_COLLECTED_ROWS = (
@@ -57,7 +59,8 @@ def add_demonstrations(
         DatasetError: the data cannot be read, or does not fit the env and the policy.
         ConfigError: there are too few rows, or too many.
     """
-    rows = demonstration_samples(task, policy_cfg)
+    data = read_dataset(task["path"], task["digest"])
+    rows = demonstration_samples(data, task, policy_cfg)
     check_count(task, policy_cfg, len(rows))
     if task["preload"]:
         # The limiter relates training to what is collected.
@@ -71,10 +74,61 @@ def add_demonstrations(
         table,
         task["share"],
         task["path"],
-        encode_frame("demonstrations", rows)[1].digest,
         buffer_cfg["periodic_thruput_seconds"],
         tb_logger,
     )
+
+
+def check_demonstrations(run: RunView) -> str:
+    """Return why a run cannot train on demonstrations, beside what it collects or in its buffer."""
+    share, size = run.demonstrations["share"], run.learn["batch_size"]
+    collectors = run.collector_class, run.parallel_class
+    storage, sampler = (run.classes.get(f"{BUFFER}.{part}") for part in ("storage", "sampler"))
+    key, why = "path", ""
+    if run.policy["on_policy"]:
+        why = f"{run.of_policy} trains only on its newest samples"
+    elif not run.is_base_policy:
+        why = f"{run.of_policy} is no BasePolicy, which makes samples of them"
+    elif getattr(run.policy_class, "piece", "steps") == "unroll":
+        why = f"{run.of_policy} trains on unrolls"
+    elif run.is_offline:
+        why = f"{run.of_collector} collects nothing beside them"
+    elif max(getattr(cls, "max_players", 1) for cls in collectors) > 1:
+        why = "the env has several players"
+    elif run.is_served:
+        why = "system.replay.type is 'server', and a replay server holds collected samples only"
+    elif getattr(sampler, "draws_oldest", False):
+        why = f"{run.of_buffer} gives each row once, in order of arrival"
+    elif run.drawn != "rows":
+        why = f"{run.of_buffer} draws {run.drawn}"
+    elif run.not_of(BUFFER, Table):
+        why = f"{run.of_buffer} is no Table of dingsdk"
+    elif getattr(storage, "holds_objects", False) and share is not None:
+        why = f"{BUFFER}.storage.type {run.buffer['storage']['type']!r} holds no columns"
+    elif share is not None and not 0 < (shown := demonstrations_in(share, size)) < size:
+        key = "share"
+        why = f"{share:g} of policy.learn.batch_size {size} is {shown} samples of each batch"
+    return why and (
+        f"{PATH}.{key}: demonstrations cannot be used, as {why}; leave them out, or change that"
+    )
+
+
+def try_demonstrations(cfg: dict[str, Any]) -> None:
+    """Read the demonstrations of a config with the spaces of its env, if any; set their digest.
+
+    Raises:
+        ConfigError: they cannot be read, do not fit the env and the policy, or are too few or too
+            many.
+    """
+    if (task := demonstrations_task(cfg)) is None:
+        return
+    try:
+        data = read_dataset(task["path"], task["digest"])
+        cfg["policy"]["other"]["demonstrations"]["digest"] = data.digest
+        rows = len(demonstration_samples(data, task, cfg["policy"]))
+    except (DatasetError, SchemaMismatchError) as error:
+        raise refusal(f"{PATH}.path: {error}") from error
+    check_count(task, cfg["policy"], rows)
 
 
 def check_count(task: Mapping[str, Any], policy_cfg: Mapping[str, Any], rows: int) -> None:
@@ -85,46 +139,44 @@ def check_count(task: Mapping[str, Any], policy_cfg: Mapping[str, Any], rows: in
     """
     capacity = policy_cfg["other"]["replay_buffer"]["replay_buffer_size"]
     shown = demonstrations_in(task["share"], policy_cfg["learn"]["batch_size"])
-    text = ""
     if task["preload"] and rows > capacity:
-        text = (
+        raise refusal(
             f"{PATH}.preload is true, but {task['path']} makes {rows} rows, more than "
             f"policy.other.replay_buffer.replay_buffer_size {capacity}; raise that, or use share"
         )
-    elif rows < shown:
-        text = (
+    if rows < shown:
+        raise refusal(
             f"{PATH}.share is {task['share']:g}, {shown} rows of each batch, but {task['path']} "
             f"makes only {rows}; lower the share, or give more data"
         )
-    if text:
-        raise ConfigError(text, path=text.split(" ", 1)[0])
 
 
-def demonstration_samples(task: Mapping[str, Any], policy_cfg: Mapping[str, Any]) -> SampleBatch:
+def demonstration_samples(
+    data: Dataset, task: Mapping[str, Any], policy_cfg: Mapping[str, Any]
+) -> SampleBatch:
     """Return the train samples that the policy makes of recorded data.
 
     They have the columns, shapes and dtypes of samples that a collector makes in the env. Their
     ``collect_iter`` is ``NO_VERSION``.
 
     Args:
+        data: The recorded data; its columns get the dtypes of the env.
         task: Result of ``demonstrations_task``.
         policy_cfg: The compiled section ``policy``.
 
     Raises:
-        DatasetError: the data cannot be read, or a column does not fit; with its name.
+        DatasetError: a column does not fit; with its name.
         ConfigError: the policy records more of each step than recorded data has.
     """
-    data = read_dataset(task["path"])
     _fit_to_spaces(data, task)
     on_cpu = {**policy_cfg, "cuda": False, "compile": False}
     policy: Any = create_policy(on_cpu, enable_field=["collect"], seed=0).collect_mode
     first = part_of(data.columns["obs"], slice(0, 1))
     output = policy.forward_batch(first, np.arange(1))
     if lacking := sorted(output.keys() - {"action", "state"}):
-        raise ConfigError(
+        raise refusal(
             f"{PATH}.path: a policy of type {policy_cfg['type']!r} trains on {', '.join(lacking)} "
-            "of each step, which recorded data does not have; choose another policy",
-            path=f"{PATH}.path",
+            "of each step, which recorded data does not have; choose another policy"
         )
     data.columns["action"] = data.columns["action"].astype(output["action"].dtype, copy=False)
     samples = samples_of_dataset(data, policy)

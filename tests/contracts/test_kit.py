@@ -135,9 +135,9 @@ def test_parts_are_checked_by_the_name_of_their_kind(kind: str) -> None:
 
 
 def test_unknown_kind_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UnknownPluginError, match="Did you mean 'sampler'"):
+    with pytest.raises(UnknownPluginError, match="did you mean 'sampler'"):
         check_part("smapler", lambda *_: None)
-    with pytest.raises(UnknownPluginError, match="Did you mean 'learner hook'"):
+    with pytest.raises(UnknownPluginError, match="did you mean 'learner hook'"):
         check_extension("learner hok", None)
 
 

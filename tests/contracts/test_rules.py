@@ -40,7 +40,7 @@ from dingsdk.worker import (
 )
 from dingsdk.worker.commander.naive import NaiveCommander
 from dingsdk.worker.commander.one_vs_one import OneVsOneCommander
-from dingsdk.worker.replay_buffer import RowSampler
+from dingsdk.worker.replay_buffer import PrioritySampler, RowSampler
 from dingsdk.worker.replay_buffer.advanced import QueueReplayBuffer
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 
@@ -157,6 +157,22 @@ class RecentSampler(RowSampler):
         return cls({}, capacity, seed)
 
 
+class LogSampler(PrioritySampler):
+    """Draws rows in proportion to the logarithm of 1 + priority."""
+
+    contract_capabilities: ClassVar[frozenset[str]] = frozenset({"priorities"})
+
+    def assign(self, where: Any, priorities: Any) -> None:
+        positions = np.arange(self.capacity)[where]
+        self._priorities[positions] = priorities
+        self.max_priority = max(self.max_priority, float(np.max(priorities)))
+        self._tree.assign(positions, np.log1p(self._priorities[positions]))
+
+    @classmethod
+    def made(cls, capacity: int, seed: int, folder: Path, alpha: float | None = None) -> Self:
+        return cls({"alpha": alpha}, capacity, seed)
+
+
 ARRAY, OBJECT, MEMMAP = ({"type": kind} for kind in ("array", "object", "memmap"))
 LINKED = {"next_of": "obs"}
 RATIO = {"samples_per_insert": 1.5, "min_size": 10}
@@ -205,6 +221,9 @@ CASES: Mapping[str, Case] = {
     "own_law": Case(
         SamplerContract, lambda _: RecentSampler.made, RecentSampler.contract_capabilities, True
     ),
+    "own_weights": Case(
+        SamplerContract, lambda _: LogSampler.made, LogSampler.contract_capabilities, True
+    ),
     "fifo": remover("fifo", "fifo", "ages"),
     "random": remover("random", "random"),
     "min_size": limiter("min_size", "min_size", min_size=10),
@@ -252,3 +271,13 @@ def test_sampler_with_a_law_of_its_own_breaks_only_the_rule_of_equal_chances() -
     with pytest.raises(ContractError) as caught:
         check_part("sampler", RecentSampler.made, capabilities={"rows"})
     assert caught.value.broken == (6,)
+
+
+def test_weights_of_an_own_sampler_by_priority_are_the_chances_of_its_rows() -> None:
+    sampler = LogSampler({}, capacity=4, seed=0)
+    sampler.on_insert(np.arange(3), [], np.array([np.e - 1, np.e**3 - 1, np.e**4 - 1]))
+
+    counts = np.bincount(sampler.draw(8000), minlength=4)
+
+    assert counts.tolist() == [1000, 3000, 4000, 0]
+    assert sampler.importance(np.arange(3), 1.0).tolist() == pytest.approx([1, 1 / 3, 1 / 4])

@@ -26,6 +26,7 @@ COMMANDS = {
         *["--env", "Pendulum-v1", "--steps", "600", "--iterations", "20"],
         *["--expert-episodes", "2", "--mixed-episodes", "10", "--played", "2"],
     ],
+    "offline feed": ["feed", "--rows", "2000", "--rounds", "1"],
     "parallel_floor": [
         *["--jobs", "dqn", "--env-steps", "600", "--seeds", "1"],
         *["--contenders", "floor", "in_memory"],

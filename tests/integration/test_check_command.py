@@ -220,9 +220,9 @@ def test_type_with_the_key_of_a_builtin_type_fails(provide: Provide, tmp_path: P
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
-        ("samplers:unifrom", "Did you mean 'uniform'"),
-        ("smaplers:uniform", "Did you mean 'samplers'"),
-        ("dingsdk-rl-in-memry", "Did you mean 'dingsdk-rl-in-memory'"),
+        ("samplers:unifrom", "did you mean 'uniform'"),
+        ("smaplers:uniform", "did you mean 'samplers'"),
+        ("dingsdk-rl-in-memry", "did you mean 'dingsdk-rl-in-memory'"),
         ("", "kind:type"),
         (":", "kinds"),
         ("policies:", "kind:type"),

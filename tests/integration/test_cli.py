@@ -118,7 +118,7 @@ def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -
     ("arguments", "told"),
     [
         (["no-such-example"], "cartpole-dqn"),
-        (["cartpole-dqn", "--set", "policy.type=dqm"], "Did you mean 'dqn'"),
+        (["cartpole-dqn", "--set", "policy.type=dqm"], "did you mean 'dqn'"),
         (["cartpole-dqn", "--set", "policy.learn.batchsize=3"], "did you mean 'batch_size'"),
         (["cartpole-dqn", "--set", "env.env_id=CartPoll-v1"], "CartPole-v1"),
         (["cartpole-dqn", "--set", "seed=abc"], "seed: expected a whole number"),

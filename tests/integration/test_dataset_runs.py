@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,16 @@ from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
+from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
-from dingsdk.worker import NaiveReplayBuffer, write_dataset
+from dingsdk.worker import NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_buffer import persistence
+
+from .job_cluster import JobCluster
+from .process_cluster import PATIENCE_S
+from .test_coordinator_restart import coordinators_of
+from .test_parallel_resume import ITERATIONS, SETS, kill_all, start, status, wait_until
 
 COLLECTOR = "policy.collect.collector"
 BUFFER = "policy.other.replay_buffer"
@@ -195,7 +203,7 @@ def test_console_shows_updates_and_no_env_steps(
     [
         ({f"{COLLECTOR}.path": "absent.npz"}, f"{COLLECTOR}.path", "absent.npz does not exist"),
         ({"env.env_id": "Pendulum-v1"}, "env.env_id", "cannot use the action space"),
-        ({"env.env_id": "Acrobot-v1"}, f"{COLLECTOR}.path", r"column 'obs' is float32\[4\]"),
+        ({"env.env_id": "Acrobot-v1"}, f"{COLLECTOR}.path", r"cartpole\.npz: column 'obs' is f"),
         ({"policy.collect.n_sample": 8}, "policy.collect.n_sample", "leave it out"),
         ({"policy.collect.n_episode": 9}, "policy.collect.n_episode", "leave it out"),
         ({"system.max_env_steps": 9}, "system.max_env_steps", "takes no env steps"),
@@ -269,6 +277,77 @@ def test_what_parallel_mode_cannot_do_is_refused(
     with pytest.raises(ConfigError) as caught:
         compile_config(config, mode="parallel")
     assert caught.value.path == path
+
+
+def on_cartpole(data: Path, iterations: int) -> tuple[str, ...]:
+    """Return the settings of the example ``cartpole-dqn`` that make it train on the data."""
+    return (
+        *("policy.collect.n_sample=null", f"{COLLECTOR}={{type: dataset, path: {data}}}"),
+        *("policy.learn.batch_size=16", "policy.nstep=4", f"{ITERATIONS}={iterations}"),
+    )
+
+
+def test_a_learner_that_replaces_a_lost_one_trains_on_the_same_rows(
+    data: Path, tmp_path: Path
+) -> None:
+    with use_manager(PluginManager()), torch_threads(1):
+        cluster = JobCluster(tmp_path, "greenlets", *on_cartpole(data, 400))
+        try:
+            cluster.expect(lambda: cluster.train_iter() > 60)
+            cluster.transport.abandon_worker("learner-0")
+            cluster.running("learner", attempt=2)
+            cluster.expect(lambda: cluster.train_iter() == 400)
+            cluster.coordinator.validate_state()
+            found = cluster.coordinator.status()
+        finally:
+            cluster.close()
+    rows = count(data)
+    assert (found.samples.collected, found.samples.live) == (rows, rows)
+    assert not any(found.samples.evicted.values())
+    assert found.env_steps == 0
+
+
+def test_a_learner_that_replaces_a_lost_one_refuses_other_data(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    path.write_bytes(data.read_bytes())
+    with use_manager(PluginManager()), torch_threads(1):
+        cluster = JobCluster(tmp_path / "run", "greenlets", *on_cartpole(path, 1_000_000))
+        try:
+            cluster.expect(lambda: cluster.train_iter() > 60)
+            changed = read_dataset(data).columns
+            write_dataset(Dataset({**changed, "reward": changed["reward"] * 2}), path)
+            cluster.transport.abandon_worker("learner-0")
+            with pytest.raises(AssertionError, match=r"data\.npz is not the data that the run"):
+                cluster.expect(lambda: False)
+        finally:
+            cluster.close()
+
+
+@pytest.mark.slow
+def test_a_run_whose_coordinator_is_killed_makes_the_updates_of_a_serial_run(
+    data: Path, tmp_path: Path
+) -> None:
+    # A learner that loses its lease on a busy machine would begin again from a checkpoint.
+    sets = (*SETS, "system.coordinator.lease_s=30", *on_cartpole(data, 4000))
+    process, run = start(tmp_path, *sets), tmp_path / "run"
+    try:
+        wait_until(lambda: status(run)["train_iter"] > 100)
+        (coordinator,) = coordinators_of(process)
+        os.kill(coordinator, signal.SIGKILL)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        if process.poll() is None:
+            kill_all(process)
+    found = json.loads((run / "result.json").read_text())
+    rows = count(data)
+    assert (found["reason"], found["train_iter"], found["env_steps"]) == ("limit", 4000, 0)
+    assert (found["samples"]["collected"], found["samples"]["live"]) == (rows, rows)
+    serial = train("cartpole-dqn", sets=[*sets, "system.torch_threads=1"], seed=3, output=tmp_path)
+    first, second = (
+        {name: each.numpy() for name, each in load_checkpoint(folder).state["model"].items()}
+        for folder in (run / "ckpt", serial.run_dir / "ckpt")
+    )
+    assert column_equal(first, second)
 
 
 def test_buffer_fits_the_data_unless_its_size_is_given(config: dict[str, Any], data: Path) -> None:

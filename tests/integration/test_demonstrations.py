@@ -12,7 +12,7 @@ import pytest
 from dingsdk import resume, train
 from dingsdk.config import to_plain
 from dingsdk.data import Dataset
-from dingsdk.errors import CheckpointError, ConfigError
+from dingsdk.errors import ConfigError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.status_file import read_status
@@ -20,14 +20,14 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
-from dingsdk.testing.stop_and_go import _interrupt_after
-from dingsdk.worker import write_dataset
+from dingsdk.worker import read_dataset, write_dataset
 from dingsdk.worker.commander.tasks import demonstrations_task
 from dingsdk.worker.demonstrations import demonstration_samples
 from dingsdk.worker.replay_buffer.demonstrations import STATE_NAME
 
 from . import short_runs
 from .job_cluster import JobCluster
+from .test_parallel_resume import ITERATIONS, contents
 
 DEMONSTRATIONS = "policy.other.demonstrations"
 BUFFER = "policy.other.replay_buffer"
@@ -183,22 +183,37 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, sets: tuple[s
     assert one == other
 
 
-def test_a_run_is_not_resumed_with_other_demonstrations(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "shown.npz")
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    "kind", ["share", pytest.param("preload", marks=pytest.mark.slow), "collector"]
+)
+def test_a_run_is_not_resumed_with_other_data(tmp_path: Path, mode: Any, kind: str) -> None:
+    path, section = recorded(tmp_path / "shown.npz"), DEMONSTRATIONS
+    own = shown(path)
+    if kind == "preload":
+        own = (f"{DEMONSTRATIONS}.path={path}", f"{DEMONSTRATIONS}.preload=true")
+    elif kind == "collector":
+        section = "policy.collect.collector"
+        own = (f"{section}={{type: dataset, path: {path}}}", "policy.collect.n_sample=null")
     run = train(
         "cartpole-dqn",
-        sets=[*short_runs.QUICK, *shown(path)],
+        mode,
+        "in_memory" if mode == "parallel" else None,
+        sets=[*short_runs.QUICK, *own, f"{ITERATIONS}=20", "system.journal.enabled=true"],
         output=tmp_path,
-        callbacks=[_interrupt_after(8)],
     ).run_dir
+    before, more = contents(run), [f"{ITERATIONS}=30"]
     recorded(path, reward=3.0)
-    with pytest.raises(CheckpointError, match="was saved with other demonstrations"):
-        resume(run)
-    path.unlink()
-    with pytest.raises(ConfigError, match="does not exist"):
-        resume(run)
+    for words in ("is not the data that the run began with: its digest is", "does not exist"):
+        with pytest.raises(ConfigError, match=words) as caught:
+            resume(run, sets=more)
+        assert caught.value.path == f"{section}.path"
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert contents(run) == before
+        path.unlink(missing_ok=True)
     recorded(path)
-    assert resume(run).train_iter == 200
+    assert resume(run, sets=more).train_iter == 30
 
 
 def compiled(*sets: str, config: dict[str, Any] | None = None, mode: Any = "serial") -> Any:
@@ -308,7 +323,7 @@ def test_samples_are_those_that_a_collector_would_make(tmp_path: Path) -> None:
     cfg = to_plain(compiled(*shown(path), *sets))
     task = demonstrations_task(cfg)
     assert task is not None
-    found = demonstration_samples(task, cfg["policy"]).columns
+    found = demonstration_samples(read_dataset(path), task, cfg["policy"]).columns
     assert found["reward"].tolist() == [2.0, 4.0, 4.0, 16.0, 16.0]
     assert found["discount"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.5]
     assert found["next_obs"][:, 0].tolist() == [8.0, 12.0, 12.0, 20.0, 20.0]

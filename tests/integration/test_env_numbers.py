@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ def check(result: Any, written: dict[str, Any]) -> None:
     status = json.loads((result.run_dir / "status.json").read_text())
     assert status["numbers"]["is_success"] == 0.5
     assert status["evaluations"][0]["numbers"]["score"]["max"] == 10.0
+    training = result.training_numbers
+    assert training == written["training_numbers"] == status["training_numbers"]
+    assert set(training) == {"is_success", "score"}
+    assert 0 <= training["is_success"] <= 1
+    if result.mode == "serial":
+        # In each of ten collects both envs play two episodes more.
+        assert training == {"is_success": 0.5, "score": 7 + 19 / 2}
     found = scalars(result.run_dir)
     for axis in ("iter", "step"):
         assert found[f"evaluator_{axis}/is_success_mean"][0] == 0.5
@@ -111,10 +119,22 @@ def test_numbers_and_returns_of_the_env_are_in_all_results(
     assert {"is_success": 1.0, "score": 7.0} in collected
     text = capsys.readouterr().out
     assert "mean return 6.0 (6 to 6, 4 episodes), success 0.50, score 8.50 after" in text
-    assert "return 6.0 (best 6.0), success 0.50, score " in text
+    shown = (
+        r"\(best 6\.0\), success 0\.50, score [\d.]+, training success [\d.]+, training score \d"
+    )
+    assert re.search(shown, text)
     again = evaluate(result.run_dir, episodes=2, seed=5)
     assert again.returns == (6.0, 6.0)
     assert again.numbers["score"] == {"mean": 7.5, "min": 7.0, "max": 8.0}
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_all_numbers_are_those_of_the_last_info_that_are_numbers(tmp_path: Path, mode: str) -> None:
+    result, _ = run(tmp_path, mode, sets=["env.info_numbers=all"])
+
+    names = {"is_success", "score", "distance", "time"}
+    assert set(result.evaluations[0].numbers) == set(result.training_numbers) == names
+    assert result.training_numbers["distance"] == 4.5
 
 
 def test_statistics_of_a_serial_collector_are_of_the_episodes_since_the_last_log(

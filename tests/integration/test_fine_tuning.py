@@ -103,7 +103,7 @@ def test_nothing_is_started_if_the_model_does_not_fit(
     output = tmp_path / "runs"
     with pytest.raises(CheckpointError, match=r"model.value.bias is absent there.*--parts encoder"):
         train(output, mode, "policy.model.dueling=true", start_from=source)
-    with pytest.raises(CheckpointError, match="no part 'tail'; parts in"):
+    with pytest.raises(CheckpointError, match=r"no part 'tail'\. Parts in"):
         train(output, mode, start_from=source, parts=["tail"])
     with pytest.raises(CheckpointMissingError, match="nowhere"):
         train(output, mode, start_from=tmp_path / "nowhere")

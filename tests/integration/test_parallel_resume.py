@@ -25,10 +25,9 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
     ConfigError,
-    RunDirLockedError,
     RunFolderError,
 )
-from dingsdk.pipeline.context import RunContext, RunResult
+from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
@@ -252,17 +251,6 @@ def test_limit_applies_to_the_iteration_the_learner_resumes_from(run: Path, is_b
     assert (result.samples.trained > before) == is_back
 
 
-@pytest.mark.slow
-def test_run_that_reached_its_stop_value_cannot_be_resumed(tmp_path: Path) -> None:
-    sets = [*SETS, "env.stop_value=1", "exp_name=run", "policy.eval.evaluator.eval_freq=10"]
-    result = train("cartpole-dqn", "parallel", "flask_fs", sets, 3, tmp_path)
-    assert result.reached
-    assert not (result.run_dir / "journal").exists()
-    assert not (result.run_dir / "transport").exists()
-    with pytest.raises(CheckpointMissingError, match="reached its stop value"):
-        resume(result.run_dir)
-
-
 def test_run_without_a_journal_cannot_be_resumed(tmp_path: Path) -> None:
     sets = [f"{ITERATIONS}=20", "exp_name=run"]
     run = train("cartpole-dqn", "parallel", "in_memory", sets, 3, tmp_path).run_dir
@@ -361,21 +349,6 @@ def test_second_concurrent_resume_is_refused(run: Path) -> None:
     result = go_on(run, 90, callbacks=[Once()])
     assert result.train_iter == 90
     assert "a run is under way" in refused[0]
-
-
-def test_second_coordinator_on_a_journal_is_refused_and_first_is_named(run: Path) -> None:
-    from contextlib import ExitStack
-
-    from dingsdk.pipeline.parallel import open_journal
-
-    cfg = compile_run(load_config(run / "config.yaml"), "parallel")
-    context = RunContext(cfg=cfg, run_dir=run)
-    with ExitStack() as first, ExitStack() as second:
-        journal = open_journal(context, first)
-        assert journal is not None
-        journal.open()
-        with pytest.raises(RunDirLockedError, match=f"process {os.getpid()} on "):
-            open_journal(context, second)
 
 
 def test_run_on_a_read_only_disk_is_refused_in_one_line(

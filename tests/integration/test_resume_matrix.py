@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         for observation in OBSERVATIONS
     },
     **{f"ppo-{each}-box": ("ppo", each, "box", {}) for each in ("flat", "image", "dict")},
-    "sac-flat-box": ("sac", "flat", "box", {}),
+    **{f"sac-{each}-box": ("sac", each, "box", {}) for each in ("flat", "dict")},
     "dqn-prioritized": ("dqn", "flat", "discrete", ADVANCED),
     "r2d2-prioritized": ("r2d2", "dict", "discrete", ADVANCED),
     "ppo-recurrent": ("ppo", "flat", "discrete", LSTM),

@@ -15,11 +15,12 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import R2D2Policy
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 
+BUFFER = "policy.other.replay_buffer"
 SETS = (
     "system.validate_state=true",
     "system.max_env_steps=1500",
     "env.stop_value=.inf",
-    "policy.other.replay_buffer.replay_buffer_size=512",
+    f"{BUFFER}.replay_buffer_size=512",
 )
 
 
@@ -41,8 +42,17 @@ def samples_of(run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_samples_of_a_run_are_all_accounted_for(mode: str) -> None:
-    found = run(mode)
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        (f"{BUFFER}.type=advanced", "policy.priority=true"),
+        (f"{BUFFER}.type=elastic",),
+    ],
+    ids=["naive", "prioritized", "elastic"],
+)
+def test_samples_of_a_run_are_all_accounted_for(mode: str, sets: tuple[str, ...]) -> None:
+    found = run(mode, "cartpole-dqn", *sets)
     assert found["collected"] >= found["acknowledged"] >= 1024
     assert found["live"] == 512
     assert found["acknowledged"] == 512 + sum(found["evicted"].values())

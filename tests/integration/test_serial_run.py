@@ -48,16 +48,6 @@ def test_run_within_a_budget_ends_at_the_limit(tmp_path: Path) -> None:
     assert result.evaluations[-1].train_iter == result.train_iter
 
 
-def test_run_ends_when_the_stop_value_is_reached(tmp_path: Path) -> None:
-    result = train("cartpole-dqn", sets=[*SMALL, "env.stop_value=5"], output=tmp_path)
-
-    # The evaluation before the first iteration never counts.
-    assert (result.reason, result.reached) == ("stop_value", True)
-    assert result.last_return is not None
-    assert result.last_return >= 5
-    assert result.train_iter > 0
-
-
 def test_run_folder_has_curve_logs_and_checkpoints(run_dir: Path) -> None:
     result = json.loads((run_dir / "result.json").read_text())
 
@@ -119,28 +109,6 @@ def test_error_after_a_stop_request_is_logged_and_the_run_is_interrupted(
     assert [told in each for each in warnings if "after the signal" in each] == [True]
     # No part of this run starts over when it is resumed.
     assert not [each for each in warnings if "if this run is resumed" in each]
-
-
-def test_status_is_available_during_the_run(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    class Watch:
-        def __init__(self, context: Any) -> None:
-            self.context = context
-
-        def __enter__(self) -> Watch:
-            return self
-
-        def __exit__(self, *exc_info: Any) -> None: ...
-
-        def on_evaluation(self, evaluation: Any) -> None:
-            seen.append(self.context.status())
-
-    train("cartpole-dqn", sets=SMALL, output=tmp_path, progress=Watch)
-
-    assert seen[-1].env_steps > seen[1].env_steps > 0
-    assert seen[-1].buffer_fill > 0
-    assert seen[-1].buffer_capacity == 10_000
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -111,6 +111,30 @@ def test_pictures_stay_bytes_until_they_are_trained_on(tmp_path: Any) -> None:
     assert Watched.dtypes == {torch.uint8}
 
 
+class Counted(DQNPolicy):
+    """Counts the actions that it chose for the collectors."""
+
+    chosen = 0
+
+    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **options: Any) -> Any:
+        type(self).chosen += len(env_ids) if explore else 0
+        return super().act(obs, env_ids, explore=explore, **options)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_policy_does_not_act_in_the_random_env_steps(mode: Any, tmp_path: Any) -> None:
+    sets = ("policy.random_collect_size=96", "system.max_env_steps=240", "env.stop_value=2")
+    sets = (*sets, "policy.collect.n_sample=24", "policy.eval.evaluator.eval_freq=null")
+    Counted.chosen = 0
+
+    result = train(CATCH, mode, sets=sets, env=Catch, policy=Counted, output=tmp_path)
+
+    drawn = result.env_steps - Counted.chosen
+    assert 96 <= drawn < result.env_steps
+    if mode == "serial":  # it looks before each collect, which has a few steps more for nstep
+        assert drawn < 96 + 24 + 8
+
+
 class Tuples(Catch):
     """Has observations that no policy supports."""
 

@@ -75,26 +75,3 @@ def test_evaluation_that_loses_every_worker_is_given_up_and_training_continues(
         assert cluster.coordinator.failure.task_id == others[-1] != first
         cluster.coordinator.validate_state()
         cluster.close()
-
-
-def test_every_acknowledged_sample_stays_accounted_for(cluster: JobCluster) -> None:
-    # Long enough for the buffer to overwrite its rows several times.
-    cluster.expect(lambda: cluster.coordinator.status().env_steps > 3000)
-    cluster.coordinator.validate_state()
-    live = len(cluster.transport.data_store())
-    assert 0 < live < 200  # payloads of overwritten rows were deleted
-
-
-def test_lost_payloads_are_replaced_and_counted(cluster: JobCluster) -> None:
-    store, state = cluster.transport.data_store(), cluster.coordinator._state
-
-    def lose_some() -> bool:
-        with cluster.coordinator.condition:
-            live = state.live_payloads
-        store.delete([data_id for data_id in live if data_id.endswith(("3", "7"))])
-        return cluster.coordinator.status().evicted.get("missing", 0) > 0
-
-    cluster.expect(lose_some)
-    cluster.coordinator.validate_state()
-    before = cluster.train_iter()
-    cluster.expect(lambda: cluster.train_iter() > before + 20)

@@ -125,11 +125,10 @@ class ResetsAllEnvs(Mutant):
 
 @mutant(13)
 class ForgetsTheArguments(Mutant):
-    def _restart_all(self, kwargs: Mapping[int, Mapping[str, Any]]) -> Any:
-        found = list(super()._restart_all(kwargs))
-        for env_id in kwargs:
+    def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
+        super()._reset_envs(env_ids, kwargs)
+        for env_id in env_ids:
             self._envs[env_id]._reset_kwargs = {}
-        return found
 
 
 @mutant(14)

@@ -20,6 +20,7 @@ from dingsdk.errors import (
     listing,
     nearest_name,
     raised_at,
+    spelling,
     wrong_type,
 )
 
@@ -150,6 +151,11 @@ def test_raised_at_is_empty_for_a_syntax_error(tmp_path: Path) -> None:
 def test_nearest_name_is_none_without_a_similar_name() -> None:
     assert nearest_name("in_memroy", ["flask_fs", "in_memory"]) == "in_memory"
     assert nearest_name("zzz", ["flask_fs", "in_memory"]) is None
+
+
+def test_spelling_ends_a_sentence_with_a_question_if_there_is_a_near_name() -> None:
+    assert spelling("in_memroy", ["in_memory"]) == ("in_memory", "; did you mean 'in_memory'?")
+    assert spelling(3, ["in_memory"]) == (None, ".")
 
 
 def test_raised_at_gives_the_line_in_the_given_module_or_the_innermost_line(

@@ -169,20 +169,18 @@ class ISerialCollector(SerialWorker):
             self._total_duration_s += seconds
             tell_observers(self._instance_name, episodes)
             self._newest = (train_iter, policy_kwargs or {})
-            if self._is_log_due(train_iter) and self._finished and self._log_pace.is_due():
+            every = getattr(self._cfg, "collect_print_freq", 100)
+            is_due = (
+                train_iter - self._last_log_iter >= every
+                or self._logged_envsteps >= every * ENV_STEPS_PER_ITER
+            )
+            if is_due and self._finished and self._log_pace.is_due():
                 self._log()
         observe().after_collect(
             source=self._instance_name,
             sample_count=samples,
             envstep=self._total_envstep_count,
             train_iter=train_iter,
-        )
-
-    def _is_log_due(self, train_iter: int) -> bool:
-        every = getattr(self._cfg, "collect_print_freq", 100)
-        return (
-            train_iter - self._last_log_iter >= every
-            or self._logged_envsteps >= every * ENV_STEPS_PER_ITER
         )
 
     def _log(self) -> None:
@@ -217,8 +215,6 @@ class ISerialCollector(SerialWorker):
             **self._return_statistics(),
             "total_envstep_count": self._total_envstep_count,
             "total_episode_count": self._total_episode_count,
+            "collect_time": self._duration_s,
+            "total_duration": self._total_duration_s,
         }
-
-    def _times(self) -> dict[str, float]:
-        """Seconds of collecting since the last log and in total, for collectors that log them."""
-        return {"collect_time": self._duration_s, "total_duration": self._total_duration_s}

@@ -192,7 +192,9 @@ class BattleRollout(DictRollout):
         )
         writer: Any = self._writers_of[env_id][player]
         if is_done:
-            writer.episode_returns = {env_id: _return_of(info, gained)}
+            # The env reports no return for a player that leaves early.
+            told = return_of(info) if "eval_episode_return" in info else gained
+            writer.episode_returns = {env_id: told}
             if not (info.get("terminated") or info.get("acts_next", True)) and _is_free(own.obs):
                 # Cut off while others moved: its value depends on actions that are not known.
                 writer.cut(env_id)
@@ -222,11 +224,6 @@ class BattleRollout(DictRollout):
             returns.pop(env_id, None)
             idle.discard(env_id)
         return self._writers_of.pop(env_id, ())
-
-
-def _return_of(info: Info, gained: float) -> float:
-    """Return the return of a player; the env reports none for a player that leaves early."""
-    return return_of(info) if "eval_episode_return" in info else gained
 
 
 def _is_free(obs: Any) -> bool:
@@ -343,9 +340,6 @@ class BattleCollector(ISerialCollector):
             [[return_of(info) for info in infos] for infos in self._infos_of(self._finished)],
             list(map(game_outcome, games)),
         )
-
-    def _statistics(self) -> dict[str, Any]:
-        return {**super()._statistics(), **self._times()}
 
 
 class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):

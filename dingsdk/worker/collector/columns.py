@@ -454,6 +454,8 @@ class ColumnStore:
         self.env_num = env_num
         self.capacity = capacity
         self._arrays: dict[str, Any] = {}
+        self._slots: list[tuple[str, Any, Any, Any]] = []
+        """Of each column: name, shape and dtype of a round, and the array or nested slots."""
         self._written = 0
 
     def append(self, columns: Mapping[str, Any]) -> None:
@@ -464,7 +466,8 @@ class ColumnStore:
         """
         if not self._arrays:
             self._arrays = self._allocate(columns, ())
-        self._put(self._arrays, columns, ())
+            self._slots = _slots_of(self._arrays)
+        self._put(self._slots, columns, ())
         self._written += 1
 
     def gather(self, rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -501,6 +504,7 @@ class ColumnStore:
         self._arrays = map_leaves(
             lambda array: np.concatenate([array, np.empty_like(array)]), self._arrays
         )
+        self._slots = _slots_of(self._arrays)
 
     def _allocate(self, columns: Mapping[str, Any], path: Path) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
@@ -515,23 +519,30 @@ class ColumnStore:
                 raise _mismatch(own, expected, value)
         return arrays
 
-    def _put(self, arrays: Mapping[str, Any], columns: Any, path: Path) -> None:
-        columns = columns if isinstance(columns, Mapping) else {}
+    def _put(self, slots: list[tuple[str, Any, Any, Any]], columns: Any, path: Path) -> None:
+        # This runs for each column of each round: shapes and dtypes are not read from the arrays.
         time = self._written
-        for name, array in arrays.items():
+        columns = columns if type(columns) is dict or isinstance(columns, Mapping) else {}
+        for name, shape, dtype, array in slots:
             value = columns.get(name)
-            if type(array) is dict:
+            if dtype is None:
                 self._put(array, value, (*path, name))
-                continue
-            # One view of the round, for its shape and to write to: this runs for each column of
-            # each round.
-            row = array[time]
-            if not isinstance(value, np.ndarray):
+            elif not isinstance(value, np.ndarray):
                 raise _mismatch((*path, name), "an array as in its first call", None)
-            if value.dtype != row.dtype or value.shape != row.shape:
-                expected = f"{row.dtype}{list(row.shape)} as in its first call"
+            elif value.shape != shape or value.dtype != dtype:
+                expected = f"{dtype}{list(shape)} as in its first call"
                 raise _mismatch((*path, name), expected, value)
-            row[...] = value
+            else:
+                array[time] = value
+
+
+def _slots_of(arrays: Mapping[str, Any]) -> list[tuple[str, Any, Any, Any]]:
+    return [
+        (name, None, None, _slots_of(array))
+        if isinstance(array, dict)
+        else (name, array.shape[1:], array.dtype, array)
+        for name, array in arrays.items()
+    ]
 
 
 def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episodes:

@@ -141,10 +141,13 @@ class DatasetCollector(ISerialCollector):
         Attributes:
             path: The data set: a file with the suffix .npz, .h5 or .hdf5, a folder that a replay
                 buffer saved, or ``KEY:NAME`` with the type key of a plugin's data sets.
+            digest: Digest of the data, set when the config is compiled; other data is then refused,
+                for example when the run is resumed. None for any data.
         """
 
         type: str = "dataset"
         path: str
+        digest: str | None = None
 
     # The rules of the kit are for collectors that step envs.
     contract_config: ClassVar[Mapping[str, Any]] = {"path": "recorded.npz"}
@@ -162,7 +165,7 @@ class DatasetCollector(ISerialCollector):
         Raises:
             DatasetError: as ``read_dataset``, like PluginLoadError.
         """
-        return read_dataset(cfg["path"])
+        return read_dataset(cfg["path"], cfg.get("digest"))
 
     def collect(
         self,
@@ -185,7 +188,7 @@ class DatasetCollector(ISerialCollector):
         if self.is_exhausted:
             return []
         started = time.perf_counter()
-        dataset = read_dataset(self._cfg.path)
+        dataset = read_dataset(self._cfg.path, self._cfg.digest)
         samples = samples_of_dataset(dataset, self.policy, gamma_of(self.policy))
         self.is_exhausted = True
         self._logger.info("%d samples of %r", len(samples), dataset)

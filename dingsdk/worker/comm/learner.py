@@ -165,7 +165,11 @@ class BaseCommLearner(CommWorker):
             self._begin()
             self._close_home()
             self._learner = self._create_learner(task_info)
-            self._home = self._create_home(task_info)
+            try:
+                self._home = self._create_home(task_info)
+            except BaseException:
+                self._learner.close()
+                raise
             self._home.observe = getattr(self._learner.policy, "observe", None)
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}

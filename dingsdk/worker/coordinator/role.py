@@ -13,6 +13,7 @@ from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.run_view import RunView
 
 
 class Role(Configurable, ABC):
@@ -55,6 +56,11 @@ class Role(Configurable, ABC):
     def __init__(self, cfg: Mapping[str, Any], run_cfg: Mapping[str, Any]) -> None:
         self.cfg = self.read(cfg)
         self.run_cfg = run_cfg
+
+    @classmethod
+    def check_run(cls, run: RunView) -> str:
+        """Return why a run cannot have workers of this role, if ``system.roles`` names it."""
+        return ""
 
     @property
     def worker_num(self) -> int:

@@ -18,6 +18,7 @@ from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.inference.server import InferenceServer
 from dingsdk.worker.run_logger import build_logger
+from dingsdk.worker.run_view import RunView
 
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
@@ -93,6 +94,24 @@ class InferenceRole(Role):
     """Compute the actions of all collectors of a run in batches. Ctrl-C leaves the run."""
 
     name: ClassVar[str] = "inference"
+
+    @classmethod
+    def check_run(cls, run: RunView) -> str:
+        """Return why the server cannot compute the actions of the collectors of a run."""
+        why = ""
+        if run.runs_threads:
+            why = (
+                f"the transport {run.system['transport']['type']!r} runs all workers in one "
+                "process; choose one whose workers are processes, such as flask_fs"
+            )
+        elif not run.is_base_policy:
+            why = f"{run.of_policy} is no BasePolicy, whose act it calls"
+        elif run.collector != "sample" or not getattr(run.parallel_class, "acts_remotely", False):
+            why = (
+                f"it acts for the parallel collector zergling, and this is "
+                f"{run.parallel_collector!r} with the collector {run.collector!r}"
+            )
+        return why and f"system.roles.inference is set, but {why}; or leave it out"
 
     def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:
         modules = sorted(named_modules(self.run_cfg))

@@ -23,6 +23,7 @@ from dingsdk.errors import (
     StorageFullError,
     UnknownKeyError,
     nearest_name,
+    spelling,
     wrong_type,
 )
 from dingsdk.plugins import default_manager
@@ -322,19 +323,18 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
 
 
 def _unknown(key: str, path: str) -> UnknownKeyError:
-    nearest = nearest_name(key, SHORT_HOOKS)
-    hint = f"Did you mean {nearest!r}?" if nearest else ""
+    nearest, hint = spelling(key, SHORT_HOOKS)
     known = (
         f"Known: {', '.join(sorted(SHORT_HOOKS))}; any other name takes a dict with 'type' and "
         "'position'."
     )
     return UnknownKeyError(
-        f"unknown learner hook {path}. {hint}{hint and ' '}{known}",
+        f"unknown learner hook {path}{hint} {known}",
         path=path,
         key=key,
         known=sorted(SHORT_HOOKS),
         nearest=nearest,
-        unknown=[(path, hint or known)],
+        unknown=[(path, hint.strip("; .") or known)],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dingsdk.errors import CheckpointError, listing, nearest_name
+from dingsdk.errors import CheckpointError, listing, spelling
 from dingsdk.worker.learner.checkpoint import Checkpoint
 
 _TARGET = "target_"
@@ -97,10 +97,9 @@ def _place_of(part: str, checkpoint: Checkpoint) -> tuple[str, str]:
 
 def _no_part(part: str, checkpoint: Checkpoint, where: str) -> CheckpointError:
     known = _names_in(checkpoint.state)
-    nearest = nearest_name(part, known)
-    hint = f" did you mean {nearest!r}?" if nearest else ""
+    nearest, hint = spelling(part, known)
     return CheckpointError(
-        f"{where} has no part {part!r};{hint} parts in {checkpoint.path}: {listing(known)}",
+        f"{where} has no part {part!r}{hint} Parts in {checkpoint.path}: {listing(known)}",
         path=str(checkpoint.path),
         found=part,
         known=sorted(known),

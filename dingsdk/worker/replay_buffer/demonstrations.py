@@ -7,12 +7,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import checkpoint_errors, decode_frame, encode_frame
-from dingsdk.errors import CheckpointError, DataCorruptError, DataMissingError, SchemaMismatchError
+from dingsdk.errors import DataCorruptError, DataMissingError, SchemaMismatchError
 from dingsdk.runtime.files import Folder
 from dingsdk.worker.replay_buffer.config import demonstrations_in
 from dingsdk.worker.replay_buffer.persistence import rows_of
@@ -25,13 +24,6 @@ _KIND = "demonstrations"
 _MAX_BYTES = 16 << 30
 """Largest saved state of demonstrations."""
 _log = logging.getLogger(__name__)
-
-
-class _State(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of ``STATE_NAME``; the digest is that of the rows."""
-
-    digest: str
-    state: dict[str, Any]
 
 
 class TableWithDemonstrations:
@@ -51,7 +43,6 @@ class TableWithDemonstrations:
         demonstrations: A table of the same type that holds all demonstrations.
         share: Share of the demonstrations in a batch, in (0, 1).
         source: Where the demonstrations come from, for messages.
-        digest: Digest of their rows, which a saved state has to have.
         period_s: Seconds between two logs.
         tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
     """
@@ -62,7 +53,6 @@ class TableWithDemonstrations:
         demonstrations: Table,
         share: float,
         source: str,
-        digest: str,
         period_s: float = 60.0,
         tb_logger: Any = None,
     ) -> None:
@@ -70,7 +60,6 @@ class TableWithDemonstrations:
         self.demonstrations: Any = demonstrations
         self.share = share
         self.source = source
-        self._digest = digest
         self._period_s = period_s
         self._tb_logger = tb_logger
         self._report_at_s = monotonic()
@@ -170,38 +159,30 @@ class TableWithDemonstrations:
     def save_data(self, file: str) -> None:
         """Write the online table as it does, and the state of the demonstrations beside it.
 
-        The rows of the demonstrations are not written, only their digest.
+        The rows of the demonstrations are not written.
 
         Raises:
             RunFolderError, StorageFullError, SchemaMismatchError: as the online table.
         """
         self.online.save_data(file)
         with self.demonstrations.snapshot() as now:
-            saved = _State(self._digest, now.state(None))
-        frame, _ = encode_frame(_KIND, msgspec.structs.asdict(saved))
+            frame, _ = encode_frame(_KIND, now.state(None))
         with Folder(file) as folder:
             folder.write_atomic(STATE_NAME, frame, durable=True)
 
     def resume_data(self, file: str) -> None:
         """Replace the rows and the states of both tables by those that :meth:`save_data` wrote.
 
+        The demonstrations have to be those of the save.
+
         Raises:
-            CheckpointError: the save was made with other demonstrations.
             CheckpointMissingError, CheckpointCorruptError, CheckpointVersionError: as the online
                 table.
         """
-        saved = _read_state(file)
-        if saved.digest != self._digest:
-            raise CheckpointError(
-                f"{file} was saved with other demonstrations than {self.source} has now (digest "
-                f"{saved.digest}, now {self._digest}); put the data back there",
-                path=file,
-                expected=saved.digest,
-                found=self._digest,
-            )
+        state = _read_state(file)
         self.online.resume_data(file)
         rows = rows_of(self.demonstrations.state_dict()["data"])
-        self.demonstrations.restore(saved.state, len(rows), lambda: [rows])
+        self.demonstrations.restore(state, len(rows), lambda: [rows])
 
     def close(self) -> None:
         """Close both tables."""
@@ -211,11 +192,11 @@ class TableWithDemonstrations:
             self.demonstrations.close()
 
 
-def _read_state(file: str) -> _State:
+def _read_state(file: str) -> Any:
     with checkpoint_errors(Path(file, STATE_NAME), "save the buffer's data again"):
         try:
             with Folder(file, create=False) as folder:
                 content = folder.read(STATE_NAME, _MAX_BYTES)
         except DataMissingError as error:
             raise DataCorruptError(f"it is missing: {error}", where=STATE_NAME) from error
-        return msgspec.convert(decode_frame(_KIND, content, len(content)), _State)
+        return decode_frame(_KIND, content, len(content))

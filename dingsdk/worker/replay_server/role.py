@@ -15,6 +15,7 @@ from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_server.client import FOLDER
 from dingsdk.worker.replay_server.server import ReplayServer
 from dingsdk.worker.run_id import run_id
+from dingsdk.worker.run_view import RunView
 
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
@@ -61,6 +62,14 @@ class ReplayServerRole(Role):
     """Hold the replay buffer of a run (system.replay.type: server). Ctrl-C leaves the run."""
 
     name: ClassVar[str] = "replay-server"
+
+    @classmethod
+    def check_run(cls, run: RunView) -> str:
+        """Return that the role starts by another key."""
+        return (
+            "system.roles.replay-server: system.replay.type=server starts this role; leave it out "
+            "here"
+        )
 
     def create_worker(self, transport: Transport, worker_id: str) -> Slave:
         buffer_cfg = buffer_section(self.run_cfg)

@@ -199,6 +199,15 @@ def swing_up(obs: Any) -> Any:
     return np.clip([torque], -2, 2).astype(np.float32)
 
 
+def steer(obs: Any) -> Any:
+    """Give the pendulum the energy that it needs to stand, and hold it near the top."""
+    cos, sin, speed = map(float, obs)
+    lacking = 5 - (speed**2 / 6 + 5 * cos)
+    pump = 2 * speed * lacking if abs(speed) > 0.1 else 2.0
+    torque = -(12 * np.arctan2(sin, cos) + 3 * speed) if cos > 0.9 else pump
+    return np.clip([torque], -2, 2).astype(np.float32)
+
+
 TASKS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "cartpole-bc": ("CartPole-v1", balance),
     "pendulum-iql": ("Pendulum-v1", swing_up),
@@ -250,13 +259,37 @@ def test_bc_plays_as_well_as_the_rule_that_it_saw_with_random_actions(tmp_path: 
 
 
 @pytest.mark.slow
+def test_bc_swings_a_pendulum_up_as_the_rule_that_it_saw(tmp_path: Path) -> None:
+    random = record("Pendulum-v1", steer, [1.0] * 20, tmp_path / "random.npz").mean()
+    rule = record("Pendulum-v1", steer, [0.0] * 40, tmp_path / "rule.npz").mean()
+
+    given = f"policy.collect.collector.path={tmp_path / 'rule.npz'}"
+    config = {
+        "env": {"env_id": "Pendulum-v1", "evaluator_env_num": 10, "n_evaluator_episode": 40},
+        "policy": {
+            "type": "bc",
+            "learn": {"learner": {"train_iterations": 3000}, "batch_size": 256},
+            "collect": {"collector": {"type": "dataset"}},
+            "eval": {"evaluator": {"eval_freq": 3000}},
+        },
+    }
+    with use_manager(PluginManager()):
+        found = train(config, sets=[given], output=tmp_path)
+
+    # The rule has about -140, with a large spread, and random actions about -1200.
+    assert found.last_return >= rule - 0.05 * (rule - random)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_iql_is_better_than_the_data_on_average(tmp_path: Path) -> None:
-    shares = np.linspace(0, 1, 100).tolist()
-    returns = record("Pendulum-v1", swing_up, shares, tmp_path / "mixed.npz")
+@pytest.mark.parametrize("env", ["pendulum", "cartpole"])
+def test_iql_is_better_than_the_data_on_average(env: str, tmp_path: Path) -> None:
+    task = TASKS["pendulum-iql" if env == "pendulum" else "cartpole-bc"]
+    returns = record(*task, np.linspace(0, 1, 100).tolist(), tmp_path / "mixed.npz")
 
     sets = ("policy.learn.learner.train_iterations=3000", "policy.eval.evaluator.eval_freq=3000")
-    found = run("pendulum-iql", tmp_path / "mixed.npz", tmp_path, *sets)
+    own = ("env.env_id=CartPole-v1", "env.stop_value=.inf") if env == "cartpole" else ()
+    found = run("pendulum-iql", tmp_path / "mixed.npz", tmp_path, *sets, *own)
 
     assert found.last_return >= returns.mean() + 0.1 * (returns.max() - returns.mean())
 

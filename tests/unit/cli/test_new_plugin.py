@@ -144,7 +144,7 @@ def test_name_of_an_existing_module_is_refused(
 
 
 def test_unknown_kind_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'policy'") as raised:
+    with pytest.raises(ConfigError, match="did you mean 'policy'") as raised:
         render("polcy", "mine")
 
     assert raised.value.known == sorted(TEMPLATES)

@@ -11,7 +11,7 @@ import torch
 
 from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.envs import Capabilities
-from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.errors import ConfigError
 from dingsdk.policy import CollectMode
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
@@ -120,7 +120,7 @@ def test_returns_of_each_player_are_logged(make_battle) -> None:
     assert scalars["envstep_count"] == 6
 
 
-def test_invalid_players_and_requests_are_refused(make_battle, tmp_path) -> None:
+def test_players_that_do_not_fit_are_refused(make_battle, tmp_path) -> None:
     three = [Fighter(number) for number in range(3)]
     with pytest.raises(ConfigError, match="plays 3 policies; give it two"):
         make_battle("episode_1v1", DuelEnvs(((2,),)), three)
@@ -134,15 +134,6 @@ def test_invalid_players_and_requests_are_refused(make_battle, tmp_path) -> None
             make_battle(kind, DuelEnvs(((2,),)), three[:1])
         with pytest.raises(ConfigError, match="plays 2 policies; give it 3, one for each player"):
             make_battle(kind, DuelEnvs(((2,),), players=3), three[:2])
-        collector = make_battle(kind, DuelEnvs(((2,), (2,))), three[:2])
-        with pytest.raises(NotSetError, match="n_episode" if kind == "episode_1v1" else "n_sample"):
-            collector.collect()
-    collector = make_battle(
-        "episode_1v1", DuelEnvs(((2,), (2,))), [Fighter(0, n_episode=2), three[1]]
-    )
-    assert len(collector.collect()[0][0]) == 2
-    with pytest.raises(ConfigError, match="less than the 2 envs"):
-        collector.collect(1)
 
 
 class ByTurns(DuelEnvs):

@@ -93,11 +93,7 @@ def test_last_episodes_holds_the_episodes_of_the_last_call(
     assert ended == [[(0, 4.0, 4)], [(0, 4.0, 4)], [(1, 9.0, 9), (0, 4.0, 4)]]
 
 
-def test_close_is_idempotent_and_harmless_after_a_failed_constructor(tmp_path) -> None:
-    collector = SampleSerialCollector({}, exp_name=str(tmp_path))
-    collector.close()
-    collector.close()
-
+def test_failed_constructor_raises_only_its_own_error(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         SampleSerialCollector({}, exp_name=str(tmp_path / "file"))

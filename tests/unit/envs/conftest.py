@@ -19,6 +19,7 @@ class Counter(gym.Env[Any, Any]):
     ``length`` steps; a TimeLimit may truncate earlier. The reward is the step number.
     """
 
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(6)
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 1}
     made = 0
@@ -26,20 +27,11 @@ class Counter(gym.Env[Any, Any]):
     def __init__(
         self,
         length: int = 3,
-        observes: str = "box",
         fails_reset: bool = False,
         render_mode: str | None = None,
     ) -> None:
         self.render_mode = render_mode
         type(self).made += 1
-        box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self._observes = observes
-        self.observation_space: Any = box
-        if observes == "dict":
-            inner = gym.spaces.Dict({"step": gym.spaces.Discrete(100)})
-            self.observation_space = gym.spaces.Dict({"box": box, "inner": inner})
-        elif observes == "tuple":
-            self.observation_space = gym.spaces.Tuple((box, box))
         self._length = length
         self._fails_reset = fails_reset
         self._closed = False
@@ -76,10 +68,7 @@ class Counter(gym.Env[Any, Any]):
         return np.full((4, 6, 3), self._step, np.uint8)
 
     def _observe(self, start: float | None = None) -> Any:
-        box = np.array([self._start if start is None else start, self._step], np.float32)
-        if self._observes == "dict":
-            return {"box": box, "inner": {"step": self._step}}
-        return (box, box) if self._observes == "tuple" else box
+        return np.array([self._start if start is None else start, self._step], np.float32)
 
 
 class VectorCounter(VectorEnv[Any, Any, Any]):

@@ -13,10 +13,13 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import (
     EnvManager,
     InProcessEnvManager,
+    StepColumns,
+    SubprocessEnvManager,
     create_env_manager,
     make_env_fns,
     seed_envs,
 )
+from dingsdk.envs.vector import NativeEnvManager
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -110,23 +113,6 @@ def test_rendered_images_are_for_ready_envs() -> None:
             1: (4, 6, 3),
         }
         assert images[1].max() == 1
-
-
-@pytest.mark.parametrize(
-    "cfg",
-    [
-        {"type": "in_process", "episode_num": 0},
-        {"type": "in_process", "max_retry": -1},
-        {"type": "in_process", "retry_type": "again"},
-        {"type": "vector", "vectorization_mode": "fast"},
-        {"type": "vector", "step_timeout": "soon"},
-    ],
-    ids=lambda cfg: list(cfg)[1],
-)
-def test_bad_config_value_is_named_by_its_path(cfg: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make(cfg)
-    assert caught.value.path == f"env_manager.{list(cfg)[1]}"
 
 
 def test_envs_that_cannot_render_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,3 +271,41 @@ def test_env_that_is_registered_with_wrappers_is_not_native() -> None:
     )
     with pytest.raises(ConfigError, match="Tiny/Wrapped-v0 is registered with wrappers"):
         make(NATIVE, env_id="Tiny/Wrapped-v0")
+
+
+@pytest.mark.parametrize("name", ["Native", "NativeSameStep", "NativeDisabled"])
+def test_native_env_that_reuses_its_arrays_gives_correct_episodes(name: str) -> None:
+    with make(NATIVE, 3, f"Tiny/{name}-v0") as manager:
+        manager.launch()
+        kept: list[StepColumns] = [manager.step_batch(np.zeros(3, int)) for _ in range(12)]
+    for env_id in range(3):
+        valid = [s for s in kept if s.valid is None or s.valid[env_id]]
+        length = env_id + 2
+        steps = [int(s.final_obs[env_id, 1]) for s in valid]
+        assert steps == [i % length + 1 for i in range(len(valid))]
+        assert [bool(s.terminated[env_id]) for s in valid] == [step == length for step in steps]
+        assert [float(s.reward[env_id]) for s in valid] == steps
+        if name != "Native":
+            assert len(valid) == 12
+            ended = [s for s in valid if s.terminated[env_id]]
+            assert all(s.obs[env_id, 1] == 0 for s in ended)
+            assert all(s.obs[env_id, 0] != s.final_obs[env_id, 0] for s in ended)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "cfg", "manager"),
+    [
+        ("CartPole-v1", {}, NativeEnvManager),
+        ("CartPole-v1", {"vectorization_mode": "sync", "max_retry": 5}, InProcessEnvManager),
+        ("CartPole-v1", {"vectorization_mode": "async", "max_retry": 5}, SubprocessEnvManager),
+        ("MountainCar-v0", {}, InProcessEnvManager),
+    ],
+)
+def test_type_vector_makes_the_manager_that_its_mode_names(
+    env_id: str, cfg: dict[str, Any], manager: type[EnvManager]
+) -> None:
+    made = create_env_manager({"type": "vector", **cfg}, make_env_fns({"env_id": env_id}, 2))
+    assert type(made) is manager
+    assert made.section.max_retry == cfg.get("max_retry", 2)
+    if manager is SubprocessEnvManager:
+        assert made.section.envs_per_process == 1

@@ -134,6 +134,16 @@ def test_batched_step_waits_for_running_steps(launch: Launch, gate: Path) -> Non
         timer.join()
 
 
+@pytest.mark.parametrize("form", ["batched", "dict"])
+def test_meanwhile_is_called_while_envs_step(launch: Launch, gate: Path, form: str) -> None:
+    with launch({**SYNC, "step_timeout": 5.0}, 1) as manager:
+        manager.meanwhile = lambda: gate.open("w").close()
+        if form == "batched":
+            assert manager.step_batch(np.array([HANG])).reward.tolist() == [1.0]
+        else:
+            assert manager.step({0: HANG})[0].reward == 1.0
+
+
 def test_envs_of_a_busy_process_wait_for_its_answer(launch: Launch, gate: Path) -> None:
     with launch({**ASYNC, "envs_per_process": 2}, 3) as manager:
         assert manager.step({0: HANG, 2: STEP}).keys() == {2}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.errors import ConfigError
 from dingsdk.worker import BattleInteractionSerialEvaluator
 from tests.unit.collector.duel import DuelEnvs, Fighter
 
@@ -116,31 +116,3 @@ def test_policy_of_one_player_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^BattleInteractionSerialEvaluator plays") as caught:
         BattleInteractionSerialEvaluator({}, policy=Fighter(0).mode(), exp_name=str(tmp_path))
     assert caught.value.path == "policy.eval.evaluator.type"
-
-
-@pytest.mark.parametrize(
-    ("policies", "players", "wanted"),
-    [(0, 2, "two or more"), (1, 2, "two"), (2, 3, "3"), (3, 2, "2")],
-)
-def test_policies_are_two_or_more_and_one_for_each_player(
-    make_evaluator, policies, players, wanted
-) -> None:
-    fighters = [Fighter(number) for number in range(policies)]
-    with pytest.raises(ConfigError, match=f"plays {policies} policies; give it {wanted}") as caught:
-        make_evaluator(DuelEnvs(((2,),), players), fighters)
-    assert caught.value.path == "policy.eval.evaluator.type"
-
-
-def test_rewards_of_one_element_are_evaluated(make_evaluator) -> None:
-    envs = DuelEnvs(((3,),), reward_shape=(1,))
-    evaluator = make_evaluator(envs, [Fighter(0), Fighter(1)], n_episode=1)
-    assert [float(info["eval_episode_return"]) for (info,) in evaluator.eval()[1]] == [3.0, 0.0]
-
-
-def test_missing_or_too_small_n_episode_is_refused(make_evaluator) -> None:
-    evaluator = make_evaluator(DuelEnvs(((2,), (2,))), [Fighter(0), Fighter(1)])
-    with pytest.raises(NotSetError, match="n_episode"):
-        evaluator.eval()
-    with pytest.raises(ConfigError, match="less than the 2 envs"):
-        evaluator.eval(n_episode=1)
-    assert [at for at in range(60) if evaluator.should_eval(at)] == [0, 50]

@@ -153,8 +153,8 @@ class TestBuild:
             build_learner_hook_by_cfg({key: 5})
 
         assert caught.value.facts["nearest"] == nearest
-        assert (f"Did you mean {nearest!r}?" in str(caught.value)) is (nearest is not None)
-        assert ("Did you mean" in str(caught.value)) is (nearest is not None)
+        assert (f"did you mean {nearest!r}?" in str(caught.value)) is (nearest is not None)
+        assert ("did you mean" in str(caught.value)) is (nearest is not None)
 
     def test_a_bad_argument_names_the_hook_and_the_config_path(self):
         entry = {"type": "save_ckpt", "position": "after_iter", "ext_args": {"freq": 0}}
@@ -172,7 +172,7 @@ class TestBuild:
         register_learner_hook("silent", Silent)
         entry = {"type": "silent", "position": "after_iter"}
 
-        with pytest.raises(UnknownKeyError, match=r"ext_args.freq; Known here: none"):
+        with pytest.raises(UnknownKeyError, match=r"ext_args\.freq\. Known here: none"):
             build_learner_hook_by_cfg({"mine": {**entry, "ext_args": {"freq": 3}}})
         assert build_learner_hook_by_cfg({"mine": {**entry, "ext_args": {}}})["after_iter"]
 

@@ -840,7 +840,7 @@ def test_all_unknown_keys_are_in_one_error_whatever_else_is_wrong(mode: Any) -> 
     mistakes = {
         "env.env_idd=x": "did you mean 'env_id'?",
         "policy.learn.batchsize=3": "did you mean 'batch_size'?",
-        "policy.learn.learner.hook.save_ckpt_after_itr=5": "Did you mean 'save_ckpt_after_iter'?",
+        "policy.learn.learner.hook.save_ckpt_after_itr=5": "did you mean 'save_ckpt_after_iter'?",
         "policy.learn.learner.hook.a.typ=log_show": "did you mean 'type'?",
         "policy.learn.learner.hook.b.typ=log_show": "did you mean 'type'?",
         "policy.other.replay_buffer.limiter.min_siz=1": "did you mean 'min_size'?",
@@ -947,9 +947,11 @@ def test_class_passed_instead_of_a_type_uses_its_own_defaults() -> None:
     class Larger(NaiveReplayBuffer):  # type: ignore[misc]
         config: ClassVar[dict[str, Any]] = {"replay_buffer_size": 123_456}
 
-    cfg = compile_config(MINIMAL, buffer=Larger)
+    compile_config(MINIMAL)
+    for config in (MINIMAL, config_of("", f"{BUFFER}.type=naive")):
+        cfg = compile_config(config, buffer=Larger)
 
-    assert cfg.policy.other.replay_buffer.replay_buffer_size == 123_456
+        assert cfg.policy.other.replay_buffer.replay_buffer_size == 123_456
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ CASES = {
     "ppo-lstm": ("ppo", VECTOR, MOVES, {"recurrent": "lstm"}),
     "r2d2": ("r2d2", VECTOR, MOVES, {}),
     "sac": ("sac", VECTOR, BOX, {}),
+    "sac-dict": ("sac", PARTS, BOX, {}),
 }
 
 

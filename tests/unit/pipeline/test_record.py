@@ -101,7 +101,7 @@ def test_written_file_holds_the_recording_and_is_only_replaced_if_asked(
     ("target", "error", "text"),
     [
         ("data.csv", DatasetError, "no format has the suffix '.csv'"),
-        ("minary:a/b-v0", DatasetError, "Did you mean .minari"),
+        ("minary:a/b-v0", DatasetError, "did you mean .minari"),
         ("minari:a/b-v0", DatasetError, r"pip install \S*plugins/dingsdk-minari"),
     ],
 )

@@ -211,6 +211,17 @@ def test_recorder_keeps_order_best_and_last() -> None:
     assert tuple(told) == recorder.evaluations
 
 
+def test_numbers_of_training_are_means_over_the_last_hundred_episodes() -> None:
+    recorder = RunRecorder()
+    for episodes, mean in ((90, 5.0), (60, 1.0), (30, 0.0)):
+        recorder.add_training(episodes, {"score": {"mean": mean, "min": 0.0, "max": 9.0}})
+    recorder.add_training(20, {"depth": {"mean": 2.0, "min": 2.0, "max": 2.0}})
+    recorder.add_training(40, {})
+
+    # The first 90 episodes are too old, and 110 are left; 90 of them have a score.
+    assert recorder.training_numbers == {"score": 60 / 90, "depth": 2.0}
+
+
 def test_untrained_policy_is_best_only_if_there_is_no_other_evaluation() -> None:
     recorder = RunRecorder()
     recorder.add_evaluation([90.0], env_steps=0, train_iter=0)

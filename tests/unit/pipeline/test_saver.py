@@ -161,13 +161,14 @@ def test_random_streams_and_turns_continue_after_a_resume(
         turn=2,
         evaluations=[],
         elapsed_s=1.5,
+        training=[(2, {"score": 0.5})],
         streams=streams,
     )
     save: Any = SimpleNamespace(number=3, state=state)
     saver = Bare(tmp_path)
     saver.resume(save)
     assert draw() == expected
-    assert (saver.team.turn, saver.resumed) == (2, [([], 1.5)])
+    assert (saver.team.turn, saver.resumed) == (2, [([], 1.5, [(2, {"score": 0.5})])])
 
 
 @pytest.mark.parametrize(("index", "branch"), [(0, ("resume", 3)), (1, ("resume", 3, 1))])

@@ -217,7 +217,7 @@ def test_new_goal_of_a_resumed_run_also_changes_its_evaluator() -> None:
     assert changed["env"]["stop_value"] == 2.5
     assert changed["policy"]["eval"]["evaluator"]["stop_value"] == 2.5
     assert config["env"] == {"stop_value": 1.0}
-    with pytest.raises(ConfigError, match=r"resumed\. Did you mean 'env\.stop_value'\?") as caught:
+    with pytest.raises(ConfigError, match=r"resumed; did you mean 'env\.stop_value'\?") as caught:
         changed_config(JournaledRun(Path("run"), config), ["env.stop_valeu=2.5"])
     assert (caught.value.path, caught.value.nearest) == ("env.stop_valeu", "env.stop_value")
 

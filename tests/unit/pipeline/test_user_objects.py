@@ -403,8 +403,8 @@ NO_IMPORT = "=.* cannot be imported by the child"
         *(
             ("serial", {"callbacks": [Recorder(), callback]}, error, rf"(?s)callbacks\[1\].*{text}")
             for callback, error, text in (
-                (after_iters, ConfigError, "Did you mean 'after_iter'"),
-                (Misspelt(), ConfigError, "'after_evaluation', which is no hook. Did you mean"),
+                (after_iters, ConfigError, "did you mean 'after_iter'"),
+                (Misspelt(), ConfigError, "'after_evaluation', which is no hook; did you mean"),
                 (lambda: None, ConfigError, "<lambda> names no hook"),
                 (3, ConfigError, "int names no hook"),
                 (Recorder, ConfigTypeError, "is the class Recorder; give an instance"),

@@ -268,7 +268,7 @@ def test_misspelt_entry_point_group_is_a_warning_with_the_nearest_name(
 
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "did you mean dingsdk.buffers?" in record.getMessage()
+    assert "did you mean 'buffers'?" in record.getMessage()
 
 
 def test_first_copy_on_the_path_is_used_if_a_distribution_is_installed_twice(

@@ -71,9 +71,11 @@ def test_run_warns_once_of_an_installed_type_with_the_name_of_a_type_of_dingsdk(
     config = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn", **policy}}
 
     with use_manager(PluginManager()):
-        assert compile_config(config).policy.type == "dqn"
-    (warning,) = [told.getMessage() for told in caplog.records if key in told.getMessage()]
-    assert f"{key!r} names a type of dingsdk and one of acme-a" in warning
+        for _ in range(2):  # the second time, the type of dingsdk has been imported
+            caplog.clear()
+            assert compile_config(config).policy.type == "dqn"
+            (warning,) = [told.getMessage() for told in caplog.records if key in told.getMessage()]
+            assert f"{key!r} names a type of dingsdk and one of acme-a" in warning
 
     strict = PluginManager(Switches(strict=True))
     with use_manager(strict), pytest.raises(PluginLoadError, match="acme-a") as caught:
@@ -129,4 +131,4 @@ def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(
 
     PluginManager().adverts()
 
-    assert "did you mean buffers?" in caplog.text
+    assert "did you mean 'buffers'?" in caplog.text

@@ -78,9 +78,10 @@ def test_plugins_of_kinds_that_the_child_does_not_need_are_imported_on_use(ring:
 
 
 def test_snapshot_keeps_a_replaced_builtin(ring: Install) -> None:
-    manager = PluginManager()
+    manager, other = PluginManager(), PluginManager()
+    assert manager.get("buffers", "naive") is not OrderedDict
     manager.registry("buffers").register("naive", OrderedDict, force_overwrite=True)
-    other = PluginManager()
+    assert manager.get("buffers", "naive") is OrderedDict
 
     other.restore(manager.snapshot())
 

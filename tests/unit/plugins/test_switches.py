@@ -51,13 +51,13 @@ def test_switch_that_is_neither_on_nor_off_is_an_error_that_names_it() -> None:
 
 
 def test_misspelled_variable_is_an_error_with_the_nearest_name() -> None:
-    nearest = r"; did you mean DINGSDK_DISABLED_PLUGINS\? Known: "
+    nearest = r"; did you mean 'DINGSDK_DISABLED_PLUGINS'\? Known: "
     with pytest.raises(ConfigError, match=nearest) as caught:
         Switches.from_environ({"DINGSDK_DISABLE_PLUGINS": "acme-ring"})
 
     assert caught.value.path == "DINGSDK_DISABLE_PLUGINS"
     assert caught.value.nearest == "DINGSDK_DISABLED_PLUGINS"
-    with pytest.raises(ConfigError, match="is no switch of dingsdk; Known: ") as caught:
+    with pytest.raises(ConfigError, match=r"is no switch of dingsdk\. Known: ") as caught:
         Switches.from_environ({"DINGSDK_FOLDER_OF_ALL_MY_OWN_PLUGINS_AND_DATA": "x"})
     assert caught.value.nearest is None
     assert Switches.from_environ({"DINGSDK_SECRET": "s", "MY_PLUGINS": "x"}) == Switches()
