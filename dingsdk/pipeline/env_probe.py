@@ -256,8 +256,6 @@ def _check_active(count: int, run: RunView) -> None:
         why = "each of them is trained by one process; set system.learner_num to 1"
     elif run.mode == "parallel" and run.is_served:
         why = "a replay server holds the samples of one; leave out system.replay.type"
-    elif "path" in (run.buffer.get("storage") or {}):
-        why = "they cannot share the folder policy.other.replay_buffer.storage.path; leave it out"
     if why:
         raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")
 

@@ -48,7 +48,6 @@ from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.commander.tasks import demonstrations_task
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
-from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
@@ -332,9 +331,6 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         )
         stack.callback(_close, context, "policy.eval.evaluator", evaluator.close)
     buffer_cfg = _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer")
-    if context.resumed is not None and "storage" in buffer_cfg:
-        # Existing rows are of this run; the rows of the save replace them.
-        buffer_cfg.storage = reopening_storage(buffer_cfg.storage)
     buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
     stack.callback(_close, context, "policy.other.replay_buffer", buffer.close)
     preloaded, task = 0, demonstrations_task(cfg)

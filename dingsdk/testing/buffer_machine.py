@@ -100,16 +100,6 @@ class BufferModel:
             if iteration - self.collected.get(number, iteration) >= self.max_staleness:
                 self._stale.add(number)
 
-    def reopen(self) -> None:
-        """Change to the model of a buffer that reopened the rows of this one from disk.
-
-        Priorities start again from 1. Use counts start again from 0, unless there is a ``max_use``.
-        """
-        self._largest = 1.0
-        if self.max_use == math.inf:
-            self.used.clear()
-        self.priority.update(dict.fromkeys(self._ring, 1.0))
-
     def clear(self) -> list[int]:
         """Drop all rows; return them, oldest first."""
         gone = self.rows
@@ -162,13 +152,6 @@ class BufferMachine(RuleBasedStateMachine):
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
         """Return a new buffer with these settings."""
         raise NotImplementedError(f"{type(self).__name__}.make_buffer(cfg) is missing")
-
-    def reopen_buffer(self, buffer: IBuffer) -> IBuffer:
-        """Return a buffer that continues with the rows of a closed buffer on disk.
-
-        For ``durable`` buffers. If it is not overridden, no buffer is reopened.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.reopen_buffer(buffer) is missing")
 
     @initialize(
         capacity=st.integers(1, 9),
@@ -351,16 +334,6 @@ class BufferMachine(RuleBasedStateMachine):
         old.close()
         self.model.pushed = len(self.model.rows)
         self.pushed_before = 0
-
-    @precondition(lambda self: type(self).reopen_buffer is not BufferMachine.reopen_buffer)
-    @precondition(lambda self: len(self.model.rows) > 0)
-    @rule()
-    def close_and_reopen(self) -> None:
-        self.buffer.close()
-        self.buffer = self.reopen_buffer(self.buffer)
-        self.bench.keep(self.buffer)
-        self.listen(self.buffer)
-        self.model.reopen()
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:

@@ -679,7 +679,7 @@ def rule_37_listeners_get_every_row_that_leaves(bench: BufferBench) -> None:
     expect_equal(facts, (11 + CAPACITY, 11, CAPACITY, 0), "rows pushed, overwritten, cleared, left")
     bench.push(buffer, 50)
     buffer.close()
-    expect_gone(range(50, 51), "cleared", [50] if bench.has("durable") else [])
+    expect_gone(range(50, 51), "cleared", [])
 
 
 def _waiting(bench: BufferBench, buffer: Any, size: int) -> Call[Any]:
@@ -1210,7 +1210,6 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
         "Made of parts as `NaiveReplayBuffer` is: `limiter` is a setting, `timeout_s` an argument "
         "of `push` and `sample`, and there are `add_remove_listener` and `stats`."
     ),
-    "durable": "Rows stay in a folder when the buffer is closed.",
     "saves": "`save_data` and `load_data` serve the rows of the kit.",
 }
 """The capabilities that a buffer may declare, and what each promises."""

@@ -44,13 +44,11 @@ class PartBench(RuleBench[MakePart]):
     def build(self) -> Any:
         return self.part()
 
-    def part(
-        self, capacity: int = CAPACITY, seed: int = 0, folder: str = "", **settings: Any
-    ) -> Any:
-        """Return a new part; without ``folder`` it gets a new folder."""
+    def part(self, capacity: int = CAPACITY, seed: int = 0, **settings: Any) -> Any:
+        """Return a new part with a new folder."""
         self._numbers += 1
-        own = self.folder / (folder or f"part{self._numbers}")
-        return self.keep(self._make(capacity, seed, own, **settings))
+        folder = self.folder / f"part{self._numbers}"
+        return self.keep(self._make(capacity, seed, folder, **settings))
 
     def expect_rules_of_buffers(
         self, kind: str, buffer: str, capabilities: Collection[str]
@@ -93,7 +91,7 @@ class PartContract(Contract):
     """Base class of the contract tests of the parts of a buffer.
 
     ``make_part(capacity, seed, folder)`` returns a new part for at most ``capacity`` rows, with a
-    folder for its files; a durable storage opens the rows that are in the folder.
+    folder for its files.
     """
 
     maker = "make_part(capacity, seed, folder)"
@@ -133,38 +131,9 @@ def storage_rule_13_rows_leave_in_any_order(bench: PartBench) -> None:
         _expect_rows(storage, there, f"after rows were put to {where}")
 
 
-@needs("durable")
-def storage_rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
-    """A storage in the folder of a closed storage has the same rows, state and marks.
-
-    The state is that of the last ``commit``. In a new folder there is none.
-    """
-    old = bench.part(folder="kept")
-    there: dict[int, int] = {}
-    expect_equal(old.recovered(), None, "recovered() in a new folder")
-    _put(old, slice(0, CAPACITY), range(CAPACITY), there)
-    old.commit({"tail": 0, "valid_count": CAPACITY})
-    _put(old, slice(0, 3), (20, 21, 22), there)
-    expected = {"tail": 3, "valid_count": CAPACITY, "more": 7}
-    old.commit(expected)
-    old.mark(np.array([1, 2, 2]), np.array([4, 5, 6]))
-    for _ in range(2):
-        old.close()
-    new = bench.part(folder="kept")
-    state = new.recovered() or {}
-    expect_equal({key: state.get(key) for key in expected}, expected, "the state found again")
-    _expect_rows(new, there, "found again")
-    marks = new.recovered_marks(np.arange(4))
-    expect_equal(None if marks is None else marks.tolist(), [0, 4, 6, 0], "marks found again")
-    _put(new, slice(3, 4), (50,), there)
-    _expect_rows(new, there, "found again, and a push")
-
-
 def storage_rule_15_buffer_with_it_follows_the_rules(bench: PartBench) -> None:
     """A buffer that uses the storage follows the rules of buffers."""
     also = {name for name in ("columns", "objects") if bench.has(name)}
-    if bench.build().is_durable:
-        also.add("durable")
     capabilities = {"fifo", "parts", "saves", "distinct", "ages", *also}
     bench.expect_rules_of_buffers("storage", "naive", capabilities)
 
@@ -175,7 +144,6 @@ STORAGE_BOOK: Final = RuleBook(
         "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
         "objects": "A row may be any object.",
         "any_order": "Rows may leave in any order; without it the oldest leave first.",
-        "durable": "Rows stay in the folder when the storage is closed.",
     },
     PartBench,
 )
@@ -490,8 +458,7 @@ def check_part(kind: str, make: MakePart, **options: Any) -> ContractReport:
 
     Args:
         kind: ``storage``, ``sampler``, ``remover`` or ``limiter``.
-        make: ``make(capacity, seed, folder)`` returns a new part. ``folder`` is for its files; a
-            durable storage opens the rows that are in it.
+        make: ``make(capacity, seed, folder)`` returns a new part. ``folder`` is for its files.
         options: ``capabilities``, from ``PART_RULES[kind].known_capabilities``, and ``patience_s``.
     """
     return book_of(kind).check(make, **options)

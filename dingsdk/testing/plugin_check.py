@@ -344,8 +344,8 @@ def _wrapper_maker(part: _Part) -> Callable[..., Any]:
 
 
 def _folder_of(part: _Part, folder: Path) -> dict[str, Any]:
-    """Return the settings with which a durable storage opens the rows in a folder."""
-    return part.target.reopening({"path": str(folder)}) if part.target.is_durable else {}
+    """Return the settings of a storage that has a setting ``path``."""
+    return {"path": str(folder)} if "path" in part.target.Config.__struct_fields__ else {}
 
 
 def _serial(part: _Part) -> Callable[..., Any]:

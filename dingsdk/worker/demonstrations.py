@@ -204,6 +204,4 @@ def _section(buffer_cfg: Mapping[str, Any], rows: int) -> dict[str, Any]:
     section["replay_buffer_size"] = rows
     if section["seed"] is not None:
         section["seed"] = derive_seed(section["seed"], "demonstrations")
-    if "path" in section["storage"]:
-        section["storage"] = {"type": "array"}  # two tables cannot have one folder
     return section

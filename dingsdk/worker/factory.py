@@ -35,17 +35,6 @@ def create_buffer(cfg: Cfg, *args: Any, **kwargs: Any) -> IBuffer:
     return buffer
 
 
-def reopening_storage(cfg: Cfg) -> dict[str, Any]:
-    """Return the section of a storage that reopens the rows which the storage of ``cfg`` kept.
-
-    A section of type ``auto`` is returned unchanged, because it keeps nothing on disk. So is a
-    section without ``type``, because it belongs to a buffer from outside the package.
-    """
-    if cfg.get("type", "auto") == "auto":
-        return dict(cfg)
-    return dict(default_manager().class_of("storages", cfg).reopening(cfg))
-
-
 def get_buffer_cls(cfg: Cfg) -> type[IBuffer]:
     """Return the class of the replay buffer that ``cfg["type"]`` names."""
     found: type[IBuffer] = default_manager().class_of("buffers", cfg)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -65,12 +64,9 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def buffer(kind: str, capabilities: Collection[str], slow: bool = False, **parts: Any) -> Case:
     def made_in(folder: Path) -> Any:
-        numbers = itertools.count()
-
         def make(cfg: Mapping[str, Any]) -> Any:
-            path = {"path": str(folder / f"{next(numbers)}")}
             is_mapped = parts.get("storage", {}).get("type") == "memmap"
-            own = {"storage": {**parts["storage"], **path}} if is_mapped else {}
+            own = {"storage": {**parts["storage"], "path": str(folder)}} if is_mapped else {}
             return default_manager().create("buffers", {"type": kind, **parts, **own, **cfg})
 
         return make
@@ -80,7 +76,7 @@ def buffer(kind: str, capabilities: Collection[str], slow: bool = False, **parts
 
 def storage(kind: str, *capabilities: str, slow: bool = False, **cfg: Any) -> Case:
     def make(capacity: int, seed: int, folder: Path) -> Any:
-        place = {"path": str(folder), "reopen": True} if kind == "memmap" else {}
+        place = {"path": str(folder)} if kind == "memmap" else {}
         return default_manager().create("storages", {"type": kind, **cfg, **place}, capacity)
 
     return Case(StorageContract, lambda _: make, capabilities, slow)
@@ -186,21 +182,19 @@ CASES: Mapping[str, Case] = {
     "sequence_arrays": buffer("sequence", BASE | {"columns", "sequences"}, storage=ARRAY),
     "sequence_objects": buffer("sequence", BASE | {"objects", "sequences"}, True, storage=OBJECT),
     "sequence_linked_maps": buffer(
-        "sequence", BASE | {"columns", "sequences", "durable"}, True, storage=MEMMAP | LINKED
+        "sequence", BASE | {"columns", "sequences"}, True, storage=MEMMAP | LINKED
     ),
     "episodes": buffer("episode", ROWS | {"episodes"}),
     "episodes_arrays": buffer("episode", ROWS | {"episodes"}, True, storage=ARRAY | LINKED),
     "episodes_objects": buffer("episode", ROWS | {"episodes"}, True, storage=OBJECT),
-    "episodes_maps": buffer("episode", ROWS | {"episodes", "durable"}, True, storage=MEMMAP),
-    "episodes_linked_maps": buffer(
-        "episode", ROWS | {"episodes", "durable"}, True, storage=MEMMAP | LINKED
-    ),
+    "episodes_maps": buffer("episode", ROWS | {"episodes"}, True, storage=MEMMAP),
+    "episodes_linked_maps": buffer("episode", ROWS | {"episodes"}, True, storage=MEMMAP | LINKED),
     "advanced_arrays": buffer("advanced", PROPORTIONAL, storage=ARRAY),
     "advanced_objects": buffer("advanced", PRIORITIZED | {"proportional"}, True, storage=OBJECT),
     "advanced_rank": buffer(
         "advanced", PRIORITIZED | {"columns"}, True, sampler={"type": "rank", "sort_after": 0.01}
     ),
-    "advanced_maps": buffer("advanced", PROPORTIONAL | {"durable"}, True, storage=MEMMAP | LINKED),
+    "advanced_maps": buffer("advanced", PROPORTIONAL, True, storage=MEMMAP | LINKED),
     "queue": buffer(
         "queue", QueueReplayBuffer.contract_capabilities, **QueueReplayBuffer.contract_config
     ),
@@ -208,8 +202,8 @@ CASES: Mapping[str, Case] = {
     "linked_arrays": storage("array", "columns", slow=True, **LINKED),
     "objects": storage("object", "objects", "any_order"),
     "compressed_objects": storage("object", "objects", "any_order", slow=True, compress="lz4"),
-    "maps": storage("memmap", "columns", "durable", slow=True),
-    "linked_maps": storage("memmap", "columns", "durable", slow=True, **LINKED),
+    "maps": storage("memmap", "columns", "any_order", slow=True),
+    "linked_maps": storage("memmap", "columns", slow=True, **LINKED),
     "uniform": sampler("uniform", "rows", "distinct"),
     "compiled_uniform": Case(
         SamplerContract,

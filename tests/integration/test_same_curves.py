@@ -21,7 +21,7 @@ SETS = (
     "env.n_evaluator_episode=5",
     "env.collector_episode_num=1000",  # one task of the collector lasts for the whole run
 )
-BUFFER = ("pushed_per_s", "sampled_per_s", "age_mean", "age_min", "age_max")
+BUFFER = ("age_mean", "age_min", "age_max")
 """Written at time intervals."""
 PARALLEL_ONLY = ("pace", "relative_pace", "policy_lag", "commander_iter", "commander_step")
 

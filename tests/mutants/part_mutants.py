@@ -20,7 +20,6 @@ from dingsdk.worker.replay_buffer.sampler.priority import ProportionalSampler
 from dingsdk.worker.replay_buffer.sampler.sequence import SequenceSampler
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
 
 from ..contracts.random_remover import RandomRemover
@@ -54,15 +53,6 @@ class Objects(Mutant, ObjectStorage):
     capabilities = frozenset({"objects", "any_order"})
 
 
-class Maps(Mutant, MemmapStorage):
-    kind = "storage"
-    capabilities = frozenset({"columns", "durable"})
-
-    @classmethod
-    def make(cls, capacity: int, seed: int, folder: Path) -> Any:
-        return cls({"path": str(folder), "reopen": True}, capacity)
-
-
 @mutant(15)
 class KeepsPushedRows(Objects):
     def accept(self, rows: Any) -> Any:
@@ -91,19 +81,6 @@ class WidensColumns(Arrays):
 @mutant(13)
 class RelinksSharedRows(Arrays):
     cfg: ClassVar = {"next_of": "obs"}
-
-
-@mutant(14)
-class ForgetsMarks(Maps):
-    def mark(self, where: Any, marks: Any) -> None:
-        pass
-
-
-@mutant(14)
-class CommitsLate(Maps):
-    def commit(self, state: Mapping[str, int]) -> None:
-        if "more" not in state:
-            super().commit(state)
 
 
 class Rows(Mutant, UniformSampler):
@@ -168,8 +145,8 @@ class IgnoresAlpha(Priorities):
 
 @mutant(15)
 class SavesNoEnds(Sequences):
-    def early_ends(self) -> Any:
-        return super().early_ends()[:0]
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "early_ends": np.empty(0, np.int64)}
 
 
 @mutant(15)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -30,24 +29,10 @@ class Machine(BufferMachine):
     parts: ClassVar[Mapping[str, Any]]
 
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
-        made: IBuffer = default_manager().create("buffers", {**self.parts, **cfg})
-        return made
-
-
-class DurableMachine(Machine):
-    """A buffer with a storage that needs a path; each buffer gets a new one."""
-
-    def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
-        self.paths: dict[IBuffer, Path] = getattr(self, "paths", {})
-        return self.opened(Path(self.folder.name) / f"map{len(self.paths)}", False, cfg)
-
-    def reopen_buffer(self, buffer: IBuffer) -> IBuffer:
-        return self.opened(self.paths[buffer], True, self.cfg)
-
-    def opened(self, path: Path, reopen: bool, cfg: Mapping[str, Any]) -> IBuffer:
-        storage = {**self.parts["storage"], "path": str(path), "reopen": reopen}
-        made = super().make_buffer({**cfg, "storage": storage})
-        self.paths[made] = path
+        whole = {**self.parts, **cfg}
+        if whole["storage"]["type"] == "memmap":
+            whole["storage"] = {**whole["storage"], "path": self.folder.name}
+        made: IBuffer = default_manager().create("buffers", whole)
         return made
 
 
@@ -55,10 +40,9 @@ def machine(
     kind: str, capabilities: frozenset[str], storage: str, *, slow: bool = True, **parts: Any
 ) -> type[BufferMachine.TestCase]:
     """Return the test case for a type of buffer with a type of storage."""
-    base = DurableMachine if "durable" in capabilities else Machine
     columns = parts.pop("columns", {})
     whole = {"type": kind, **parts, "storage": {"type": storage, **columns}}
-    made = type("Machine", (base,), {"capabilities": capabilities, "parts": whole})
+    made = type("Machine", (Machine,), {"capabilities": capabilities, "parts": whole})
     test: type[BufferMachine.TestCase] = made.TestCase  # type: ignore[attr-defined]
     # The fast machine of each kind runs all examples; the others run a quarter of them.
     share = 4 if slow else 1
@@ -69,28 +53,23 @@ def machine(
 
 
 LINKED = {"next_of": "obs"}
-DURABLE = ROWS | {"columns", "durable"}
 SEQUENCES = BASE | {"sequences"}
 
 TestNaiveOverArrays = machine("naive", ROWS | {"columns"}, "array", slow=False)
 TestNaiveOverLinkedArrays = machine("naive", ROWS | {"columns"}, "array", columns=LINKED)
 TestNaiveOverObjects = machine("naive", ROWS | {"objects"}, "object")
-TestNaiveOverMaps = machine("naive", DURABLE, "memmap")
-TestNaiveOverLinkedMaps = machine("naive", DURABLE, "memmap", columns=LINKED)
+TestNaiveOverMaps = machine("naive", ROWS | {"columns"}, "memmap")
+TestNaiveOverLinkedMaps = machine("naive", ROWS | {"columns"}, "memmap", columns=LINKED)
 TestNaiveWithRandomRemover = machine(
     "naive", (ROWS | {"columns"}) - {"fifo"}, "array", remover={"type": "random"}
 )
 TestSequenceOverArrays = machine("sequence", SEQUENCES | {"columns"}, "array", slow=False)
 TestSequenceOverObjects = machine("sequence", SEQUENCES | {"objects"}, "object")
-TestSequenceOverLinkedMaps = machine(
-    "sequence", SEQUENCES | {"columns", "durable"}, "memmap", columns=LINKED
-)
+TestSequenceOverLinkedMaps = machine("sequence", SEQUENCES | {"columns"}, "memmap", columns=LINKED)
 TestEpisodesOverObjects = machine("episode", ROWS | {"episodes"}, "object", slow=False)
 TestEpisodesOverLinkedArrays = machine("episode", ROWS | {"episodes"}, "array", columns=LINKED)
-TestEpisodesOverMaps = machine("episode", ROWS | {"episodes", "durable"}, "memmap")
-TestEpisodesOverLinkedMaps = machine(
-    "episode", ROWS | {"episodes", "durable"}, "memmap", columns=LINKED
-)
+TestEpisodesOverMaps = machine("episode", ROWS | {"episodes"}, "memmap")
+TestEpisodesOverLinkedMaps = machine("episode", ROWS | {"episodes"}, "memmap", columns=LINKED)
 TestAdvancedOverArrays = machine(
     "advanced", PRIORITIZED | {"columns", "proportional"}, "array", slow=False
 )
@@ -99,5 +78,5 @@ TestAdvancedByRank = machine(
     "advanced", PRIORITIZED | {"columns"}, "array", sampler={"type": "rank"}
 )
 TestAdvancedOverLinkedMaps = machine(
-    "advanced", PRIORITIZED | {"columns", "proportional", "durable"}, "memmap", columns=LINKED
+    "advanced", PRIORITIZED | {"columns", "proportional"}, "memmap", columns=LINKED
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import get_policy_cls
-from dingsdk.worker.factory import reopening_storage
-from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 
 @pytest.mark.parametrize(
@@ -120,22 +118,3 @@ def test_serial_and_parallel_parts_are_built_by_their_type(tmp_path: Path) -> No
         manager.registry("parallel_collectors").register("mine", lambda cfg: ("mine", cfg["size"]))
         built: Any = worker.create_parallel_collector({"type": "mine", "size": 3})
     assert built == ("mine", 3)
-
-
-class Attic(ArrayStorage):
-    """Reopens existing data with another option than ``reopen``."""
-
-    @classmethod
-    def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**section, "attach": "always"}
-
-
-def test_reopening_storage_uses_the_option_of_the_storage_class() -> None:
-    with use_manager(PluginManager()) as manager:
-        manager.registry("storages").register("attic", Attic)
-        assert reopening_storage({"type": "attic", "attach": "never"})["attach"] == "always"
-        for unchanged in ({"type": "array", "compress": False}, {"type": "auto"}, {"shelf": 3}):
-            assert reopening_storage(unchanged) == unchanged
-        section = {"type": "memmap", "path": "rows", "reopen": False}
-        assert reopening_storage(section) == {**section, "reopen": True}
-        assert section["reopen"] is False

@@ -151,7 +151,7 @@ class AdvancedReplayBuffer(Table):
         # Every sample reads these; looking them up in the config sections would take longer.
         self._rows_per_sampled: float = self._cfg.thruput_controller.sample_min_limit_ratio
         self._has_stale_rows = self._cfg.max_staleness < math.inf
-        self._has_used_rows = self._cfg.max_use < math.inf
+        self._max_use: float = self._cfg.max_use
         self._skipped_updates = 0
 
     @classmethod
@@ -332,9 +332,9 @@ class AdvancedReplayBuffer(Table):
         if self._sample_monitor.skip == 0:
             facts = {key: added[key] for key in ("use", "priority", "staleness")}
             facts["age"] = metadata.next_id - 1 - ids
-            self._sample_monitor.record(facts, self._pushed, self._sampled + size)
-        if self._has_used_rows:
-            self._use_up(where, uses)
+            self._sample_monitor.record(facts)
+        if self._max_use < math.inf and uses.max() >= self._max_use:
+            self._use_up(where)
         self._beta = min(1.0, self._beta + self._beta_step)
         if isinstance(batch, SampleBatch):
             return SampleBatch.trusted({**batch.columns, **added}, size)

@@ -111,8 +111,7 @@ class NaiveReplayBuffer(Table):
 
     def _record_ages(self, where: NDArray[np.int64]) -> None:
         newer = self._remover.newer(where)
-        facts = {} if newer is None else {"age": newer}
-        self._sample_monitor.record(facts, self._pushed, self._sampled + len(where))
+        self._sample_monitor.record({} if newer is None else {"age": newer})
 
     def _ages(self, sample_range: slice | None) -> range | None:
         """Return the ages of the rows to draw from, None for all."""

@@ -215,17 +215,14 @@ class NoMetadata:
         """Return views of the state's arrays that have one entry for each position."""
         return {}
 
-    def state_dict(
-        self, positions: int, columns: Mapping[str, NDArray[Any]] | None = None
-    ) -> dict[str, Any]:
-        """Return the state of the rows at positions ``0..positions-1``.
-
-        ``columns`` are copies of ``columns()`` to put into the state; None: copy them here.
-        """
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state without :meth:`columns`."""
         return {}
 
     def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
         """Return new metadata with this state and the settings of this object.
+
+        ``state`` has the first entries of :meth:`columns` too, as many as ``positions``.
 
         Raises:
             CheckpointCorruptError: the entries of the state contradict each other.

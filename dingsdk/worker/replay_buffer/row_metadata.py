@@ -67,7 +67,6 @@ class RowMetadata(NoMetadata):
         self._capacity = capacity
         self._max_use, self._max_staleness = max_use, max_staleness
         self._facts = np.full((capacity, _WIDTH), NO_ROW, np.int64)
-        self.limits_use = max_use < math.inf
         self._queue = _StalenessQueue(self._facts) if max_staleness < math.inf else None
         self.next_id = 0
         self.live = 0
@@ -146,13 +145,12 @@ class RowMetadata(NoMetadata):
             return np.empty(0, np.int64)
         return self._queue.take(math.floor(learner_iter - self._max_staleness))
 
-    def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
+    def used_up(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions whose rows were sampled ``max_use`` times, oldest row first.
 
-        ``where`` may contain a position twice; ``uses``, int64[n], is how often each row was
-        sampled.
+        ``where`` may contain a position twice.
         """
-        used_up = np.unique(where[uses >= self._max_use])
+        used_up = np.unique(where[self._facts[where, _USE] >= self._max_use])
         return used_up[np.argsort(self._facts[used_up, _ID])]
 
     def find(
@@ -176,11 +174,6 @@ class RowMetadata(NoMetadata):
         ids: NDArray[np.int64] = self._facts[where, _ID]
         return ids
 
-    def uses(self, where: Where) -> NDArray[np.int64]:
-        """Return how often the rows at positions were sampled."""
-        uses: NDArray[np.int64] = self._facts[where, _USE]
-        return uses
-
     def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
         """Set how often the rows at positions were sampled."""
         self._facts[where, _USE] = uses
@@ -193,14 +186,8 @@ class RowMetadata(NoMetadata):
     def columns(self) -> dict[str, NDArray[Any]]:
         return dict(zip(_KEYS, self._facts.T, strict=False))  # the last column is padding
 
-    def state_dict(
-        self, positions: int, columns: Mapping[str, NDArray[Any]] | None = None
-    ) -> dict[str, Any]:
-        if columns is None:
-            # Copying the whole array is faster than copying each column.
-            copied = self._facts[:positions, : len(_KEYS)].copy().T
-            columns = dict(zip(_KEYS, copied, strict=True))
-        return {"next_unique_id": self.next_id, **columns}
+    def state_dict(self) -> dict[str, Any]:
+        return {"next_unique_id": self.next_id}
 
     def restored(self, state: Mapping[str, Any], positions: int) -> RowMetadata:
         try:

@@ -44,7 +44,7 @@ from dingsdk.worker.replay_buffer.config import (
 )
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
-from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
+from dingsdk.worker.replay_buffer.metrics import SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.origins import Origins
 from dingsdk.worker.replay_buffer.persistence import (
     VERSION,
@@ -69,10 +69,6 @@ _log = logging.getLogger(__name__)
 
 _REASONS = ("cleared", "stale", "used_up")
 """The reasons for which rows leave without being overwritten."""
-LEFT = -1
-"""The mark of a row that left early; the mark of any other row is how often it was sampled."""
-END = 1
-"""In a buffer without row metadata, the mark of a row after which the trajectory was ended."""
 _ROWS_AT_ONCE = 1 << 16
 """Rows per piece when all stored rows are read."""
 
@@ -143,7 +139,6 @@ class Table(IBuffer, Closing):
         self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
         self._storage = None if self._parts.chooses_storage else self._new_storage()
         self._choose_push_path()
-        self._recover()
         if self._cfg.enable_track_used_data:
             from dingsdk.worker.replay_buffer.used_data import UsedData
 
@@ -199,33 +194,20 @@ class Table(IBuffer, Closing):
         return storage
 
     def _choose_push_path(self) -> None:
-        """Note whether a push only writes columns; called after parts or listeners change."""
+        """Note what plain pushes write to; called after parts or listeners change.
+
+        ``_plain_layout`` is None if a push must call other parts too, or there is no row yet.
+        """
         # A plugin's sampler could draw positions that hold no row, so uninitialised memory.
         self._checks_draws = not type(self._sampler).__module__.startswith("dingsdk.")
-        self._has_plain_pushes = (
+        is_plain = (
             type(self._sampler) is UniformSampler
             and type(self._limiter) is MinSizeLimiter
             and not (self._metadata.keeps_facts or self._listeners or self._copies)
-            and not (self._is_durable or self._origins is not None)
+            and self._origins is None
         )
-        self._note_layout()
-
-    @property
-    def _marks_ends(self) -> bool:
-        """Whether a durable storage marks the ends of trajectories; row metadata has own marks."""
-        return self._sampler.keeps_ends and not self._metadata.keeps_facts
-
-    @property
-    def _is_durable(self) -> bool:
-        return self._storage is not None and self._storage.is_durable
-
-    def _note_layout(self) -> None:
-        """Store the layout that plain pushes write to; None if other parts must be called.
-
-        It is not used while the buffer is empty. The first push after :meth:`clear` sets it.
-        """
-        plain = self._has_plain_pushes and self._storage is not None
-        self._plain_layout = self._storage.layout if plain else None  # type: ignore[union-attr]
+        storage = self._storage if is_plain else None
+        self._plain_layout = None if storage is None else storage.layout
 
     @property
     def replay_buffer_size(self) -> int:
@@ -257,10 +239,16 @@ class Table(IBuffer, Closing):
                 **self._left,
             )
 
-    def sampled_stats(self) -> SampledStats:
-        """Return statistics of the rows of the latest samples, such as their age, and rates."""
+    def sampled_stats(self) -> dict[str, float]:
+        """Return mean, least and greatest values over the rows of the latest recorded samples.
+
+        Returns:
+            ``age_mean``, ``age_min``, ``age_max`` (rows pushed after a row), and the same of
+            ``use`` (times sampled), ``priority`` and ``staleness`` (learner iterations, where they
+            are known), if the kind of buffer records them.
+        """
         with self._lock:
-            return self._sample_monitor.stats(self._pushed, self._sampled)
+            return self._sample_monitor.stats()
 
     def can_push(self, n: int) -> bool:
         """Whether the limiter admits ``n`` more rows now."""
@@ -332,9 +320,7 @@ class Table(IBuffer, Closing):
                 )
             ):
                 # Does the same as _insert in 0.8 of its time, if only columns must be written.
-                where, replaced = self._remover.allot(n)
-                if replaced is not None and self._departures is not None:
-                    self._note_departure(replaced, "overwritten")
+                where, _ = self._remover.allot(n)
                 if kind is SampleBatch:
                     layout.put(where, data.columns)
                 else:
@@ -394,9 +380,7 @@ class Table(IBuffer, Closing):
             raise mismatch("a push", "", "rows", found) from error
         if not self._pushed:
             self._check_columns(rows)
-        if storage is not self._storage:
-            self._storage = storage
-            self._choose_push_path()
+        self._storage = storage
         if n > self._capacity:
             # Each piece replaces the previous one. All rows were checked, so none is refused.
             for start in range(0, n, self._capacity):
@@ -416,7 +400,8 @@ class Table(IBuffer, Closing):
             layout.put_row(where.start if type(where) is slice else int(where[0]), rows[0])
         else:
             storage.put(where, accepted)
-            self._note_layout()  # the first rows make the columns
+        if not self._count:
+            self._choose_push_path()  # the first rows make the columns
         self._pushed += n
         count = self._count + n
         self._count = count if count < self._capacity else self._capacity
@@ -429,8 +414,6 @@ class Table(IBuffer, Closing):
             each.note(where)
         if self._listeners:
             self._call_listeners("on_insert", rows)
-        if storage.is_durable:
-            storage.commit(self._committed_state())
         self._limiter.on_insert(n)
         self._limiter.size = self._count
 
@@ -453,14 +436,12 @@ class Table(IBuffer, Closing):
         self._sampler.on_remove(where)
         for each in self._copies:
             each.note(where)
-        self._storage.mark(where, LEFT)  # type: ignore[union-attr]
         self._left[reason] += len(where)
         self._limiter.size = self._count = self._count - len(where)
 
-    def _use_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
-        """Record how often rows were sampled, int64[n], and remove those that are used up."""
-        self._storage.mark(where, uses)  # type: ignore[union-attr]
-        used_up = cast("RowMetadata", self._metadata).used_up(where, uses)
+    def _use_up(self, where: NDArray[np.int64]) -> None:
+        """Remove those of the rows that were sampled ``max_use`` times."""
+        used_up = cast("RowMetadata", self._metadata).used_up(where)
         if len(used_up):
             self._remove(used_up, "used_up")
 
@@ -472,15 +453,6 @@ class Table(IBuffer, Closing):
     def end_newest_trajectory(self) -> None:
         """As :meth:`end_trajectory`, for callers that hold the lock, such as listeners."""
         self._sampler.end_trajectory()
-        count = self._remover.count
-        if self._is_durable and count:
-            self._mark_ends(np.arange(count - 1, count, dtype=np.int64))
-
-    def _mark_ends(self, ages: NDArray[np.int64]) -> None:
-        """Mark the rows after which trajectories were ended, in a durable storage."""
-        if self._marks_ends and len(ages):
-            where = self._remover.by_age(ages)
-            self._storage.mark(where, END)  # type: ignore[union-attr]
 
     def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
         waited_s = timeout_s or 0.0
@@ -635,17 +607,12 @@ class Table(IBuffer, Closing):
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
         self.add_listener(_RemoveFunction(listener))
 
-    def _positions(self) -> Iterator[NDArray[np.int64]]:
-        """Return the positions of all rows, oldest first, in pieces; some may have left early."""
+    def _living(self) -> Iterator[NDArray[np.int64]]:
+        """Return the positions of all rows that have not left early, oldest first, in pieces."""
         count = self._remover.count
         for start in range(0, count, _ROWS_AT_ONCE):
             ages = np.arange(start, min(start + _ROWS_AT_ONCE, count), dtype=np.int64)
-            yield self._remover.by_age(ages)
-
-    def _living(self) -> Iterator[NDArray[np.int64]]:
-        """Return the positions of all rows that have not left early, oldest first, in pieces."""
-        for where in self._positions():
-            living = cast("NDArray[np.int64]", self._metadata.living(where))
+            living = cast("NDArray[np.int64]", self._metadata.living(self._remover.by_age(ages)))
             if len(living):
                 yield living
 
@@ -687,10 +654,10 @@ class Table(IBuffer, Closing):
             self._origins.clear()
         self._left["cleared"] += self._count
         self._count = 0
+        self._plain_layout = None
         self._history = secrets.token_hex(16)
         if self._parts.chooses_storage:
             self._storage = None
-            self._choose_push_path()
         elif self._storage is not None:
             self._storage.clear()
         self._remover.clear()
@@ -702,15 +669,11 @@ class Table(IBuffer, Closing):
         """Do nothing, as the buffer runs no thread; kept for code written for DI-engine."""
 
     def close(self) -> None:
-        """Drop all rows, wake waiting threads, and refuse further use; idempotent.
-
-        Rows of a durable storage stay on disk, and another buffer can reopen them.
-        """
+        """Drop all rows, wake waiting threads, and refuse further use; idempotent."""
         with self._lock:
             if self._closed:
                 return
-            if not self._is_durable:
-                self._empty()
+            self._empty()
             self._closed = True
             if self._storage is not None:
                 self._storage.close()
@@ -763,17 +726,20 @@ class Table(IBuffer, Closing):
         storage, held, kind = self._storage, self._remover.count, None
         if storage is not None and held:
             kind = "object" if storage.holds_objects else "array"
-        of_sampler, of_metadata = (None, None) if columns is None else columns.finish(held)
+        if columns is None:
+            columns = ColumnCopy(self._sampler, self._metadata, held)
+            columns.run()
+        of_sampler, of_metadata = columns.finish(held)
         return {
             "version": VERSION,
             "capacity": self._capacity,
             "storage": kind,
             "push_count": self.push_count,
             **_described(self._remover, self._metadata),
-            "sampler": self._sampler.state_dict(*([of_sampler] if of_sampler else ())),
+            "sampler": {**self._sampler.state_dict(), **of_sampler},
             "remover": self._remover.state_dict(),
             "limiter": self._limiter.state_dict(),
-            "metadata": self._metadata.state_dict(held, of_metadata or None),
+            "metadata": {**self._metadata.state_dict(), **of_metadata},
             **self._extra_state(),
         }
 
@@ -816,7 +782,7 @@ class Table(IBuffer, Closing):
         Args:
             saved: The state; its ``data`` is not used.
             count: Number of rows of the state.
-            pieces: Returns the rows in pieces, oldest first; may be called again.
+            pieces: Returns the rows in pieces, oldest first.
             as_pushed: Whether the rows count as pushed now; then the table must be empty.
 
         Returns:
@@ -826,9 +792,6 @@ class Table(IBuffer, Closing):
             CheckpointVersionError, CheckpointCorruptError: the state is wrong.
         """
         check_state(saved, self._capacity)
-        with self._lock:
-            self._check_open()  # a closed table has no storage, so it would not seem durable
-            is_durable = self._is_durable
         # New parts are made first, so that a wrong state changes nothing.
         parts, family = self._parts, self.sampler_family()
         remover, limiter, sampler = parts.restored(saved, count, family)
@@ -840,7 +803,7 @@ class Table(IBuffer, Closing):
                 )
         storage: Storage | None = None
         kind = saved["storage"]
-        if not (is_durable or (parts.chooses_storage and kind is None)):
+        if not (parts.chooses_storage and kind is None):
             storage = self._new_storage(kind if parts.chooses_storage else None)
         for where, rows in _placed(remover, pieces()):
             if storage is not None:
@@ -854,11 +817,8 @@ class Table(IBuffer, Closing):
             self._load_extra_state(saved, sampler, metadata)
             pushed_before = self.push_count
             self._empty()
-            if self._is_durable:
-                # A durable storage is reused, not replaced; a full disk leaves the buffer empty.
-                storage = cast("Storage", self._storage)
-                for where, rows in _placed(remover, pieces()):
-                    storage.put(where, storage.accept(rows))
+            if self._storage is not None:
+                self._storage.close()
             self._storage, self._remover, self._metadata = storage, remover, metadata
             self._limiter, self._sampler = limiter, sampler
             self._choose_push_path()
@@ -873,48 +833,9 @@ class Table(IBuffer, Closing):
                 self._call_listeners("on_insert", storage.take(where))  # type: ignore[union-attr]
             if metadata.keeps_facts and count:
                 # Remove rows that are used up under the settings of this buffer.
-                storage.mark(remover.oldest_first(), LEFT)  # type: ignore[union-attr]
-                facts = cast("RowMetadata", metadata)
                 for where in list(self._living()):
-                    # Without a limit, marks do not count uses: the sampling does not update them.
-                    self._use_up(where, facts.uses(where) * facts.limits_use)
-            if self._is_durable:
-                self._mark_ends(sampler.early_ends())
-                storage.commit(self._committed_state())  # type: ignore[union-attr]
+                    self._use_up(where)
         return True
-
-    def _recover(self) -> None:
-        """Restore the rows that an earlier process stored in a durable storage."""
-        storage = self._storage
-        if storage is None or (recovered := storage.recovered()) is None:
-            return
-        self._remover.load_state_dict(recovered)
-        metadata, count = self._metadata, self._remover.count
-        self._pushed = self._count = count
-        self._limiter.on_insert(count)
-        if metadata.keeps_facts:
-            # Rows of an earlier process keep their ids.
-            newest = recovered.get("next_unique_id", recovered.get("push_count", count))
-            metadata.next_id = newest - count
-        self._sampler.recover(recovered)
-        has_marks = self._marks_ends or metadata.keeps_facts
-        oldest_first = self._remover.oldest_first() if has_marks else np.empty(0, np.int64)
-        marks = storage.recovered_marks(oldest_first)
-        if self._marks_ends and marks is not None:
-            self._sampler.recover_ends(np.flatnonzero(marks == END))
-        if metadata.keeps_facts or type(self._sampler).on_insert is not Sampler.on_insert:
-            for where in self._positions():
-                rows, facts = metadata.prepare(storage.take(where))
-                if facts is not None:
-                    metadata.insert(where, facts)
-                self._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
-        # The process that pushed the rows has ended, so nobody continues their trajectory.
-        self.end_newest_trajectory()
-        self._pushed_before_clear = count - recovered.get("push_count", count)
-        # Row metadata also keeps how often rows were sampled.
-        if metadata.keeps_facts and marks is not None:
-            cast("RowMetadata", metadata).set_uses(oldest_first, marks.clip(0))
-            self._remove(oldest_first[marks == LEFT], "used_up")  # or stale: it is not stored
 
     def save_data(self, file: str) -> None:
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).
@@ -939,9 +860,8 @@ class Table(IBuffer, Closing):
         If the buffer is empty and has the same type, capacity, sampler and remover as the saved
         one, it continues where the saved one stopped: it restores the positions of the rows, the
         random state and everything else in :meth:`state_dict`, so the next samples are the same.
-        Only ``push_count`` differs: the loaded rows count as pushed now. If the storage is on
-        disk, other threads wait until all rows are written. Any other buffer, or one whose
-        sampler refuses the state (a different ``alpha``), pushes the rows as new rows.
+        Only ``push_count`` differs: the loaded rows count as pushed now. Any other buffer, or one
+        whose sampler refuses the state (a different ``alpha``), pushes the rows as new rows.
 
         Raises:
             CheckpointMissingError: the folder holds no saved rows.
@@ -1005,7 +925,7 @@ class Table(IBuffer, Closing):
             count = self._remover.count
             where = self._remover.by_age(np.arange(count - n, count))
             cast("RowMetadata", self._metadata).set_uses(where, uses)
-            self._use_up(where, uses)
+            self._use_up(where)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a consistent copy of rows, counters and random state.
@@ -1019,12 +939,6 @@ class Table(IBuffer, Closing):
             rows = now.rows(now.first, now.last)
             data = rows.columns if isinstance(rows, SampleBatch) else rows
             return {**now.state(None), "data": data}
-
-    def _committed_state(self) -> dict[str, int]:
-        """Return the counters that a durable storage writes for :meth:`_recover`."""
-        ids = {"next_unique_id": self._metadata.next_id} if self._metadata.keeps_facts else {}
-        own = {**self._remover.state_dict(), "push_count": self.push_count, **ids}
-        return {**self._sampler.committed_state(), **own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
         """Restore a state, so that the next samples are the same as from the saved buffer.
@@ -1041,7 +955,7 @@ class Table(IBuffer, Closing):
             CheckpointVersionError: the state has another version or capacity.
             CheckpointCorruptError: a part is missing or contradicts the others.
             ConfigError, StorageFullError: there is no room for the rows. After any error the
-                buffer is unchanged, except that a buffer on a full disk is left empty.
+                buffer is unchanged.
         """
         if not isinstance(state_dict, Mapping):
             raise CheckpointCorruptError(

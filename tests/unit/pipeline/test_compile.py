@@ -559,11 +559,6 @@ REFUSED = (
         for mode, override, text in (
             ("serial", "system.learner_num=2", "trained by one process"),
             ("parallel", "system.replay.type=server", "a replay server holds the samples of one"),
-            (
-                "serial",
-                f"{BUFFER}.storage={{type: memmap, path: rows}}",
-                "cannot share the folder",
-            ),
         )
     ),
 )

@@ -1,4 +1,4 @@
-"""Compressed arrays of rows: they come back unchanged, as copies; damage is refused."""
+"""Compressed arrays of rows: they come back unchanged, as copies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, DataCorruptError
+from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.storage.compression import Codec, Packed, read_codec
 from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
@@ -72,24 +71,6 @@ def test_rows_of_any_objects_come_back_unchanged(name: str) -> None:
             for array in arrays:
                 assert np.array_equal(array, image[: len(array)])
                 array[...] = 0
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_damaged_bytes_are_refused_within_the_known_size(name: str) -> None:
-    array = np.zeros(1 << 20, np.uint8)
-    packed = codec(name).pack_array(array)
-    small = Packed(packed.data, packed.dtype, (1000,), 1000)
-    larger = Packed(codec(name).pack_array(array[:999]).data, packed.dtype, (1000,), 1000)
-    cut = Packed(b"\x01" + packed.data[:-9], packed.dtype, array.shape, 1 << 20)
-    for damaged in (small, larger, cut):
-        with pytest.raises(DataCorruptError):
-            codec(name).unpack_array(damaged)
-
-
-def test_a_frame_that_decompresses_to_too_many_bytes_is_refused() -> None:
-    frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 24))
-    with pytest.raises(DataCorruptError):
-        codec("zstd").unpack_array(Packed(frame, np.dtype(np.uint8), (1000,), 1000))
 
 
 def test_an_unknown_codec_is_refused() -> None:

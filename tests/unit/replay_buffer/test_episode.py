@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
-    CheckpointCorruptError,
-    CheckpointVersionError,
-    ConfigError,
     SchemaMismatchError,
     StorageFullError,
 )
-from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker.replay_buffer import EpisodeReplayBuffer, NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import EpisodeReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import save
-from dingsdk.worker.replay_buffer.remover import FifoRemover
 from dingsdk.worker.replay_buffer.storage import memmap
 
-from .pushing_episodes import CAPACITY, episode_of
 from .saved_rows import edit, manifest_of, replace_frame
+
+CAPACITY = 6
+_WIDTH = 2100
+"""Length of an observation; large enough for rows of two pages."""
+
+
+def episode_of(number: int) -> SampleBatch:
+    """Return episode ``number``; its length, 1 to 40, depends on the number."""
+    steps = np.arange(2 + number * 7 % 40)
+    obs = np.repeat((1000 * number + steps).astype(np.float32)[:, None], _WIDTH, axis=1)
+    return SampleBatch({"obs": obs[:-1], "next_obs": obs[1:], "id": 1000 * number + steps[:-1]})
 
 
 def episode(first: int, length: int) -> list[dict[str, Any]]:
@@ -155,7 +156,7 @@ STORAGES: list[Any] = [
 
 def opened(path: Path, storage: dict[str, Any], **cfg: Any) -> EpisodeReplayBuffer:
     if storage["type"] == "memmap":
-        storage = {**storage, "path": str(path), "reopen": (path / "header.json").exists()}
+        storage = {**storage, "path": str(path)}
     return make(CAPACITY, storage=storage, **cfg)
 
 
@@ -176,6 +177,15 @@ def test_columns_grow_with_the_episodes(tmp_path: Path, storage: dict[str, Any])
             assert buffer.episode_len == [len(each) for each in expected]
         buffer.push([episode_of(n) for n in range(60, 70)], 0)
         assert held(buffer) == [episode_of(n) for n in range(70 - CAPACITY, 70)]
+
+
+def test_rows_of_episodes_that_left_are_used_again() -> None:
+    buffer: Any = make(CAPACITY)
+    capacities = set()
+    for first in range(0, 40 * CAPACITY, 4):
+        buffer.push([episode(n, 3) for n in range(first, first + 4)], 0)
+        capacities.add(buffer._storage._rows.capacity)
+    assert capacities == {64}  # the least: more than the rows that are held, and those of a push
 
 
 def test_disk_space_is_reserved_for_all_episodes_of_a_push(
@@ -199,129 +209,6 @@ def test_the_error_for_an_array_in_place_of_an_episode_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])
-def test_an_interrupted_first_push_leaves_no_episodes(
-    tmp_path: Path, storage: dict[str, Any]
-) -> None:
-    with opened(tmp_path / "rows", storage) as buffer:
-        table: Any = buffer
-        episodes = table._new_storage()
-        episodes.put(slice(0, 2), episodes.accept([episode_of(70), episode_of(71)]))
-        episodes.close()
-    with opened(tmp_path / "rows", storage) as buffer:
-        assert buffer.count() == 0
-        # Longer than all rows that space was reserved for.
-        expected = [SampleBatch.concat([episode_of(n) for n in range(20)])]
-        buffer.push(expected, 0)
-        assert held(buffer) == expected
-
-
-@pytest.mark.parametrize("storage", STORAGES[2:])
-def test_a_buffer_on_disk_is_reopened_with_its_episodes(
-    tmp_path: Path, storage: dict[str, Any]
-) -> None:
-    pushed = 0
-    for pushes in (3, 1, 20, 0, 40):
-        with opened(tmp_path / "rows", storage) as buffer:
-            expected = [episode_of(n) for n in range(max(0, pushed - CAPACITY), pushed)]
-            assert held(buffer) == expected
-            assert buffer.push_count == pushed
-            for n in range(pushed, pushed + pushes):
-                buffer.push([episode_of(n)], 0)
-            pushed += pushes
-            state = buffer.state_dict()
-    with opened(tmp_path / "rows", storage) as buffer:
-        buffer.clear()
-        buffer.push([[{"obs": 1, "next_obs": 2}] * 3], 0)
-        buffer.load_state_dict(state)
-        expected = [episode_of(n) for n in range(pushed - CAPACITY, pushed)]
-        assert held(buffer) == expected
-    with opened(tmp_path / "rows", storage) as buffer:
-        assert held(buffer) == expected
-
-
-@pytest.mark.parametrize("left", [1, 3], ids="{} left".format)  # with 1, into the first rows
-@pytest.mark.parametrize("storage", STORAGES[2:])
-def test_an_interrupted_push_leaves_the_earlier_episodes(
-    tmp_path: Path, storage: dict[str, Any], left: int
-) -> None:
-    with opened(tmp_path / "rows", storage) as buffer:
-        for n in range(CAPACITY + left):
-            buffer.push([episode_of(n)], 0)
-        store = buffer._storage
-        assert store is not None
-        # All steps of a push except the last one, the commit.
-        where = (left + np.arange(3)) % CAPACITY
-        store.put(where, store.accept([episode_of(n) for n in range(90, 93)]))
-    for first in (left, left + 2):
-        with opened(tmp_path / "rows", storage) as buffer:
-            assert held(buffer) == [episode_of(n) for n in range(first, first + CAPACITY)]
-            buffer.push([episode_of(first + CAPACITY), episode_of(first + CAPACITY + 1)], 0)
-
-
-@pytest.mark.parametrize("storage", STORAGES[2:])
-def test_episodes_of_a_killed_process_are_recovered(
-    tmp_path: Path, storage: dict[str, Any]
-) -> None:
-    folder = tmp_path / "rows"
-    command = [sys.executable, str(Path(__file__).parent / "pushing_episodes.py")]
-    text = json.dumps({**storage, "path": str(folder)})
-    with subprocess.Popen([*command, text], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        told = [child.stdout.readline() for _ in range(40)]
-        child.send_signal(signal.SIGKILL)
-        told += child.stdout.readlines()
-    pushed = int([line for line in told if line.endswith(b"\n")][-1])
-    with opened(folder, storage) as buffer:
-        newest = buffer.push_count
-        assert pushed <= newest <= pushed + 3
-        for n in range(newest, newest + 3):
-            assert held(buffer) == [episode_of(k) for k in range(n - CAPACITY, n)]
-            buffer.push([episode_of(n)], 0)
-
-
-@pytest.mark.parametrize("storage", STORAGES[2:])
-def test_columns_that_were_growing_when_their_process_died_are_reopened(
-    tmp_path: Path, storage: dict[str, Any]
-) -> None:
-    folder = tmp_path / "rows"
-    with opened(folder, storage) as buffer:
-        for n in range(CAPACITY):
-            buffer.push([episode_of(n)], 0)
-    # The process may also have written rows, links and marks that it did not commit.
-    for name in ("column-0000.bin", "links.bin", "marks.bin"):
-        if (folder / name).exists():
-            (folder / name).write_bytes(2 * (folder / name).read_bytes())
-    with opened(folder, storage) as buffer:
-        for n in range(CAPACITY, 60):
-            assert held(buffer) == [episode_of(k) for k in range(n - CAPACITY, n)]
-            buffer.push([episode_of(n)], 0)
-        buffer.push([episode_of(n) for n in range(60, 75)], 0)
-    with opened(folder, storage) as buffer:
-        assert held(buffer) == [episode_of(k) for k in range(75 - CAPACITY, 75)]
-
-
-def test_space_of_removed_episodes_is_reused_after_reopening(tmp_path: Path) -> None:
-    folder, storage, sizes = tmp_path / "rows", {"type": "memmap"}, []
-    for n in range(4 * CAPACITY):
-        with opened(folder, storage) as buffer:
-            buffer.push([episode(n, 3)], 0)
-        sizes.append((folder / "column-0000.bin").stat().st_size)
-        assert sizes[-1] == sizes[min(n, CAPACITY)]
-
-
-def test_episodes_and_rows_do_not_share_a_folder(tmp_path: Path) -> None:
-    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
-    with make(storage=storage) as buffer:
-        buffer.push([episode(0, 3)], 0)
-    cfg = {"replay_buffer_size": 4, "storage": {**storage, "reopen": True}}
-    with pytest.raises(CheckpointVersionError, match="episodes"):
-        NaiveReplayBuffer(cfg)
-    (tmp_path / "rows" / "marks.bin").unlink()
-    with pytest.raises(CheckpointCorruptError, match="marks"):
-        EpisodeReplayBuffer(cfg)
-
-
-@pytest.mark.parametrize("storage", STORAGES[2:])
 def test_an_episode_that_the_disk_cannot_hold_leaves_the_others(
     tmp_path: Path, storage: dict[str, Any]
 ) -> None:
@@ -338,21 +225,4 @@ def test_an_episode_that_the_disk_cannot_hold_leaves_the_others(
         assert held(buffer) == [episode_of(n) for n in range(4)]
         for n in range(4, 30):
             buffer.push([episode_of(n)], 0)
-    with opened(tmp_path / "rows", storage) as buffer:
         assert held(buffer) == [episode_of(n) for n in range(30 - CAPACITY, 30)]
-
-
-class YoungestFirst(FifoRemover):
-    """Does not declare that the oldest episodes leave first."""
-
-    config: ClassVar[dict[str, Any]] = {"type": "youngest"}
-    is_fifo = False
-
-
-def test_episodes_on_disk_need_a_remover_that_keeps_their_order(tmp_path: Path) -> None:
-    with use_manager(PluginManager()) as manager:
-        manager.registry("removers").register("youngest", YoungestFirst)
-        cfg: dict[str, Any] = {"remover": {"type": "youngest"}}
-        make(storage={"type": "array"}, **cfg).push([episode(0, 2)], 0)
-        with pytest.raises(ConfigError, match="fifo"):
-            make(storage={"type": "memmap", "path": str(tmp_path / "rows")}, **cfg)

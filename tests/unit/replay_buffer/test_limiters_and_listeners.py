@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,17 +121,6 @@ def test_listeners_get_copies_of_rows_that_left() -> None:
     recorder.removed[0]["note"].append("changed by the listener")
     buffer.clear()
     assert recorder.removed[1:] == [{"note": ["b"]}, {"note": ["c"]}]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_limiter_counts_rows_recovered_from_disk(kind: Any, tmp_path: Path) -> None:
-    storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": True}
-    cfg = {"replay_buffer_size": 6, "storage": storage, "limiter": {"type": "min_size"}}
-    with kind(cfg) as buffer:
-        buffer.push(SampleBatch({"x": np.arange(9)}), 0)
-    with kind(cfg) as buffer:
-        assert (buffer._limiter.size, buffer._limiter.inserts) == (6, 6)
-        assert len(buffer.sample(3, 0)) == 3
 
 
 @pytest.mark.parametrize(

@@ -266,13 +266,10 @@ def test_throughput_is_not_reported_before_the_period_is_over() -> None:
 @pytest.mark.parametrize("kind", ["array", "object"])
 def test_the_age_of_sampled_rows_can_be_read_at_any_time(kind: str) -> None:
     buffer = make_buffer(storage={"type": kind}, replay_buffer_size=10)
-    assert buffer.sampled_stats().samples == 0
+    assert buffer.sampled_stats() == {}
     buffer.push([{"x": i} for i in range(13)], 0)
     buffer.sample(1, 0, sample_range=slice(-3, -2))
-    stats = buffer.sampled_stats()
-    assert stats.facts["age"].mean == 2
-    assert stats.sampled_per_s > 0
-    assert stats.pushed_per_s == pytest.approx(13 * stats.sampled_per_s)
+    assert buffer.sampled_stats() == {"age_mean": 2, "age_min": 2, "age_max": 2}
 
 
 def test_load_state_dict_with_deepcopy_copies_the_rows() -> None:

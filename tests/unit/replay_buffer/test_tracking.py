@@ -152,24 +152,3 @@ def test_another_thread_that_uses_up_rows_does_not_delete_files_of_this_one(tmp_
         other.join()
         assert row["data_id"] in files(tmp_path)
         assert len(files(tmp_path)) == 3
-
-
-def test_files_of_used_up_rows_are_deleted_once_also_after_reopening(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    root.mkdir()
-    storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
-    tracking = {"enable_track_used_data": True, "data_root": str(root)}
-    cfg = {"replay_buffer_size": 3, "max_use": 1, **tracking, "storage": storage, "seed": 0}
-    for name in ("1", "2", "3"):
-        (root / name).write_bytes(b"payload")
-    with AdvancedReplayBuffer(cfg) as buffer:
-        buffer.push([{"data_id": number} for number in (1, 2, 3)], 0)
-        assert buffer.sample(1, 0, slice(1, 2)) is not None
-        assert files(root) == ["1", "2", "3"]  # the caller may still read 2
-    assert files(root) == ["1", "3"]
-    storage["reopen"] = True
-    with AdvancedReplayBuffer(cfg) as buffer:
-        buffer.push([{"data_id": number} for number in (4, 5)], 0)  # in place of 1 and 2
-        assert files(root) == ["3"]
-        buffer.clear()
-    assert files(root) == []

@@ -88,27 +88,17 @@ class Sampler(Needs, Configurable, ABC):
         """How often all entries of the columns were changed at once."""
         return 0
 
-    keeps_ends: ClassVar[bool] = False
-    """Whether it stores the ends of trajectories that :meth:`end_trajectory` sets."""
-
     def end_trajectory(self) -> None:
         """Called when the next row does not continue the trajectory of the newest one."""
-
-    def early_ends(self) -> NDArray[np.int64]:
-        """Return the ages of the rows after which :meth:`end_trajectory` was called, ascending.
-
-        The oldest row has the age 0.
-        """
-        return np.empty(0, np.int64)
 
     def clear(self) -> None:
         """Forget all rows."""
 
-    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the random state, and all data that :meth:`on_restore` cannot build from rows.
 
-        The state is plain numbers, text and arrays. ``columns`` are copies of :meth:`columns` to
-        put into the state; None: copy them here.
+        The state is plain numbers, text and arrays that do not change. The buffer adds copies of
+        the entries of :meth:`columns` at positions that hold rows.
         """
         state = self._rng.bit_generator.state
         # The generator's words have 128 bits, too many for integers in messages and checkpoints.
@@ -127,19 +117,6 @@ class Sampler(Needs, Configurable, ABC):
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointCorruptError(f"the random state is wrong: {error}") from error
         self._rng = np.random.Generator(bits)
-
-    def committed_state(self) -> dict[str, int]:
-        """Return the numbers that a durable storage writes after each push, for :meth:`recover`."""
-        return {}
-
-    def recover(self, state: Mapping[str, int]) -> None:
-        """Called before rows of an earlier process are inserted, with its committed numbers.
-
-        If a push was interrupted, ``lost`` is how many of the oldest rows are gone since.
-        """
-
-    def recover_ends(self, ages: NDArray[np.int64]) -> None:
-        """Called after :meth:`recover` with the ``early_ends`` of the rows to be inserted."""
 
 
 class RowSampler(Sampler):

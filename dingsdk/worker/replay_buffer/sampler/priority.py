@@ -153,14 +153,9 @@ class PrioritySampler(Sampler):
         self._tree.clear()
         self.max_priority = 1.0
 
-    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return the random state, the priorities and the weights."""
-        if columns is None:
-            is_used = self._tree.weights[::-1] != 0
-            used = self.capacity - int(is_used.argmax()) if is_used.any() else 0
-            columns = {name: column[:used].copy() for name, column in self.columns().items()}
+    def state_dict(self) -> dict[str, Any]:
         own = {"alpha": self.alpha, "max_priority": self.max_priority}
-        return {**super().state_dict(), **own, **columns}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; change nothing if it is wrong.
@@ -313,6 +308,7 @@ class RankSampler(PrioritySampler):
         weights[where[order]] = np.arange(1, len(where) + 1) ** -self.alpha
         self._tree.replace(weights)
         self._sorted = priorities[order[::-1]]
+        self._sorted.flags.writeable = False
         self._new = self._assigned = 0
         self._sorts += 1
 
@@ -325,10 +321,9 @@ class RankSampler(PrioritySampler):
         self._sorted = np.empty(0, np.float64)
         self._new = self._assigned = 0
 
-    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         counts = {"new": self._new, "assigned": self._assigned}
-        ordered = self._sorted if columns else self._sorted.copy()
-        return {**super().state_dict(columns), "sorted": ordered, **counts}
+        return {**super().state_dict(), "sorted": self._sorted, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         ordered = self._checked(state, "sorted").copy()
@@ -336,4 +331,5 @@ class RankSampler(PrioritySampler):
         if np.any(np.diff(ordered) < 0) or not all(type(n) is int and n >= 0 for n in counts):
             raise CheckpointCorruptError("the sampler's order of priorities is wrong")
         super().load_state_dict(state)
+        ordered.flags.writeable = False
         self._sorted, self._new, self._assigned = ordered, new, assigned

@@ -56,8 +56,6 @@ class SequenceSampler(Sampler):
         trajectory: str | None = None
         block_length: Count = 500
 
-    keeps_ends: ClassVar[bool] = True
-
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         super().__init__(cfg, capacity, seed)
         section = self.read(cfg, "sampler")
@@ -117,23 +115,18 @@ class SequenceSampler(Sampler):
         elif not self._begins or self._begins[-1] < self._numbered:
             self._begins.append(self._numbered)
 
-    def early_ends(self) -> NDArray[np.int64]:
-        oldest = self._numbered - self._count
-        return np.array([number - 1 - oldest for number in self._begins], np.int64)
-
-    def recover_ends(self, ages: NDArray[np.int64]) -> None:
-        self._begins.extend((ages + 1).tolist())
-
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         ends = np.asarray(state.get("early_ends", ()), np.int64)
         if not len(ends):
             return {}
         return {ENDS: np.isin(np.arange(len(where)), ends)}
 
-    def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the random state, the step of the oldest row within its trajectory, and ends."""
-        ends = {"early_ends": self.early_ends()}
-        return {**super().state_dict(), **self.committed_state(), **ends}
+        first = self._since[self._first] if self._count else self._next_since
+        oldest = self._numbered - self._count
+        ends = np.array([number - 1 - oldest for number in self._begins], np.int64)
+        return {**super().state_dict(), "first_since": int(first), "early_ends": ends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         first = state.get("first_since")
@@ -145,15 +138,7 @@ class SequenceSampler(Sampler):
             raise CheckpointCorruptError(f"early_ends is {ends}; expected ascending numbers >= 0")
         super().load_state_dict(state)
         self._next_since = first
-        self.recover_ends(ends)
-
-    def committed_state(self) -> dict[str, int]:
-        first = self._since[self._first] if self._count else self._next_since
-        return {"first_since": int(first)}
-
-    def recover(self, state: Mapping[str, int]) -> None:
-        # If one of the lost rows ended a trajectory, the starts of the oldest one are shifted.
-        self._next_since = state.get("first_since", 0) + state.get("lost", 0)
+        self._begins.extend((ends + 1).tolist())
 
     def _since_start(self, rows: Rows, n: int) -> NDArray[np.int64]:
         """Return, for each new row, the steps since its trajectory started."""

@@ -53,14 +53,6 @@ class Storage(Configurable, ABC):
     :meth:`put`.
     """
 
-    is_durable: ClassVar[bool] = False
-    """Whether rows stay on disk when the storage is closed; see :meth:`commit`."""
-
-    @classmethod
-    def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the config section of a storage that reopens the rows of this one on disk."""
-        return section
-
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         self.capacity = capacity
         self.deepcopy = deepcopy
@@ -99,39 +91,8 @@ class Storage(Configurable, ABC):
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
 
-    def commit(self, state: Mapping[str, int]) -> None:
-        """Called when a push is complete; a durable storage writes the state to disk.
-
-        Args:
-            state: ``tail`` and ``valid_count`` of the ring, and other numbers that
-                :meth:`recovered` must return.
-        """
-
-    def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
-        """Set the marks of rows: integers, 0 for a new row.
-
-        If a position is repeated, its last mark is used. A durable storage writes marks
-        immediately, and returns them from :meth:`recovered_marks`; others ignore them.
-        """
-
-    def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the marks of recovered rows, or None if the storage keeps none."""
-        return None
-
-    def recovered(self) -> dict[str, int] | None:
-        """Return the committed state of rows that an earlier process stored on disk, if any.
-
-        Called once, before any push; ``tail`` and ``valid_count`` give the positions of the rows.
-
-        Raises:
-            CheckpointCorruptError, CheckpointVersionError: the rows cannot be used; nothing
-                changed.
-            RunFolderError: another buffer uses the folder.
-        """
-        return None
-
     def close(self) -> None:
-        """Release files and locks; the rows of a durable storage stay. Idempotent."""
+        """Release files; idempotent."""
 
 
 def suits_arrays(rows: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import common_length, mismatch
-from dingsdk.errors import CheckpointCorruptError
 from dingsdk.worker.replay_buffer.storage import Storage, Where, one_by_one, suits_arrays
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
@@ -86,18 +85,13 @@ def _as_object(episode: Any) -> Any:
 class EpisodeColumns(EpisodeStorage):
     """Stores the rows of all episodes in columns, which double in size when they are full.
 
-    All episodes have the same columns; their lengths differ. The rows of a push are stored before
-    the episodes that they replace are freed, so the columns need room for both.
-
-    With columns on disk, a push is stored completely or not at all if the process is killed. (Of a
-    push of more episodes than the capacity, a part may be stored.)
+    All episodes have the same columns; their lengths differ. Room for the rows of a push is made
+    before the episodes that they replace are freed, so the columns need room for both.
     """
 
     def __init__(self, rows: ArrayStorage, capacity: int) -> None:
         super().__init__({}, capacity, rows.deepcopy)
         self._rows = rows
-        self.is_durable = rows.is_durable  # type: ignore[misc]
-        rows.hold_episodes(capacity)
         self._forget()
 
     def _forget(self) -> None:
@@ -106,7 +100,6 @@ class EpisodeColumns(EpisodeStorage):
         # A stack of unused places; places that were never used are below all others.
         self._free = np.empty(0, np.int64)
         self._n_free = 0
-        self._next = 1
 
     def accept(self, rows: Any) -> list[tuple[int, Any]]:
         """Return the length of each episode, and its accepted rows."""
@@ -138,24 +131,19 @@ class EpisodeColumns(EpisodeStorage):
         self._free, self._n_free = free, self._n_free + capacity - held
 
     def put(self, where: Where, rows: list[tuple[int, Any]]) -> None:
-        left: list[Where] = []
         for position, (length, episode) in zip(one_by_one(where).tolist(), rows, strict=True):
             self._n_free -= length
-            # Ascending, because rows recovered from disk are ordered by their place.
+            # Ascending, because adjacent places are read faster.
             place = _as_slice(np.sort(self._free[self._n_free : self._n_free + length]))
             self._rows.put(place, episode)
-            self._rows.mark(place, self._next)
-            self._next += 1
             if position < len(self._places):
-                left.append(self._places[position])
+                left = one_by_one(self._places[position])
+                self._free[self._n_free : self._n_free + len(left)] = left[::-1]
+                self._n_free += len(left)
             else:
                 ahead = position + 1 - len(self._places)
                 self._places += [slice(0, 0)] * ahead
             self._places[position] = place
-        # Freed last, so that an interrupted call has overwritten no row of an older episode.
-        for places in map(one_by_one, left):
-            self._free[self._n_free : self._n_free + len(places)] = places[::-1]
-            self._n_free += len(places)
 
     def take(self, where: Where) -> list[Any]:
         return [self._rows.take(self._places[position]) for position in one_by_one(where).tolist()]
@@ -171,39 +159,6 @@ class EpisodeColumns(EpisodeStorage):
     def close(self) -> None:
         self._rows.close()
         self._forget()
-
-    def commit(self, state: Mapping[str, int]) -> None:
-        first = self._next - state["valid_count"]
-        count = state["push_count"]
-        rows = self._rows.capacity
-        self._rows.commit({"push_count": count, "first": first, "next": self._next, "rows": rows})
-
-    def recovered(self) -> dict[str, int] | None:
-        state = self._rows.recovered()
-        if state is None:
-            self._rows.clear()  # no push was complete
-            return None
-        capacity = self._rows.capacity
-        marks = self._rows.recovered_marks(np.arange(capacity))
-        assert marks is not None
-        first, self._next = state["first"], state["next"]
-        live = (marks >= first) & (marks < self._next)
-        (places,) = np.nonzero(live)
-        places = places[np.argsort(marks[places], kind="stable")]
-        numbers, starts = np.unique(marks[places], return_index=True)
-        if len(numbers) != self._next - first or len(numbers) > self.capacity:
-            raise CheckpointCorruptError(
-                f"the columns hold the rows of {len(numbers)} episodes, and those from {first} to "
-                f"{self._next - 1} should be there; delete the folder"
-            )
-        self._places = [_as_slice(each) for each in np.split(places, starts[1:])]
-        free = np.flatnonzero(~live)[::-1]
-        self._free = np.empty(capacity, np.int64)
-        self._free[: len(free)] = free
-        self._n_free = len(free)
-        count = len(numbers)
-        counts = {"tail": count % self.capacity, "valid_count": count}
-        return {**counts, "push_count": state.get("push_count", count)}
 
 
 def _as_slice(places: NDArray[np.int64]) -> Where:

@@ -71,8 +71,6 @@ class NextOf:
             name: self._new_array(f"own-{i:04d}", array.shape, array.dtype, used.get(name))
             for i, (name, array) in enumerate(stored.items())
         }
-        if self._links is not None:
-            links[len(self._links) :] = 0  # a killed process may have used more rows
         self._links, self._observed, self._stored = links, observed, stored
 
     def reserve(self, rows: int) -> None:
@@ -84,29 +82,6 @@ class NextOf:
             # Slots that were used before are used first, because their pages are in memory already.
             self._free[:0] = range(self._n_slots + more - 1, self._n_slots - 1, -1)
             self._n_slots += more
-
-    def recover(self, live: NDArray[np.bool_]) -> None:
-        """Restore the links of an interrupted process, which are in the arrays already.
-
-        A row whose follower was not committed gets its own copy of the follower's observation.
-        That observation is stored, because it was written before the row was linked to it.
-
-        Args:
-            live: bool[capacity], the positions that hold rows.
-
-        Raises:
-            ValueError: a link is not valid.
-        """
-        self._links[~live] = 0
-        links = self._links.astype(np.int64)
-        if links.max() >= len(live) or links.min() < -len(live):
-            raise ValueError("a link leads nowhere")
-        slots = -1 - links[links < 0]
-        self._n_slots = int(slots.max(initial=-1)) + 1
-        self._free = np.setdiff1d(np.arange(self._n_slots), slots)[::-1].tolist()
-        cut = np.flatnonzero(live & (links >= 0) & ~live[np.maximum(links, 0)])
-        self.reserve(len(cut))
-        self._keep(cut, {name: each.take(links[cut], 0) for name, each in self._stored.items()})
 
     def put(self, where: Where, observed: Any, following: Any) -> None:
         """Add rows, oldest first; room was reserved, and their observations are stored already.
@@ -131,7 +106,6 @@ class NextOf:
             del self._waiting[next(iter(self._waiting))]
         linked = np.fromiter(followers, np.int64)
         self._freed(linked)
-        # Before any slot is used again, so that a killed process leaves links that are right.
         self._links[linked] = list(followers.values())
         alone = [i for i, position in enumerate(where.tolist()) if position not in followers]
         self._keep(where[alone], {name: array[alone] for name, array in after.items()})
@@ -165,8 +139,7 @@ class NextOf:
         links = self._links[where]
         alone = links < 0
         slots, own = -1 - links[alone], iter(self._own.values())
-        # Rows with a slot first gather their own observation, which is then overwritten. Other
-        # rows may hold data of a killed process.
+        # Rows with a slot first gather their own observation, which is then overwritten.
         followers = np.where(alone, where, links)
 
         def gather(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The schema of columns: reads it from the config, and converts new rows to it."""
+"""Converts new rows to the columns of the stored ones."""
 
 from __future__ import annotations
 
@@ -9,54 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import COLUMN_DTYPES, join_key, leaves, mismatch
-from dingsdk.errors import ConfigError, SchemaMismatchError
-
-
-def read_schema(schema: Any, path: str = "storage.schema") -> dict[str, Any] | None:
-    """Return empty columns ``[0, ...]`` of the declared schema, or None if none is declared.
-
-    ``schema`` is as in the config of array storage; ``path`` is its dotted path in the config.
-
-    Raises:
-        ConfigError: the schema is not valid; the error names the column.
-    """
-    if schema is None:
-        return None
-    if not isinstance(schema, Mapping) or not schema:
-        raise _wrong(path, "a mapping of column names", schema)
-    columns: dict[str, Any] = {}
-    for key, form in schema.items():
-        if not isinstance(key, str):
-            raise _wrong(path, "names of type str", key)
-        inner = join_key(path, key)
-        nested = isinstance(form, Mapping) and "dtype" not in form
-        columns[key] = read_schema(form, inner) if nested else _declared_column(form, inner)
-    return columns
-
-
-def _declared_column(form: Any, name: str) -> NDArray[Any]:
-    given = form if isinstance(form, Mapping) else {"dtype": form}
-    shape = given.get("shape", ())
-    shape = tuple(shape) if isinstance(shape, (list, tuple)) else shape
-    if set(given) - {"dtype", "shape"} or not isinstance(shape, tuple):
-        raise _wrong(name, "a dtype, or {dtype, shape}", form)
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise _wrong(name, "a shape of integers >= 0", form)
-    try:
-        dtype = np.dtype(given["dtype"]).newbyteorder("=")
-    except (TypeError, ValueError) as error:
-        raise _wrong(name, "the name of a numeric dtype such as float32", form) from error
-    if given["dtype"] is None or dtype not in COLUMN_DTYPES:
-        raise _wrong(name, "the name of a numeric dtype such as float32", form)
-    try:
-        return np.empty((0, *shape), dtype)
-    except ValueError as error:  # it has too many dimensions, or one that is too long
-        raise _wrong(name, "a shape that arrays can have", form) from error
-
-
-def _wrong(name: str, expected: str, found: Any) -> ConfigError:
-    return ConfigError(f"{name} must be {expected}, found {found!r:.80}", path=name)
+from dingsdk.data.columns import join_key, leaves, mismatch
+from dingsdk.errors import SchemaMismatchError
 
 
 def row_bytes(column: Any) -> int:
