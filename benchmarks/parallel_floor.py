@@ -5,24 +5,28 @@
     python benchmarks/parallel_floor.py --jobs busy --contenders serial shared_memory:2
     python benchmarks/parallel_floor.py --jobs waiting --contenders shared_memory:2
     python benchmarks/parallel_floor.py --jobs actors --contenders serial shared_memory:2
+    python benchmarks/parallel_floor.py --jobs impala lander --contenders shared_memory:2
 
-The jobs ``dqn``, ``sac`` and ``ppo`` are those of ``train.py``; parallel runs of ``ppo`` train on
-rows that are at most one version old. A step of the env takes 2 ms of CPU time in the job ``busy``,
-and waits for 5 ms in ``waiting``; both train little. In the job ``actors``, on the env of ``busy``,
-serial mode trains PPO and the parallel runs train IMPALA of the plugin ``dingsdk-rl-zoo``, on
-unrolls of any age; their mean lag, in policy versions, is printed too. ``:2`` is two collectors;
-one is the default, as the floor has one. The *floor* is a collector process and a learner process:
-the collector sends pieces of trajectories through a pipe, the learner puts them into a table of the
-same kind, trains as often as serial mode does, and sends its weights back every
-``SEND_POLICY_FREQ`` updates, or after each training of ``ppo``. It has no leases, no journal, no
-acknowledgements, no evaluation and no hooks, and its messages are pickled. Nothing that does more
-can be much faster.
+The jobs ``dqn``, ``sac`` and ``ppo`` are those of ``train.py``, and ``per`` is ``dqn`` with
+priorities; parallel runs of ``ppo`` train on rows that are at most one version old. A step of the
+env takes 2 ms of CPU time in the job ``busy``, and waits for 5 ms in ``waiting``; both train
+little. In the job ``actors``, on the env of ``busy``, serial mode trains PPO and the parallel runs
+train IMPALA of the plugin ``dingsdk-rl-zoo``, on unrolls of any age. The jobs ``impala`` and
+``lander`` do the same on CartPole and LunarLander. *fill* is the share of env steps that were
+trained on in an unroll; the goal is 0.99. *lag* is the mean lag in policy versions. ``:2`` is two
+collectors; one is the default, as the floor has one. The *floor* is a collector process and a
+learner process: the collector sends pieces of trajectories through a pipe, the learner puts them
+into a table of the same kind, trains as often as serial mode does, and sends its weights back every
+``system.learner.send_policy_freq`` updates, or after each training of ``ppo``. It has no leases, no
+journal, no acknowledgements, no evaluation and no hooks, and its messages are pickled. Nothing that
+does more can be much faster.
 
 For every contender time runs from the first env step that collects to the last update, and CPU
 seconds are those of all its processes in that time, so imports and evaluations do not count.
 Contenders take turns, seed by seed. Ratios are medians over the seeds. *of ideal* compares env
 steps a second with those of envs that wait for nothing but their own steps. *bound* is what serial
-mode could gain at most if it collected and trained at the same time.
+mode could gain at most if it collected and trained at the same time. *exchanges* are the tasks a
+second that workers answered to the coordinator; the goal is at most 100 on ``dqn``.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from train import JOBS, config_of, updates_of
 
+from dingsdk import hookimpl
+
 CONTENDERS: Final = ("serial", "floor", "in_memory", "shared_memory")
 SLOW: Final = {
     **JOBS["dqn"],
@@ -60,18 +66,20 @@ ALL_JOBS: Final[Mapping[str, dict[str, Any]]] = {
     "dqn": JOBS["dqn"],
     "sac": JOBS["sac"],
     "ppo": JOBS["ppo"],
+    "per": JOBS["dqn"],
     "busy": {**SLOW, "env_steps": 8_000},
     "waiting": {**SLOW, "train_freq": 16, "env_steps": 40_000},
     "actors": {**JOBS["ppo"], "env_steps": 16 * 1_024},
+    "impala": {**JOBS["ppo"], "env_steps": 64 * 1_024},
+    "lander": {**JOBS["ppo"], "env_id": "LunarLander-v3", "env_steps": 32 * 1_024},
 }
+UNROLLS: Final = ("actors", "impala", "lander")
+"""Jobs whose parallel runs train IMPALA."""
 STEP_S: Final = {"busy": 0.002, "actors": 0.002, "waiting": 0.005}
 RLLIB: Final = " with RLlib"
 """After the path of an interpreter: a contender."""
-PIECE_ROWS: Final = 32
-"""Rows of a piece that the floor's collector sends, or those of a collect if these are more."""
 AHEAD_PIECES: Final = 2
 """Pieces by which the floor's collector may be ahead of its learner."""
-SEND_POLICY_FREQ: Final = 10
 MARKS: Final = "DINGSDK_BENCHMARK_MARKS"
 """Environment variable with the folder where processes write the times that they note."""
 
@@ -79,6 +87,22 @@ MARKS: Final = "DINGSDK_BENCHMARK_MARKS"
 def mark(name: str) -> None:
     """Create a file whose time of change is now."""
     (Path(os.environ[MARKS]) / name).touch()
+
+
+class _Exchanges:
+    count = 0
+
+
+@hookimpl
+def dingsdk_after_task(worker_id: str, task: Mapping[str, Any]) -> None:
+    """Count a task that a worker of this process has answered to the coordinator."""
+    _Exchanges.count += 1
+
+
+@hookimpl
+def dingsdk_unconfigure() -> None:
+    """Write the count of this process."""
+    (Path(os.environ[MARKS]) / f"exchanges-{os.getpid()}").write_text(str(_Exchanges.count))
 
 
 class FirstStep(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -105,6 +129,11 @@ def cartpole() -> gymnasium.Env[Any, Any]:
 def pendulum() -> gymnasium.Env[Any, Any]:
     """Return the env of the job ``sac``."""
     return FirstStep(gymnasium.make("Pendulum-v1"))
+
+
+def lander() -> gymnasium.Env[Any, Any]:
+    """Return the env of the job ``lander``."""
+    return FirstStep(gymnasium.make("LunarLander-v3"))
 
 
 class SlowEnv(gymnasium.Env[Any, Any]):
@@ -154,7 +183,10 @@ def waiting() -> gymnasium.Env[Any, Any]:
 
 ENVS: Final = {
     "dqn": cartpole,
+    "per": cartpole,
     "ppo": cartpole,
+    "impala": cartpole,
+    "lander": lander,
     "sac": pendulum,
     "busy": busy,
     "waiting": waiting,
@@ -167,9 +199,13 @@ def collectors_of(contender: str) -> int:
     return int(contender.partition(":")[2] or 1)
 
 
-def base_of(name: str) -> str:
-    """Return the job of ``train.py`` whose config a job has."""
-    return "ppo" if name == "actors" else name if name in JOBS else "dqn"
+def base_config(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a job."""
+    config = config_of("ppo" if name in UNROLLS else name if name in JOBS else "dqn", job)
+    if name == "per":
+        config["policy"]["priority"] = True
+        config["policy"]["other"]["replay_buffer"]["type"] = "advanced"
+    return config
 
 
 def impala(config: dict[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,8 +228,8 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
     """Train with ``dingsdk.train``."""
     import dingsdk
 
-    config = config_of(base_of(name), job)
-    if name == "actors" and contender != "serial":
+    config = base_config(name, job)
+    if name in UNROLLS and contender != "serial":
         config = impala(config, job)
     mode = "serial" if contender == "serial" else "parallel"
     transport = None if mode == "serial" else contender.partition(":")[0]
@@ -206,11 +242,18 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
         config["policy"]["other"]["commander"] = {"max_policy_lag": 1}
     config["env"] |= {"evaluator_env_num": 1, "n_evaluator_episode": 1}  # see FirstStep
     folder = Path(os.environ[MARKS]) / "run"
+    if mode == "parallel":
+        from dingsdk.plugins import default_manager
+
+        default_manager().load("parallel_floor", "parallel_floor")  # counts the exchanges
     with timed_collects() as taken:
         # Ray cannot import from the script of its driver, but from a module.
         env = importlib.import_module("parallel_floor").ENVS[name]
         result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=env)
     found = {"env_steps": result.env_steps, "updates": result.train_iter, "collect_s": sum(taken)}
+    if name in UNROLLS and mode == "parallel":
+        unroll_len = config["policy"]["collect"]["unroll_len"]
+        found["fill"] = result.samples.trained * unroll_len / result.env_steps
     return {**found, "lag": result.policy_lag["mean"]} if result.policy_lag else found
 
 
@@ -241,6 +284,7 @@ def collect(pipe: Any, cfg: Any, env: Any, stop_at: int) -> None:
     from dingsdk.envs import create_env_manager
     from dingsdk.policy import create_policy
     from dingsdk.worker import create_serial_collector
+    from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS
 
     torch.set_num_threads(1)
     FirstStep.evaluating = 0
@@ -253,7 +297,7 @@ def collect(pipe: Any, cfg: Any, env: Any, stop_at: int) -> None:
         policy=policy.collect_mode,
         exp_name=os.environ[MARKS],
     )
-    rows, ahead, train_iter = max(PIECE_ROWS, cfg.policy.collect.n_sample), 0, 0
+    rows, ahead, train_iter = max(PAYLOAD_ROWS, cfg.policy.collect.n_sample), 0, 0
     while collector.envstep < stop_at:
         while ahead >= AHEAD_PIECES or pipe.poll():
             kind, content = pipe.recv()
@@ -281,7 +325,7 @@ def run_floor(name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
     from dingsdk.worker import create_buffer, create_learner
 
     torch.set_num_threads(1)
-    cfg = compile_config(config_of(base_of(name), job), seed=seed)
+    cfg = compile_config(base_config(name, job), seed=seed, mode="parallel")
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=collect, args=(theirs, cfg, ENVS[name], job["env_steps"]))
@@ -320,7 +364,7 @@ def run_floor(name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
                 learner.train(batch, envstep)
                 if learner.priority_info:
                     buffer.update(learner.priority_info)
-                if learner.train_iter % SEND_POLICY_FREQ == 0:
+                if learner.train_iter % cfg.system.learner.send_policy_freq == 0:
                     publish()
         mark("last")
         learner.close()
@@ -370,6 +414,7 @@ def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict
         first = (Path(marks) / "first").stat().st_mtime
         found = [Path(marks) / "last", *Path(marks).glob("run/**/ckpt/iteration_*.safetensors")]
         last = max(each.stat().st_mtime for each in found if each.exists())
+        exchanges = sum(int(each.read_text()) for each in Path(marks).glob("exchanges-*"))
 
     def used_at(moment: float) -> float:
         return max(seconds for at, seconds in used if at <= moment)
@@ -377,6 +422,7 @@ def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict
     return {
         **json.loads(output.splitlines()[-1]),
         "wall_s": last - first,
+        "exchanges": exchanges,
         "cpu_s": used_at(last) - used_at(first),
         "startup_s": first - began,
         "end_s": ended - last,
@@ -385,7 +431,7 @@ def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict
 
 def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
     """Print the medians of a job's runs, and their ratios to serial mode and to the floor."""
-    unit = "env_steps" if name in STEP_S else "updates"
+    unit = "env_steps" if name in STEP_S or name in UNROLLS else "updates"
     for contender, found in runs.items():
 
         def ratio(to: str, of: Any, found: Any = found) -> str:
@@ -401,8 +447,13 @@ def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
         if name == "waiting":
             most = ALL_JOBS[name]["env_num"] * collectors_of(contender) / STEP_S[name]
             ideal = f"  {rate / most:.2f} of ideal"
-        if name == "actors" and "lag" in found[0]:
-            ideal = f"  lag {median('lag'):.1f}"
+        if "lag" in found[0]:
+            ideal += f"  lag {median('lag'):.1f}"
+        if "fill" in found[0]:
+            ideal += f"  fill {median('fill'):.3f}"
+        if median("exchanges"):
+            per_s = statistics.median(each["exchanges"] / each["wall_s"] for each in found)
+            ideal += f"  {per_s:.0f} exchanges/s"
         if contender == "serial":
             shares = (each["collect_s"] / each["wall_s"] for each in found)
             ideal += f"  bound {statistics.median(1 / max(one, 1 - one) for one in shares):.2f}"
@@ -435,7 +486,7 @@ def main() -> None:
         else:
             found = run_ours(args.run, name, job, args.first_seed)
         wanted = updates_of(job)
-        if name == "actors" and args.run != "serial":
+        if name in UNROLLS and args.run != "serial":
             wanted = found["env_steps"] // 256  # updates on 16 unrolls of 16 steps
         # Collectors of parallel runs end a little late.
         if not 0.9 * wanted <= found["updates"] <= 1.1 * wanted + 200:

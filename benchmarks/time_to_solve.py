@@ -5,8 +5,8 @@
     /tmp/peers/bin/python benchmarks/time_to_solve.py --peer --config lunarlander-dqn --seeds 3
 
 All contenders train a shipped example in one run, in turns, so that slow minutes of the machine
-affect all. Prints every run, the medians and their ratios to each other, and the time that each
-run took before its first env step and after its end.
+affect all. Prints every run, the medians of seconds and of env steps with their ratios to each
+other, and the time that each run took before its first env step and after its end.
 
 With ``--peer`` Stable-Baselines3 learns the same env, with rl-zoo3's parameters. The same code then
 evaluates the peer and the serial contender every 1,000 env steps: 20 greedy episodes, whose time
@@ -107,6 +107,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {}
+    steps: dict[str, list[int]] = {}
     rows = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for contender in ("serial", *(["sb3"] if args.peer else []), *args.transports):
@@ -118,6 +119,7 @@ def main() -> None:
             rows.append(row)
             cap = CAP_S if args.peer else float("inf")
             seconds.setdefault(contender, []).append(row["elapsed_s"] if row["reached"] else cap)
+            steps.setdefault(contender, []).append(row["env_steps"])
             sys.stdout.write(
                 f"seed {seed} {contender:<10} {'solved' if row['reached'] else row['reason']:<8} "
                 f"{row['elapsed_s']:7.1f} s {row['env_steps']:>8,} env steps"
@@ -130,11 +132,22 @@ def main() -> None:
             )
             sys.stdout.flush()
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
-    for name, median in medians.items():
-        ratios = ", ".join(f"{median / other:.2f} x {of}" for of, other in medians.items())
-        sys.stdout.write(f"median {name:<10} {median:6.1f} s = {ratios}\n")
+    env_steps = {name: statistics.median(taken) for name, taken in steps.items()}
+    for name in medians:
+        shown = (
+            _ratios(name, medians, "7.1f", "s"),
+            _ratios(name, env_steps, "9,.0f", "env steps"),
+        )
+        sys.stdout.write(f"median {name:<10} {'; '.join(shown)}\n")
     if args.json is not None:
-        args.json.write_text(json.dumps({"runs": rows, "medians": medians}))
+        found = {"runs": rows, "medians": medians, "median_env_steps": env_steps}
+        args.json.write_text(json.dumps(found))
+
+
+def _ratios(name: str, medians: Mapping[str, float], shape: str, unit: str) -> str:
+    own = medians[name]
+    ratios = ", ".join(f"{own / other:.2f} x {of}" for of, other in medians.items())
+    return f"{own:{shape}} {unit} = {ratios}"
 
 
 def solve(contender: str, config: str, seed: int, sets: list[str]) -> dict[str, Any]:

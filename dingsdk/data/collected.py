@@ -68,15 +68,27 @@ def without_returns(samples: Any) -> Any:
     return [{name: row[name] for name in row if name != DISCOUNTED_RETURN} for row in samples]
 
 
-def versions_of(samples: SampleBatch) -> NDArray[np.int64] | None:
+def versions_of(samples: Any) -> NDArray[np.int64] | None:
     """Return int64[n], the version of the policy that collected each sample, None if unknown.
 
     A sample of several steps has the version of its oldest step.
+
+    Args:
+        samples: A SampleBatch of n samples, one sample that is a dict, or a list of such. A list
+            of lists, such as of episodes, has the versions of all their rows.
     """
-    column = samples.columns.get("collect_iter")
+    if isinstance(samples, list):
+        found = [each for each in map(versions_of, samples) if each is not None]
+        return np.concatenate(found) if found else None
+    if isinstance(samples, SampleBatch):
+        column, count = samples.columns.get("collect_iter"), len(samples)
+    elif isinstance(samples, Mapping):
+        column, count = np.asarray(samples.get("collect_iter")), 1
+    else:
+        return None
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "iu" or not column.size:
         return None
-    least: NDArray[np.int64] = column.reshape(len(samples), -1).min(axis=1).astype(np.int64)
+    least: NDArray[np.int64] = column.reshape(count, -1).min(axis=1).astype(np.int64)
     return least
 
 

@@ -7,9 +7,11 @@ stands beside that part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dingsdk.config.plain import find
+from dingsdk.errors import listing
+from dingsdk.plugins import default_manager
 from dingsdk.worker.commander.tasks import runs_serial_part
 from dingsdk.worker.replay_buffer.config import collected_in_batch, is_limited
 from dingsdk.worker.run_view import BUFFER, COLLECTOR, RunView, refusal
@@ -173,24 +175,36 @@ def _check_buffer(run: RunView) -> str:
         players = getattr(run.parallel_class, "max_players", 1)
         own = "sample" if players == 1 else "sample_1v1"
         is_own = run.collector == own and run.parallel_collector != "serial"
-        serves = is_own or drawn == gives
+        serves = drawn == gives or (drawn == "sequences" and is_own)
     if serves:
         return ""
+    text = f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, and {run.of_collector} does not "
+    if drawn == "episodes":
+        return (
+            f"{text}give them; choose 'episode' or another collector that does, or another buffer"
+        )
     return (
-        f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, and {run.of_collector} does not give "
-        f"samples in that order in {run.mode} mode; choose another collector, buffer or mode"
+        f"{text}give samples in that order in {run.mode} mode; choose another collector, buffer or "
+        "mode"
     )
 
 
 def _check_samples(run: RunView) -> str:
     """The policy trains on what the replay buffer draws: rows, sequences or episodes."""
     drawn = run.drawn
-    if drawn in getattr(run.policy_class, "trains_on", (drawn,)):
+    wanted = getattr(run.policy_class, "trains_on", (drawn,))
+    if drawn in wanted:
         return ""
     return (
         f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, on which {run.of_policy} does not "
-        "train; choose another buffer or policy"
+        f"train; choose another policy, or one of the buffers {_buffers_that_draw(wanted)}"
     )
+
+
+def _buffers_that_draw(wanted: Collection[str]) -> str:
+    """Return a list of the registered types of buffers whose samples consist of ``wanted``."""
+    buffers = default_manager().registry("buffers")
+    return listing(n for n in buffers.query() if getattr(buffers.get(n), "draws", "") in wanted)
 
 
 def _check_unused_buffer(run: RunView) -> str:
@@ -350,6 +364,7 @@ def _check_on_policy(run: RunView) -> str:
         is_held = getattr(run.collector_class, "counts", "") != "n_episode"
         own = "sample_1v1"
     key = why = ""
+    cuts = "cuts trajectories where the policy changes, and"
     if not run.collect["n_sample"]:
         key, why = "collect.n_sample", "needs it, the samples of one training; set it"
     elif not is_held:
@@ -358,11 +373,11 @@ def _check_on_policy(run: RunView) -> str:
             "holds collectors back between two env steps, which a serial collector of type "
             f"{run.collector!r} cannot do; choose {own}"
         )
+    elif "episode_return" in run.collect["added_columns"]:
+        key, why = "collect.added_columns", f"{cuts} episode_return needs whole episodes; remove it"
     elif run.policy["traj_len_inf"]:
         key = "traj_len_inf"
-        why = (
-            "cuts trajectories where the policy changes, and this keeps them whole; set it to false"
-        )
+        why = f"{cuts} this keeps them whole; set it to false"
     return why and (
         f"policy.{key}: on-policy training in parallel mode {why}, or use --mode serial"
     )
@@ -411,26 +426,45 @@ def _check_unrolls(run: RunView) -> str:
             "continue while newer policies are loaded; set policy.other.commander.max_policy_lag "
             "to null, or this to false"
         )
+    elif run.drawn != "rows":
+        key = "other.replay_buffer.type"
+        why = f"are one row each; choose one of {_buffers_that_draw(('rows',))}"
+    elif "episode_return" in run.collect["added_columns"]:
+        key = "collect.added_columns"
+        why = (
+            "are cut before the returns of their episodes are known; leave episode_return out, and "
+            "parts of the replay buffer that need it"
+        )
     elif run.policy["traj_len_inf"]:
         key, why = "traj_len_inf", "continue across episodes; set it to false"
     elif not run.collect["n_sample"]:
         key, why = "collect.n_sample", "are counted as samples; set it, and no n_episode"
-    elif "episode_return" in run.collect["added_columns"]:
-        key = "collect.added_columns"
-        why = "are cut before the returns of their episodes are known; leave episode_return out"
     elif (steps := run.system["max_env_steps"]) and steps < run.collect["unroll_len"] * envs:
         key, why = (
             "collect.unroll_len",
             f"are {run.collect['unroll_len']} steps long, and system.max_env_steps {steps} is less "
             f"than one for each of the {envs} envs; lower it",
         )
-    elif run.drawn != "rows":
-        key, why = "other.replay_buffer.type", "are one row each; choose naive or advanced"
     elif run.collector != "sample":
         key, why = "collect.collector.type", "are cut by the collector 'sample'; choose it"
     elif run.parallel_collector not in ("zergling", "serial"):
         key, why = "collect.parallel_collector.type", "are cut by 'zergling'; choose it"
     return why and f"policy.{key}: the unrolls of {run.of_policy} {why}"
+
+
+def _check_episodes(run: RunView) -> str:
+    """On-policy, a policy of whole episodes gets them although older steps are dropped."""
+    from dingsdk.policy.base import mixes_versions
+
+    is_whole = getattr(run.policy_class, "piece", "steps") == "episode"
+    gives_episodes = getattr(run.collector_class, "gives_episodes", False)
+    if not is_whole or gives_episodes or mixes_versions(run.policy):
+        return ""
+    return (
+        f"policy.type: {run.of_policy} samples whole episodes, and on-policy training drops the "
+        "steps of older versions; choose a collector of episodes in serial mode, or set "
+        "policy.other.commander.max_policy_lag to null"
+    )
 
 
 def _check_home(run: RunView) -> str:
@@ -461,5 +495,6 @@ _ALWAYS = (
     _check_unused_buffer,
     _check_sequences,
     _check_unrolls,
+    _check_episodes,
 )
 _IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_home)

@@ -140,8 +140,8 @@ def compile_config(
     if mode != "eval":
         if run.drawn != "rows":
             run.policy["traj_len_inf"] = True
-        check_run(run)
         add_columns(run)
+        check_run(run)
     if makes_env:
         try_env(run, data)
         if mode != "eval" and run.demonstrations:

@@ -331,8 +331,9 @@ class RunResult:
         evaluations: All evaluations, oldest first.
         checkpoints: ``{"latest": path, "best": path}``, only those that exist.
         policy_lag: Age of the trained samples in policy versions behind the newest, as ``mean``,
-            ``p99`` and ``largest``; of off-policy training about 40 batches a second are looked
-            at. None in serial mode, and for samples without ``collect_iter``.
+            ``p99`` and ``largest``; of off-policy training one in 16 batches is looked at. In
+            serial mode each collect is made with a new version. None for samples without
+            ``collect_iter``.
         signal: Number of the signal that interrupted the run, or None.
         samples: How many samples were collected, acknowledged, trained on, stored and evicted.
         stopped_by: The reason that a plugin's ``dingsdk_should_stop`` returned, or None.

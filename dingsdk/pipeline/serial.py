@@ -191,6 +191,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             samples = samples[0][0]  # the samples of the player that is trained
         workers.collected += len(samples)
         if workers.on_policy:
+            workers.lags.count(samples, learner.train_iter)
             workers.trained += len(samples) * workers.update_per_collect
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
@@ -215,6 +216,7 @@ def _update(context: RunContext, workers: Workers) -> None:
             workers.updates_left = 0
             return
         expect_answer(buffer, "sample", batch, hasattr(batch, "__len__"), "a batch or None")
+        workers.lags.count(batch, learner.train_iter)
         learner.train(batch, workers.collector.envstep)
         workers.trained += rows_in(batch, buffer)
         if learner.priority_info:
@@ -264,6 +266,7 @@ def _status(context: RunContext, team: Team) -> RunStatus:
         buffer_capacity=sum(each.buffer.replay_buffer_size for each in members),
         samples=team.samples(),
         loss=members[0].learner.loss,
+        policy_lag=None if (lag := members[0].lags.lag) is None else lag._asdict(),
         **context.known(players if len(members) > 1 else {}),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dingsdk.worker.policy_lag import LagCounter
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
 
@@ -40,6 +41,10 @@ class Workers:
     """Demonstrations that were pushed into the buffer before the first collect."""
     evicted_before: Counter[str] = field(default_factory=Counter)
     """In a resumed run, samples that left the buffer before the save, by reason."""
+    lags: LagCounter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lags = LagCounter(self.update_per_collect)
 
     def samples(self) -> SampleCounts:
         """Count the samples that were collected, trained on, stored and evicted."""

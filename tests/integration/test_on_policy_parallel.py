@@ -109,6 +109,7 @@ def test_tasks_that_end_after_some_episodes_lose_no_rows(evicted: list[dict[str,
     [
         (["policy.collect.n_sample=null"], "policy.collect.n_sample"),
         (["policy.traj_len_inf=true"], "policy.traj_len_inf"),
+        (["policy.collect.added_columns=[episode_return]"], "policy.collect.added_columns"),
         (["policy.other.commander.max_policy_lag=-1"], "policy.other.commander.max_policy_lag"),
     ],
 )

@@ -170,25 +170,8 @@ def test_sequences_are_trained_on(tmp_path: Path, mode: str, sampler: tuple[str,
 COLLECTED = ("policy.collect.collector.type=episode", "policy.collect.n_sample=null")
 
 
-@pytest.mark.parametrize(
-    ("mode", "sets"),
-    [
-        ("parallel", ()),
-        ("parallel", (*COLLECTED, "policy.collect.n_episode=4")),
-        ("serial", (*COLLECTED, "policy.collect.n_episode=4")),
-    ],
-    ids=["parallel", "parallel-collected", "serial-collected"],
-)
-def test_episodes_are_trained_on(tmp_path: Path, mode: str, sets: tuple[str, ...]) -> None:
-    EpisodePolicy.batches = 0
-    episodes = ("policy.type=episodes", f"{BUFFER}.type=episode", f"{BUFFER}.replay_buffer_size=32")
-    result = run(tmp_path, mode, *episodes, *sets)
-    assert (result.reason, result.train_iter) == ("limit", 60)
-    assert EpisodePolicy.batches == 60
-
-
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_both_modes_push_episodes_at_the_same_pace(tmp_path: Path, mode: str) -> None:
+def test_both_modes_train_on_episodes_at_the_same_pace(tmp_path: Path, mode: str) -> None:
     class CountingBuffer(EpisodeReplayBuffer):
         pushed: ClassVar[int] = 0
 
@@ -200,16 +183,23 @@ def test_both_modes_push_episodes_at_the_same_pace(tmp_path: Path, mode: str) ->
         *("policy.type=episodes", f"{BUFFER}.type=counting", f"{BUFFER}.replay_buffer_size=32"),
         *(*COLLECTED, "policy.collect.n_episode=4"),
     )
-    run(tmp_path, mode, *sets, counting=CountingBuffer)
+    EpisodePolicy.batches = 0
+    result = run(tmp_path, mode, *sets, counting=CountingBuffer)
+    assert (result.reason, result.train_iter) == ("limit", 60)
+    assert EpisodePolicy.batches == 60
     # Two batches for each collect, 60 in all; the first ones wait for 16 episodes.
     paced, early_or_late = 30 * 4, 16 + 2 * 2 * 4 + 4 * 4
     assert paced - early_or_late <= CountingBuffer.pushed <= paced + early_or_late
 
 
-def test_episode_buffer_needs_an_episode_collector_in_serial_mode(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="draws episodes") as caught:
-        run(tmp_path, "serial", f"{BUFFER}.type=episode")
-    assert caught.value.path == f"{BUFFER}.type"
+def test_buffer_of_episodes_needs_a_collector_of_episodes_in_both_modes(tmp_path: Path) -> None:
+    texts = set()
+    for mode in ("serial", "parallel"):
+        with pytest.raises(ConfigError, match="does not give them; choose 'episode'") as caught:
+            run(tmp_path, mode, "policy.type=episodes", f"{BUFFER}.type=episode")
+        assert caught.value.path == f"{BUFFER}.type"
+        texts.add(str(caught.value))
+    assert len(texts) == 1
 
 
 def test_a_prioritized_buffer_gets_the_priorities_of_the_collecting_policy(tmp_path: Path) -> None:

@@ -37,9 +37,11 @@ SETS = (
     "env_manager.type=in_process",
     "env_manager.max_retry=10",  # several tests may fail the same env within one episode
     "system.restarts=50",
+    "system.learner={type: crashing, save_every_s: 1}",
     "system.transport.import_names=[crashing]",
     "system.transport.min_free_bytes=65536",
     "system.coordinator.orphan_grace_s=3",
+    "system.coordinator.max_attempts=10",  # one task of the learner lasts for all tests
 )
 
 
@@ -226,6 +228,18 @@ def test_killed_idle_collector_is_removed_when_its_lease_ends(cluster: CrashClus
     cluster.expect(lambda: cluster.incarnation(victim) == 0, 2 * LEASE_S, is_watched=False)
     cluster.coordinator.deal_with_increase_collector()
     cluster.expect_return(victim, before[victim])
+
+
+# A learner that is killed ------------------------------------------------------------------------
+@pytest.mark.parametrize("point", ["inserted", "evicted", "saved"])
+def test_learner_killed_before_its_report_is_replaced_and_no_row_is_lost(
+    cluster: CrashCluster, point: str
+) -> None:
+    before, unreadable = cluster.incarnations(), cluster.unreadable()
+    cluster.arm(point)
+    assert cluster.seen(point)["worker"] == "learner-0"
+    cluster.expect_return("learner-0", before["learner-0"])
+    assert cluster.unreadable() == unreadable
 
 
 # A collector that hangs or is slow --------------------------------------------------------------

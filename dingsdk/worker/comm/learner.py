@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, cast
 
-import numpy as np
-
 from dingsdk.config import Count, Positive, deep_merge_dicts
 from dingsdk.data import SampleBatch
-from dingsdk.data.collected import NO_VERSION, counted, versions_of
 from dingsdk.errors import (
     ConfigError,
     StorageFullError,
@@ -36,7 +32,7 @@ from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint, save_
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
-from dingsdk.worker.policy_lag import PolicyLag
+from dingsdk.worker.policy_lag import LagCounter
 from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
@@ -47,8 +43,6 @@ _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
 """How long to wait for the announced payloads of one message; missing ones are then given up."""
-LAG_EVERY = 16
-"""Train iterations from one count of lags to the next, as counting takes longer than drawing."""
 PART_CLOSE_S = 4.0
 """How long hooks, and the buffer, may take to close: less than a job may take to stop
 (``CLOSE_TIMEOUT_S``)."""
@@ -148,8 +142,7 @@ class BaseCommLearner(CommWorker):
         """Samples of the task's data set for ``observe`` of the policy."""
         self._trained_rows = 0
         """Rows that it has trained on in this task."""
-        self._lags = Counter[int]()
-        """Rows by their lag, of one in ``LAG_EVERY`` batches."""
+        self._lags = LagCounter(self._cfg.send_policy_freq)
         self._saved_iter = 0
         """Iteration of the last checkpoint of ``save_every_s``."""
         self._is_saving = False
@@ -259,7 +252,7 @@ class BaseCommLearner(CommWorker):
             "counts": counts,
             "figures": home.figures(),
             "is_idle": is_idle,
-            "lag": list(PolicyLag.of(self._lags) or ()),
+            "lag": list(self._lags.lag or ()),
         }
 
     def _the_home(self) -> Home:
@@ -474,8 +467,8 @@ class BaseCommLearner(CommWorker):
                 raise no_batch(cast(TableHome, home).buffer, self._learner.train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
-                if self._learner.train_iter % LAG_EVERY == 0:
-                    self._count_lags(batch)
+                if not self._is_on_policy:  # the coordinator counts those of an on-policy learner
+                    self._lags.count(batch, self._learner.train_iter)
                 return batch
             if self._is_on_policy and self._learner.train_iter != self._sent_iter:
                 self._send_newest()  # before the report of the training, as collectors need it
@@ -498,18 +491,6 @@ class BaseCommLearner(CommWorker):
         if digest is None:
             return store.get(data_id, timeout_s)
         return store.get_verified(data_id, digest, timeout_s)
-
-    def _count_lags(self, batch: SampleBatch | list[Any]) -> None:
-        """Count how many versions the samples of a batch are behind the newest one.
-
-        For an on-policy learner, the coordinator counts them.
-        """
-        versions = versions_of(batch) if isinstance(batch, SampleBatch) else None
-        if versions is not None and not self._is_on_policy:
-            freq = self._cfg.send_policy_freq
-            newest = self._learner.train_iter // freq * freq
-            versions = versions[versions != NO_VERSION]
-            self._lags.update(dict(counted(np.maximum(newest - versions, 0) // freq)))
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         """Report ``BaseLearner.learn_info`` of the last iteration."""

@@ -55,12 +55,16 @@ class Admission:
         least_steps: Smallest number of env steps to admit at once, >= 1. A collector cuts
             trajectories when its steps are used up, and a trajectory that is shorter than a train
             sample gives no sample.
+        row_steps: Env steps of a row, >= 1; more than 1 for unrolls.
     """
 
-    def __init__(self, n_sample: int, max_lag: float, least_steps: int = 1) -> None:
+    def __init__(
+        self, n_sample: int, max_lag: float, least_steps: int = 1, row_steps: int = 1
+    ) -> None:
         self.n_sample = n_sample
         self.max_lag = max_lag
         self._least_steps = least_steps
+        self._row_steps = row_steps
         self._began_at = [0]
         """Train iteration at which each version began."""
         self._grants: dict[str, _Grant] = {}
@@ -93,13 +97,14 @@ class Admission:
             # An earlier coordinator may have admitted steps for the policy after this training.
             grant.admitted = min(grant.admitted, grant.used)
             return grant.admitted
-        missing = self.n_sample - rows_waiting
+        missing = (self.n_sample - rows_waiting) * self._row_steps
         if not self.max_lag:
             # With max_lag > 0, other collectors take over the share of a slow one.
             missing -= sum(each.outstanding for each in self._grants.values())
         if missing > 0 and not grant.outstanding:
             # ``used`` may exceed the last grant by up to one step of each of its envs.
-            more = min(missing, math.ceil(self.n_sample / len(self._grants)))
+            share = math.ceil(self.n_sample * self._row_steps / len(self._grants))
+            more = min(missing, share)
             grant.admitted = max(grant.admitted, grant.used) + max(more, self._least_steps)
             grant.policy_iter = self.newest_iter
         return grant.admitted

@@ -493,8 +493,12 @@ class Coordinator(Configurable):
         max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
         trainings = int(policy["learn"].get("update_per_collect", 1))
         n_sample, unroll_len = collect["n_sample"], collect["unroll_len"]
-        least_steps = 1
+        least_steps = row_steps = 1
         if unroll_len > 1:
+            # Only here, as it imports the policy.
+            from dingsdk.worker.collector.factory import declared_piece
+
+            row_steps = int(unroll_len) if declared_piece(self._cfg) == "unroll" else 1
             players = getattr(self._state.commander, "max_players", 1)
             # Players take turns: a player's first step may come last, and it ends with the
             # player's next step.
@@ -505,7 +509,7 @@ class Coordinator(Configurable):
             self._note(TrainingBegan(state.task_id, train_iter))
 
         lag = math.inf if max_lag is None else int(max_lag)
-        return OnPolicyPayloads(int(n_sample), lag, trainings, least_steps, note)
+        return OnPolicyPayloads(int(n_sample), lag, trainings, least_steps, row_steps, note)
 
     def _take_back(self, state: TaskState) -> None:
         """Withdraw a task's grant, for any way it ended."""

@@ -21,6 +21,7 @@ class OnPolicyPayloads(LivePayloads):
         max_lag: See ``Admission``.
         trainings: How many times the learner trains on the same rows, >= 1.
         least_steps: See ``Admission``.
+        row_steps: See ``Admission``.
         note: Called with the learner's train iteration when a training begins.
     """
 
@@ -32,10 +33,11 @@ class OnPolicyPayloads(LivePayloads):
         max_lag: float,
         trainings: int = 1,
         least_steps: int = 1,
+        row_steps: int = 1,
         note: Callable[[int], None] = lambda train_iter: None,
     ) -> None:
         super().__init__(math.inf)
-        self.admission = Admission(n_sample, max_lag, least_steps)
+        self.admission = Admission(n_sample, max_lag, least_steps, row_steps)
         self._note_training = note
         self._trainings = trainings
         self._drawn: dict[str, None] = {}

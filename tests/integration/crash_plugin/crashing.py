@@ -87,6 +87,29 @@ class CrashingTransport(FlaskFSTransport):
         return store
 
 
+class CrashingLearner(FlaskFileSystemLearner):
+    """Dies before it reports inserted rows, or rows that have left, or after a checkpoint."""
+
+    def _create_home(self, task_info: Any) -> Any:
+        home: Any = super()._create_home(task_info)
+        report = home.report
+
+        def crashing_report() -> Any:
+            if home._inserted:
+                die_at("inserted")
+            counts = report()
+            if home._reports and home._reports[-1].left:
+                die_at("evicted")
+            return counts
+
+        home.report = crashing_report
+        return home
+
+    def _save(self) -> None:
+        super()._save()
+        die_at("saved")
+
+
 def _write_half_and_die(descriptor: int, buffers: Any, *args: Any) -> int:
     whole = b"".join(bytes(buffer) for buffer in buffers)
     os.write(descriptor, whole[: len(whole) // 2])
@@ -128,4 +151,4 @@ def dingsdk_register_comm_collectors(registry: Any) -> None:
 
 @hookimpl
 def dingsdk_register_comm_learners(registry: Any) -> None:
-    registry.register(TYPE_KEY, FlaskFileSystemLearner)
+    registry.register(TYPE_KEY, CrashingLearner)

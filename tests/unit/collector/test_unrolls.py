@@ -1,4 +1,4 @@
-"""Unrolls: exactly T steps of one env, across the ends of episodes, in both forms and modes."""
+"""Pieces of trajectories that a policy declares: unrolls of exactly T steps, and episodes."""
 
 from __future__ import annotations
 
@@ -92,6 +92,31 @@ class UnrollPolicy(BasePolicy):
 
     def state(self) -> Any:
         return {"model": self.net, "optimizer": self.optimizer}
+
+
+class EpisodePolicy(UnrollPolicy):
+    """Learns from steps; checks that it makes its samples of whole episodes of ``Counting``."""
+
+    class Config(PolicySection, frozen=True, kw_only=True):
+        type: str = "of_episodes"
+
+    piece = "episode"
+    state_size = 0
+    pieces: ClassVar[int] = 0
+
+    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
+        return super().act(obs, env_ids, explore=explore, state=np.zeros(len(obs)))
+
+    def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
+        starts = np.concatenate(([0], ends[:-1]))
+        assert columns["done"].nonzero()[0].tolist() == (ends - 1).tolist()
+        assert (ends - starts == 2 + columns["obs"][starts, 1] % 3).all()
+        type(self).pieces += len(ends)
+        columns.pop("next_state", None)
+        return SampleBatch(columns)
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return super().learn({**batch, "state": torch.zeros(len(batch["obs"]), 3)})
 
 
 CFG = {
@@ -209,9 +234,9 @@ def test_writer_leaves_out_resets_and_drops_failed_unrolls(
 
 @pytest.fixture
 def _policy() -> None:
-    default_manager().registry("policies").register(
-        "of_unrolls", UnrollPolicy, force_overwrite=True
-    )
+    for policy in (UnrollPolicy, EpisodePolicy):
+        name = policy.Config().type
+        default_manager().registry("policies").register(name, policy, force_overwrite=True)
     UnrollPolicy.shapes.clear()
 
 
@@ -264,6 +289,39 @@ def test_on_policy_unrolls_are_full_although_policies_are_loaded(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("_policy")
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_policy_of_episodes_gets_whole_episodes_in_both_modes(tmp_path: Path, mode: Any) -> None:
+    EpisodePolicy.pieces = 0
+    config = run_cfg()
+    del config["env"]["env_id"]
+    config["policy"]["type"] = "of_episodes"
+    transport = "in_memory" if mode == "parallel" else None
+    result = train(config, mode, transport, env=Counting, output=tmp_path)
+    assert (result.reason, result.train_iter) == ("limit", 12)
+    assert EpisodePolicy.pieces > 0
+    assert result.policy_lag is not None
+
+
+@pytest.mark.usefixtures("_policy")
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_on_policy_episodes_of_several_versions_need_a_lag_without_limit(
+    tmp_path: Path, mode: Any
+) -> None:
+    EpisodePolicy.pieces = 0
+    config = run_cfg()
+    del config["env"]["env_id"]
+    config["policy"] |= {"type": "of_episodes", "on_policy": True}
+    transport = "in_memory" if mode == "parallel" else None
+    with pytest.raises(ConfigError, match="whole episodes") as caught:
+        train(config, mode, transport, env=Counting, output=tmp_path)
+    assert caught.value.path == "policy.type"
+    config["policy"]["other"] = {"commander": {"max_policy_lag": None}}
+    result = train(config, mode, transport, env=Counting, output=tmp_path)
+    assert (result.reason, result.train_iter) == ("limit", 12)
+    assert EpisodePolicy.pieces > 0
+
+
+@pytest.mark.usefixtures("_policy")
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -271,10 +329,11 @@ def test_on_policy_unrolls_are_full_although_policies_are_loaded(tmp_path: Path)
         ("policy.traj_len_inf=true", "policy.traj_len_inf"),
         ("policy.collect.added_columns=[episode_return]", "policy.collect.added_columns"),
         ("policy.other.replay_buffer.type=episode", "policy.other.replay_buffer.type"),
+        ("policy.other.replay_buffer.type=sequence", "policy.other.replay_buffer.type"),
         ("policy.collect.parallel_collector.type=marine", "policy.collect"),
     ],
 )
-def test_what_cannot_give_unrolls_is_refused(tmp_path: Path, change: str, key: str) -> None:
+def test_what_cannot_give_the_pieces_is_refused(tmp_path: Path, change: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         train(run_cfg(), "parallel", "in_memory", (change,), output=tmp_path)
     assert caught.value.path is not None

@@ -590,3 +590,11 @@ def test_grant_for_the_last_rows_has_at_least_the_steps_of_one_sample() -> None:
     assert admission.admit("a", 0, is_training=False) == 12
     admission.report("a", 12, 0)
     assert admission.admit("a", 10, is_training=False) == 18
+
+
+def test_grants_are_as_many_env_steps_as_the_missing_unrolls_have() -> None:
+    admission = Admission(12, math.inf, least_steps=40, row_steps=20)
+    assert admission.admit("a", 0, is_training=False) == 12 * 20
+    assert admission.admit("b", 0, is_training=False) == 6 * 20  # its share
+    admission.report("a", 240, 0)
+    assert admission.admit("a", 9, is_training=True) == 240 + 3 * 20

@@ -25,6 +25,17 @@ def test_samples_are_counted_by_the_version_of_their_oldest_step(
     assert counted(found) == counts
 
 
+def test_samples_in_lists_have_the_versions_of_all_their_rows() -> None:
+    episodes = [SampleBatch({"collect_iter": np.array(each)}) for each in ([3, 4], [5])]
+    rows = [{"collect_iter": np.int64(7)}, {"collect_iter": np.array([9, 8])}, {"obs": 1.0}]
+    assert [each.tolist() for each in map(versions_of, (episodes, rows, [rows]))] == [
+        [3, 4, 5],
+        [7, 8],
+        [7, 8],
+    ]
+    assert versions_of([object()]) is None
+
+
 @pytest.mark.parametrize(
     "columns",
     [

@@ -356,15 +356,14 @@ REFUSED = (
     ),
     *(
         refused(
-            f"'{buffer}' draws {buffer}s, on which a policy of type '{policy}'",
+            f"'{buffer}' draws {buffer}s, on which .* '{policy}' does not .* buffers {buffers}$",
             *(f"env.env_id={env_id}", f"policy.type={policy}", f"{BUFFER}.type={buffer}"),
-            mode="parallel",
+            mode="both",
         )
-        for env_id, policy, buffer in (
-            ("CartPole-v1", "dqn", "sequence"),
-            ("CartPole-v1", "dqn", "episode"),
-            ("Pendulum-v1", "sac", "sequence"),
-            ("CartPole-v1", "r2d2", "episode"),
+        for env_id, policy, buffer, buffers in (
+            ("CartPole-v1", "dqn", "episode", "advanced, bare, deque, elastic, naive, queue"),
+            ("Pendulum-v1", "sac", "sequence", "advanced, bare, .*, naive, queue"),
+            ("CartPole-v1", "r2d2", "episode", "advanced, .*, queue, sequence"),
         )
     ),
     refused(

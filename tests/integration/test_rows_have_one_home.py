@@ -1,0 +1,90 @@
+"""Parallel runs in which the learner's process holds the rows of the replay buffer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dingsdk.config import load_config
+from dingsdk.pipeline.train import train
+
+from .process_cluster import ProcessCluster
+from .short_runs import QUICK
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        ("policy.other.replay_buffer.type=advanced", "policy.priority=true"),
+        ("policy.other.replay_buffer.type=elastic",),
+    ],
+    ids=["naive", "prioritized", "elastic"],
+)
+def test_every_acknowledged_row_is_in_the_buffer_or_evicted(
+    tmp_path: Path, sets: tuple[str, ...]
+) -> None:
+    own = ("system.validate_state=true", "policy.other.replay_buffer.replay_buffer_size=100")
+    result = train(
+        "cartpole-dqn", "parallel", "in_memory", output=tmp_path, sets=(*QUICK, *own, *sets)
+    )
+    assert result.train_iter == 200
+    counts = result.samples
+    assert counts.acknowledged == counts.live + sum(counts.evicted.values())
+    assert counts.trained == 200 * 16
+    assert counts.live > 0
+    assert counts.evicted["overwritten"] > 100
+
+
+@pytest.mark.parametrize("collectors", [1, 2, 3])
+def test_collectors_end_at_the_limit_of_env_steps(tmp_path: Path, collectors: int) -> None:
+    result = train(
+        "cartpole-dqn",
+        "parallel",
+        "in_memory",
+        output=tmp_path,
+        sets=(
+            *QUICK,
+            "policy.learn.learner.train_iterations=100000",
+            "system.max_env_steps=1000",
+            f"system.collector_num={collectors}",
+        ),
+    )
+    env_num = int(load_config(result.run_dir / "config.yaml")["env"]["collector_env_num"])
+    assert result.reason == "limit"
+    assert 1000 <= result.env_steps < 1000 + collectors * env_num
+
+
+BUFFER = "policy.other.replay_buffer"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "sets", "transport"),
+    [
+        ("cartpole-dqn", (), "shared_memory"),
+        ("cartpole-dqn", (), "flask_fs"),
+        ("cartpole-dqn", (f"{BUFFER}.type=advanced", "policy.priority=true"), "shared_memory"),
+        ("cartpole-r2d2", (), "shared_memory"),
+    ],
+    ids=["shared_memory", "flask_fs", "advanced", "sequence"],
+)
+def test_another_learner_gets_the_rows_of_one_that_was_killed(
+    tmp_path: Path, example: str, sets: tuple[str, ...], transport: str
+) -> None:
+    cluster = ProcessCluster(tmp_path, sets, transport, example=example)
+    with closing(cluster):
+        cluster.expect_training()
+        before = cluster.coordinator.status().samples
+        os.kill(cluster.pid("learner-0"), signal.SIGKILL)
+        incarnation = cluster.incarnation("learner-0")
+        cluster.expect(lambda: cluster.incarnation("learner-0") > incarnation)
+        cluster.expect(lambda: cluster.coordinator.status().samples.trained > before.trained + 1000)
+        cluster.coordinator.validate_state()
+        after = cluster.coordinator.status().samples
+        assert set(after.evicted) <= {"overwritten"}
+        assert after.acknowledged == after.live + sum(after.evicted.values())
