@@ -215,6 +215,8 @@ class ISerialCollector(SerialWorker):
             **self._return_statistics(),
             "total_envstep_count": self._total_envstep_count,
             "total_episode_count": self._total_episode_count,
-            "collect_time": self._duration_s,
-            "total_duration": self._total_duration_s,
         }
+
+    def _times(self) -> dict[str, float]:
+        """Seconds of collecting since the last log and in total, for collectors that log them."""
+        return {"collect_time": self._duration_s, "total_duration": self._total_duration_s}

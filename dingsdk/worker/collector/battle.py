@@ -341,6 +341,9 @@ class BattleCollector(ISerialCollector):
             list(map(game_outcome, games)),
         )
 
+    def _statistics(self) -> dict[str, Any]:
+        return {**super()._statistics(), **self._times()}
+
 
 class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
     """Plays exactly ``n_episode`` episodes of two players per call.

@@ -27,6 +27,9 @@ class WholeEpisodeCollector(ISerialCollector):
     _is_at_start = True
     """Whether all envs are at the start of an episode."""
 
+    def _statistics(self) -> dict[str, Any]:
+        return {**super()._statistics(), **self._times()}
+
     def reset_env(self, _env: EnvManager | None = None) -> None:
         super().reset_env(_env)
         self._is_at_start = True

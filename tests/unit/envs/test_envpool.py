@@ -141,7 +141,7 @@ def test_atari_takes_envpool_options_and_runs_as_a_single_env() -> None:
     ("cfg", "error", "text"),
     [
         ({"env_id": "envpool:Pongg-v5"}, UnknownEnvError, "did you mean 'Pong-v5'"),
-        ({"env_id": "dingsdk.examples.digits:Digits"}, UnknownEnvError, "Digits.; envpool"),
+        ({"env_id": "dingsdk.examples.digits:Digits"}, UnknownEnvError, r"Digits'\. envpool"),
         (
             {"env_id": "envpool:Pong-v5", "kwargs": {"stak": 2}},
             ConfigError,
