@@ -14,6 +14,8 @@ from dingsdk.worker.replay_server.client import ReplayClient
 
 FIGURES_S = 0.5
 """Longest age of the counts that are reported."""
+REMEMBERED_ROWS = 1 << 20
+"""Rows of a replay server of which a learner remembers that it has observed them."""
 
 
 class ServedHome(Home):
@@ -36,8 +38,8 @@ class ServedHome(Home):
         self._figures: dict[str, int] = {}
         self._asked_at = 0.0
         self._is_news = False
-        self._is_drawn = np.zeros(1024, np.bool_)
-        """Whether a row was drawn, by its ``replay_unique_id``."""
+        self._drawn = np.full(REMEMBERED_ROWS, -1)
+        """The newest ``replay_unique_id`` that was drawn, by its remainder."""
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
         batch = self._client.sample(size, train_iter=train_iter, timeout_s=self._wait_s)
@@ -50,7 +52,8 @@ class ServedHome(Home):
     def _observe_new(self, batch: Any) -> None:
         """Call ``observe`` with the rows of a batch that were not drawn before, each of them once.
 
-        Samples without an id are observed whenever they are drawn.
+        Samples without an id are observed whenever they are drawn, and some rows of a buffer of
+        more than ``REMEMBERED_ROWS`` again.
         """
         assert self.observe is not None
         ids = batch.columns.get("replay_unique_id") if isinstance(batch, SampleBatch) else None
@@ -58,10 +61,9 @@ class ServedHome(Home):
             self.observe(batch)
             return
         ids, rows = np.unique(ids, return_index=True)
-        if (largest := int(ids[-1])) >= len(self._is_drawn):
-            self._is_drawn = np.append(self._is_drawn, np.zeros(largest + 1, np.bool_))
-        new = rows[~self._is_drawn[ids]]
-        self._is_drawn[ids] = True
+        places = ids % REMEMBERED_ROWS
+        new = rows[self._drawn[places] != ids]
+        self._drawn[places] = ids
         if len(new):
             self.observe(batch.take(np.sort(new)))
 
