@@ -84,7 +84,7 @@ _CHANGES_LEFT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TableSnapshot:
     """Reads a table whose lock is held; the number of a row is how many were pushed before it.
 
     Attributes:
@@ -378,7 +378,7 @@ class _Save:
             state=_File(name, info.size_bytes, info.digest),
         )
 
-    def _plan(self, now: Snapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
+    def _plan(self, now: TableSnapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
         """Return the rows per segment, and the valid segments in the folder, by their number."""
         rows_each = self._segment_rows
         if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):

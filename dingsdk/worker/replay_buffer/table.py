@@ -51,7 +51,7 @@ from dingsdk.worker.replay_buffer.persistence import (
     VERSION,
     ColumnCopy,
     Facts,
-    Snapshot,
+    TableSnapshot,
     check_state,
     rows_of,
     wrong_data,
@@ -695,7 +695,7 @@ class Table(IBuffer, Closing):
         )
 
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[TableSnapshot]:
         """Hold the buffer's lock, and yield a view that reads the buffer."""
         with self._lock:
             self._check_open()
@@ -704,7 +704,7 @@ class Table(IBuffer, Closing):
                 # The lock is held to the end, and finding a few of the oldest rows may cost as much
                 # as sorting all.
                 order = self._remover.by_age(np.arange(self._remover.count, dtype=np.int64))
-            yield Snapshot(
+            yield TableSnapshot(
                 first=self._pushed - self._remover.count,
                 last=self._pushed,
                 # A forked process has a different history, so its id is part of the name.
@@ -717,7 +717,7 @@ class Table(IBuffer, Closing):
             )
 
     def _rows(self, order: NDArray[np.int64] | None, start: int, stop: int) -> Rows:
-        """Return the rows with these numbers; see ``Snapshot``.
+        """Return the rows with these numbers; see ``TableSnapshot``.
 
         ``order`` has the positions of all rows by age, if rows leave in another order.
         """
@@ -732,7 +732,7 @@ class Table(IBuffer, Closing):
         return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
     def _state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
-        """Return the state without rows; see ``Snapshot``."""
+        """Return the state without rows; see ``TableSnapshot``."""
         storage, held, kind = self._storage, self._remover.count, None
         if storage is not None and held:
             kind = "object" if storage.holds_objects else "array"

@@ -44,7 +44,7 @@ class Disturbed(AdvancedReplayBuffer):
     meddle: Callable[[], None] | None = None
 
     @contextmanager
-    def snapshot(self) -> Iterator[persistence.Snapshot]:
+    def snapshot(self) -> Iterator[persistence.TableSnapshot]:
         if self.meddle is not None:
             self.meddle()
         with super().snapshot() as now:

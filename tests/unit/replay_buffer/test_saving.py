@@ -19,7 +19,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.persistence import Snapshot, load, save
+from dingsdk.worker.replay_buffer.persistence import TableSnapshot, load, save
 from tools.os_calls import recorded_writes
 
 from .prioritized_rows import equal_states
@@ -201,7 +201,7 @@ class Disturbed(NaiveReplayBuffer):
         self.before: dict[int, Callable[[], None]] = {}
 
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[TableSnapshot]:
         self.looks += 1
         meddle = self.before.pop(self.looks, self.before.get(0))
         if meddle is not None:
