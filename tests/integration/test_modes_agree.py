@@ -7,7 +7,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ SHORT = (
     "policy.learn.learner.train_iterations=1000000",
 )
 CARTPOLE = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "lists"}}
-IMPALA = str(files("dingsdk_zoo") / "configs" / "cartpole-impala.yaml")
+ZOO = Path(__file__).parents[2] / "plugins" / "dingsdk-zoo" / "dingsdk_zoo"
+IMPALA = str(ZOO / "configs" / "cartpole-impala.yaml")
 POLICIES: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "dqn": ("cartpole-dqn", ()),
     "sac": ("pendulum-sac", ()),
