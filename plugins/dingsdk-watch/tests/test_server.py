@@ -283,7 +283,8 @@ def test_request_that_waitress_cannot_read_is_closed_and_not_logged(
         while connection.recv(4096):
             pass
     assert ask(server, "/status.json").status == 200
-    assert caplog.records == []
+    # On a busy machine the second request may wait for a thread, which waitress logs.
+    assert [each for each in caplog.records if each.name != "waitress.queue"] == []
 
 
 def test_damaged_status_does_not_hide_the_metrics_of_other_runs(

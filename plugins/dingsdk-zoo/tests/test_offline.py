@@ -215,7 +215,7 @@ TASKS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def run(name: str, path: Path, output: Path, *sets: str, mode: Any = None) -> Any:
+def run(name: str, path: Path, output: Path, *sets: str, mode: Any = "serial") -> Any:
     given = f"policy.collect.collector.path={path}"
     with use_manager(PluginManager()):
         return train(CONFIGS / f"{name}.yaml", mode, sets=[given, *sets], output=output)
