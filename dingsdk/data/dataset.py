@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.source}: {len(self)} rows, {len(self.ends)} pieces)"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest (``algorithm:hex``) of all columns, the same for every format."""
         return encode_frame("dataset", self.columns)[1].digest
