@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,8 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_buffer import persistence
 
 from .job_cluster import JobCluster
-from .process_cluster import PATIENCE_S
-from .test_coordinator_restart import coordinators_of
-from .test_parallel_resume import ITERATIONS, SETS, kill_all, start, status, wait_until
+from .test_coordinator_restart import code_without_coordinator
+from .test_parallel_resume import ITERATIONS, SETS, start
 
 COLLECTOR = "policy.collect.collector"
 BUFFER = "policy.other.replay_buffer"
@@ -330,14 +327,7 @@ def test_a_run_whose_coordinator_is_killed_makes_the_updates_of_a_serial_run(
     # A learner that loses its lease on a busy machine would begin again from a checkpoint.
     sets = (*SETS, "system.coordinator.lease_s=30", *on_cartpole(data, 4000))
     process, run = start(tmp_path, *sets), tmp_path / "run"
-    try:
-        wait_until(lambda: status(run)["train_iter"] > 100)
-        (coordinator,) = coordinators_of(process)
-        os.kill(coordinator, signal.SIGKILL)
-        assert process.wait(PATIENCE_S) == 0
-    finally:
-        if process.poll() is None:
-            kill_all(process)
+    assert code_without_coordinator(process, run) == 0
     found = json.loads((run / "result.json").read_text())
     rows = count(data)
     assert (found["reason"], found["train_iter"], found["env_steps"]) == ("limit", 4000, 0)
