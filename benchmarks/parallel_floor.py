@@ -12,11 +12,12 @@ priorities; parallel runs of ``ppo`` train on rows that are at most one version 
 env takes 2 ms of CPU time in the job ``busy``, and waits for 5 ms in ``waiting``; both train
 little. In the job ``actors``, on the env of ``busy``, serial mode trains PPO and the parallel runs
 train IMPALA of the plugin ``dingsdk-rl-zoo``, on unrolls of any age. The jobs ``impala`` and
-``lander`` do the same on CartPole and LunarLander. *fill* is the share of env steps that were
-trained on in an unroll; the goal is 0.99. *lag* is the mean lag in policy versions. ``:2`` is two
-collectors; one is the default, as the floor has one. The *floor* is a collector process and a
-learner process: the collector sends pieces of trajectories through a pipe, the learner puts them
-into a table of the same kind, trains as often as serial mode does, and sends its weights back every
+``lander`` do the same on CartPole and LunarLander. The job ``lander_dqn`` trains as much as the
+shipped example ``lunarlander-dqn``. *fill* is the share of env steps that were trained on in an
+unroll; the goal is 0.99. *lag* is the mean lag in policy versions. ``:2`` is two collectors; one is
+the default, as the floor has one. The *floor* is a collector process and a learner process: the
+collector sends pieces of trajectories through a pipe, the learner puts them into a table of the
+same kind, trains as often as serial mode does, and sends its weights back every
 ``system.learner.send_policy_freq`` updates, or after each training of ``ppo``. It has no leases, no
 journal, no acknowledgements, no evaluation and no hooks, and its messages are pickled. Nothing that
 does more can be much faster.
@@ -72,6 +73,19 @@ ALL_JOBS: Final[Mapping[str, dict[str, Any]]] = {
     "actors": {**JOBS["ppo"], "env_steps": 16 * 1_024},
     "impala": {**JOBS["ppo"], "env_steps": 64 * 1_024},
     "lander": {**JOBS["ppo"], "env_id": "LunarLander-v3", "env_steps": 32 * 1_024},
+    "lander_dqn": {
+        **JOBS["dqn"],
+        "env_id": "LunarLander-v3",
+        "env_steps": 20_000,
+        "env_num": 8,
+        "hidden": [128, 128],
+        "batch_size": 128,
+        "train_freq": 64,
+        "gradient_steps": 32,
+        "target_interval": 500,
+        "decay_steps": 20_000,
+        "episodes": 1,
+    },
 }
 UNROLLS: Final = ("actors", "impala", "lander")
 """Jobs whose parallel runs train IMPALA."""
@@ -132,7 +146,7 @@ def pendulum() -> gymnasium.Env[Any, Any]:
 
 
 def lander() -> gymnasium.Env[Any, Any]:
-    """Return the env of the job ``lander``."""
+    """Return the env of the jobs ``lander`` and ``lander_dqn``."""
     return FirstStep(gymnasium.make("LunarLander-v3"))
 
 
@@ -187,6 +201,7 @@ ENVS: Final = {
     "ppo": cartpole,
     "impala": cartpole,
     "lander": lander,
+    "lander_dqn": lander,
     "sac": pendulum,
     "busy": busy,
     "waiting": waiting,
