@@ -267,31 +267,6 @@ def test_save_of_another_format_is_refused_and_nothing_changes(
     assert _contents(run) == before
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("policy.other.replay_buffer.replay_buffer_size", 777),
-        ("policy.type", "sac"),
-        ("seed", 4),
-    ],
-)
-def test_save_of_another_run_is_refused(
-    run: Path, key: str, value: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config: dict[str, Any] = load_config(run / "config.yaml")
-    *path, last = key.split(".")
-    section = config
-    for name in path:
-        section = section[name]
-    section[last] = value
-    save_config(config, run / "config.yaml")
-    before = _contents(run)
-    assert main(["train", "--resume", str(run)]) == 2
-    error = capsys.readouterr().err
-    assert "is of another run" in error
-    assert f"{key}: " in error
-    assert error.count("\n") == 1
-    assert _contents(run) == before
 
 
 def test_full_disk_while_saving_keeps_the_previous_saves(
