@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from dingsdk.errors import WorkerCrashedError
-from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline import process_group
+from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.resume import has_journal
 from dingsdk.pipeline.status_file import read_status

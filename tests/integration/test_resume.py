@@ -19,7 +19,7 @@ import torch
 
 from dingsdk import __version__, resume, train
 from dingsdk.cli import main
-from dingsdk.config import load_config, save_config
+from dingsdk.config import load_config
 from dingsdk.data import container, decode_safetensors, encode_safetensors
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -265,8 +265,6 @@ def test_save_of_another_format_is_refused_and_nothing_changes(
     with pytest.raises(CheckpointVersionError, match=f"{newest} cannot be used: format version 4;"):
         resume(run)
     assert _contents(run) == before
-
-
 
 
 def test_full_disk_while_saving_keeps_the_previous_saves(

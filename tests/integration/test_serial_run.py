@@ -14,7 +14,6 @@ import pytest
 
 from dingsdk import evaluate, hookimpl, resume, train
 from dingsdk.errors import ConfigTypeError, EnvError
-from dingsdk.pipeline import serial
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import BaseSerialCommander
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -84,31 +83,6 @@ def test_stop_event_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     assert result.reason == "interrupted"
     assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
     assert json.loads((result.run_dir / "result.json").read_text())["reason"] == "interrupted"
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [(EnvError("the env is gone"), "the env is gone"), (KeyboardInterrupt(), "did not stop in")],
-)
-def test_error_after_a_stop_request_is_logged_and_the_run_is_interrupted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: BaseException,
-    told: str,
-) -> None:
-    def broken_off(context: Any, *_: Any) -> None:
-        context.stop.set()
-        raise error
-
-    monkeypatch.setattr(serial, "_run", broken_off)
-
-    assert train("cartpole-dqn", sets=SMALL, output=tmp_path).reason == "interrupted"
-
-    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert [told in each for each in warnings if "after the signal" in each] == [True]
-    # No part of this run starts over when it is resumed.
-    assert not [each for each in warnings if "if this run is resumed" in each]
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -242,13 +242,6 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 REFUSED = (
     *(refused(".", each, mode="parallel") for each in OUT_OF_RANGE),
     *(refused(".", each) for each in USELESS),
-    refused(
-        "is 1,001: .* at most 1,000",
-        "policy.learn.update_per_collect=1001",
-        of="cartpole-ppo",
-        mode="both",
-        fix=["policy.learn.update_per_collect=1000"],
-    ),
     refused("n_evaluator_episode is 4, less than", f"{EVALUATOR}.n_episode=4", path=None),
     refused(
         "observation_space of an evaluation",
@@ -591,9 +584,6 @@ def test_config_that_cannot_work_is_refused_with_its_path(
 @pytest.mark.parametrize(
     ("mode", "of", "sets"),
     [
-        # Off-policy, each training is one iteration, and limits are checked between iterations.
-        ("serial", "cartpole-dqn", ["policy.learn.update_per_collect=1000000000"]),
-        ("parallel", "cartpole-dqn", ["policy.learn.update_per_collect=1000000000"]),
         *(
             ("serial", "", [f"{BUFFER}.replay_buffer_size={10**13}", f"{BUFFER}.storage={storage}"])
             for storage in ("{type: memmap, path: rows}", "{type: object}")

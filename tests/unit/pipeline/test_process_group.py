@@ -163,8 +163,6 @@ def test_pause_before_a_restart_grows_to_five_seconds(tmp_path: Path) -> None:
         assert site.count("collector-0") == count + 1
 
 
-
-
 def test_more_deaths_than_allowed_restarts_end_the_run(site: Site) -> None:
     site.kill_after(1.0)
     site.kill_after(1.0)
@@ -176,8 +174,6 @@ def test_more_deaths_than_allowed_restarts_end_the_run(site: Site) -> None:
         site.kill_after(1.0)
     assert (caught.value.worker_id, caught.value.exit_code) == ("collector-0", -9)
     assert not caught.value.is_user_mistake
-
-
 
 
 def test_death_after_a_minute_of_work_resets_the_count(site: Site) -> None:
@@ -214,19 +210,6 @@ def test_worker_that_fails_after_joining_is_restarted_and_its_error_is_not_reuse
     assert site.lost == [("collector-0", "ValueError: no"), ("collector-0", "killed by SIGKILL")]
 
 
-
-
-def test_worker_lost_by_the_master_before_its_joined_message_is_not_killed(
-    site: Site,
-) -> None:
-    process = site.newest("collector-0")
-    site.workers["collector-0"] = None
-    site.pass_s(0.0)
-    site.workers.clear()
-    site.pass_s(START_S)
-    assert process.calls == []
-
-
 def test_worker_that_never_joins_is_killed_and_restarted_within_its_budget(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,14 +235,6 @@ def test_worker_that_waits_for_an_address_is_not_killed(tmp_path: Path) -> None:
     site.group.start("address")
     site.pass_s(START_S)
     assert [process.calls for process in site.started] == [["address"], ["address"]]
-
-
-def test_worker_killed_before_it_joined_is_restarted(site: Site) -> None:
-    site.newest("learner-0").die(-11)
-    site.pass_s(0.0)
-    site.pass_s(5.0)
-    assert site.count("learner-0") == 2
-    assert site.lost == [("learner-0", "killed by SIGSEGV")]
 
 
 def test_script_without_main_guard_gets_an_error_about_it(site: Site) -> None:
@@ -288,8 +263,6 @@ def test_crash_report_is_read_up_to_a_size_limit(tmp_path: Path) -> None:
     path.write_text("x" * (1 << 20))
     assert len(take_crash_report(path)) == 64 << 10
     assert path.exists()
-
-
 
 
 def test_killed_process_that_takes_a_moment_to_end_is_logged_once(
@@ -389,12 +362,3 @@ def test_process_that_does_not_end_in_time_is_killed() -> None:
     assert process.end(0.0) == -signal.SIGKILL
     assert process.end(0.0) == -signal.SIGKILL
     process.send(b"to nobody")
-
-
-def test_os_error_at_process_start_is_not_reported_as_a_config_error(
-    tmp_path: Path,
-) -> None:
-    full = OSError(24, "Too many open files")
-    with pytest.raises(OSError, match="Too many open files") as caught:
-        WorkerProcess(spec_of(tmp_path, Refusing(full)))
-    assert caught.value is full
