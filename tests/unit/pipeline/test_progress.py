@@ -134,25 +134,6 @@ def test_plain_line_is_printed_only_after_a_change(
     assert steps == ([str(number) for number in range(next(looks))] if is_moving else ["7"])
 
 
-def test_table_is_redrawn_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "TERMINAL_INTERVAL_S", 0.01)
-    out, looks = io.StringIO(), itertools.count()
-    has_looked_often = threading.Event()
-
-    def status() -> RunStatus:
-        number = next(looks)
-        if number >= 5:
-            has_looked_often.set()
-        return RunStatus(env_steps=number)
-
-    console = Console(file=out, force_terminal=True, width=300)
-    with ConsoleProgress(console, status, 500.0):
-        assert has_looked_often.wait(60)
-
-    drawn = {int(number) for number in re.findall(r"(\d+) env steps ", without_codes(out))}
-    assert {2, 3, 4} <= drawn
-
-
 def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None:
     trains_on = "training on what was collected, then a last evaluation"
     status = dataclasses.replace(STATUS, env_steps=120_000)
