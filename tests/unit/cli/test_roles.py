@@ -105,15 +105,6 @@ def test_help_of_a_worker_command_contains_the_docstring_of_its_role(
     assert "--coordinator" in told
 
 
-def test_invalid_worker_id_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], work: tuple[list[Any], list[bool]]
-) -> None:
-    command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
-    assert main([*command, "--id", "../c"]) == 2
-    assert "--id" in capsys.readouterr().err
-    assert work[0] == []
-
-
 def test_learner_gets_its_rank_and_the_config_must_set_learner_num(
     work: tuple[list[Any], list[bool]],
     tmp_path: Path,

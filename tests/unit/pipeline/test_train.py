@@ -24,12 +24,14 @@ from dingsdk.pipeline.resume import changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import (
+    _finish_failed,
     _warn_of_short_pieces,
     _write,
     compile_run,
     run_pipeline,
     train,
 )
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.runtime.files import Folder
 from dingsdk.worker import LearnerHook
@@ -291,9 +293,7 @@ def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
         "policy.other.eps={type: linear, start: 1.0, end: 0.0, decay: 10000}",
         "system.max_env_steps=5100",
     )
-    contexts: list[RunContext] = []
-
-    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path, progress=contexts.append)
+    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path)
 
     first = result.evaluations[0]
     assert first.train_iter == 7
@@ -306,7 +306,7 @@ def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
     status = json.loads((result.run_dir / "status.json").read_text())
     assert (status["loaded_env_steps"], status["loaded_train_iter"]) == (5000, 7)
     # 1 - 5000 / 10000 = 0.5 at the first step, 0.49 at the 5100th; workers may be a bit ahead.
-    assert 0.45 <= contexts[0].exploration["eps"] <= 0.5
+    assert 0.45 <= status["exploration"]["eps"] <= 0.5
     latest = load_checkpoint(result.checkpoints["latest"])
     assert latest.iteration == result.train_iter
     assert 5000 < latest.envstep <= result.env_steps
@@ -386,3 +386,24 @@ def test_resume_that_is_interrupted_before_it_begins_keeps_the_result(
     assert (result.reason, result.signal) == ("interrupted", signal.SIGTERM)
     assert (tmp_path / "result.json").read_text() == "{}"
     assert any("its files have not changed" in message for message in caplog.messages)
+
+
+def test_error_of_the_run_is_kept_if_its_result_cannot_be_written(tmp_path: Path) -> None:
+    results: list[Any] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_run_finished(self, result: Any) -> None:
+            results.append(result["error"])
+
+    cfg = compile_run("cartpole-dqn", seed=0)
+    error = ValueError("no")
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Observer(), "observer")
+        _finish_failed(RunContext(cfg=cfg, run_dir=tmp_path), "serial", error)
+        assert results == ["ValueError: no"]
+        assert not hasattr(error, "__notes__")
+        _finish_failed(RunContext(cfg=cfg, run_dir=tmp_path / "gone"), "serial", error)
+    assert results == ["ValueError: no"]
+    (note,) = error.__notes__
+    assert note.startswith("the run folder lacks its result: ")
