@@ -84,22 +84,6 @@ def test_all_commands_refuse_a_part_that_check_refuses(broken: None, tmp_path: P
     assert all(text in detail for detail in (steps[-1].detail, finding.detail, row.detail))
 
 
-def test_each_of_two_observers_with_one_name_is_checked(broken: None, tmp_path: Path) -> None:
-    info = tmp_path / "acme_zeal-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-zeal\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[dingsdk.plugins]\nwatch = acme_zeal\n")
-    hook = "import dingsdk\n@dingsdk.hookimpl\ndef dingsdk_run_started(): ...\n"
-    (tmp_path / "acme_zeal.py").write_text(hook)
-    rows = [row for row in PluginManager().plugins() if row.kind == "plugins"]
-    states = {row.distribution: plugins_module._imported(row).state for row in rows}
-    sys.modules.pop("acme_zeal")
-
-    assert (states["acme-broken"], states["acme-zeal"]) == ("broken", "loaded")
-    assert check_plugin("acme-zeal").is_passed
-    assert not check_plugin("acme-broken").is_passed
-
-
 def test_doctor_distinguishes_importable_and_broken_plugins(broken: None) -> None:
     found = {each.what: each for each in doctor_module._plugins()}
 
@@ -130,18 +114,6 @@ def test_disabled_plugin_is_not_imported_by_a_check(
     ]
     assert {each.fix for each in found} == {"take the switch away to use it"}
     assert "DINGSDK_DISABLED_PLUGINS" in found[0].detail
-
-
-def test_plugins_check_fails_if_a_plugin_cannot_be_imported(
-    broken: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plugins", "--kind", "samplers", "--check"]) == 0
-    assert main(["plugins", "--kind", "buffers"]) == 0
-    assert main(["plugins", "--kind", "buffers", "--check"]) == 1
-
-    table = capsys.readouterr().out
-    assert "distribution" in table
-    assert "problem" in table
 
 
 def test_shown_config_is_complete_and_can_be_loaded(

@@ -40,14 +40,6 @@ EVALUATIONS = tuple(
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_run_folder_that_does_not_exist_is_reported_with_the_nearest_one(tmp_path: Path) -> None:
     (tmp_path / "cartpole-dqn" / "ckpt").mkdir(parents=True)
     (tmp_path / "cartpole-dqn" / "config.yaml").touch()
@@ -174,19 +166,6 @@ def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
     assert found["evaluations"][0]["mean"] == 2.0
     assert found["checkpoints"] == {"latest": "ckpt/latest.json"}
     json.dumps(found, allow_nan=False)
-
-
-def test_clock_starts_with_the_first_step_and_only_once() -> None:
-    clock = Clock()
-    recorder = RunRecorder(clock=clock)
-    clock.now_s += 5
-    before = recorder.elapsed_s
-    recorder.mark_first_step()
-    clock.now_s += 2
-    recorder.mark_first_step()
-    clock.now_s += 1
-
-    assert (before, recorder.elapsed_s) == (0.0, 3.0)
 
 
 def test_numbers_of_training_are_means_over_the_last_hundred_episodes() -> None:

@@ -234,20 +234,6 @@ def test_saver_is_called_between_rounds_and_before_the_last_evaluation(
     assert saver.saved == [(4, 0)]
 
 
-def test_run_that_reaches_its_goal_is_saved_after_the_evaluation(parts: Parts) -> None:
-    saver = Saver(parts)
-    parts.eval_due, parts.goal_at = {2}, 2
-    assert run(parts, saver=saver) == "stop_value"
-    assert saver.saved == [(2, 1)]
-
-
-def test_stopped_run_is_saved_in_its_current_state(parts: Parts) -> None:
-    saver = Saver(parts)
-    parts.on_call = lambda name: parts.context.stop.set() if name == "train" else None
-    assert run(parts, saver=saver) == "interrupted"
-    assert saver.saved == [(1, 0)]
-
-
 # The player has updates left at limit 3, and none at limit 4.
 @pytest.mark.parametrize("last_iter", [3, 4])
 def test_player_that_reached_its_limit_waits_for_the_others(parts: Parts, last_iter: int) -> None:
