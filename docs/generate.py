@@ -326,7 +326,6 @@ def _cli_page() -> str:
     variables = "\n".join(
         ["| variable | meaning |", "|---|---|"]
         + [f"| `{name}` | {text} |" for name, text in VARIABLES.items()]
-        + ["| `DINGSDK_DEBUG` | 1: as `--debug`. |"]
         + ["| `DINGSDK_SECRET_FILE`, `DINGSDK_SECRET` | The secret of the workers of a run. |"]
     )
     watch = "The plugin `watch` adds a command: see [watch a run](../how-to/watch-a-run.md)."

@@ -1,20 +1,19 @@
-"""``dingsdk config``: shows complete configs, compares and checks them, prints their schema."""
+"""``dingsdk config``: shows complete configs, checks them, prints their schema."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import Any
 
 import click
 
 from dingsdk.cli.options import complete_config, mode_option, sets_option
-from dingsdk.errors import ConfigError, DingError
+from dingsdk.errors import DingError
 
 
-@click.group("config", short_help="Show, compare and check configs.")
+@click.group("config", short_help="Show and check configs.")
 def group() -> None:
-    """Show, compare and check configs.
+    """Show and check configs.
 
     A CONFIG is a .yaml, .json or .py file, or the name of a shipped example.
     """
@@ -38,34 +37,6 @@ def show(config: str, mode: Any, sets: tuple[str, ...]) -> None:
     if unknown := unknown_without_env(cfg):
         click.echo(f"# only the env can tell: {', '.join(unknown)}")
     click.echo(dump_config(cfg), nl=False)
-
-
-@group.command("diff", short_help="Compare two configs, key by key.")
-@click.argument("one", shell_complete=complete_config)
-@click.argument("other", shell_complete=complete_config)
-@mode_option
-def diff(one: str, other: str, mode: Any) -> None:
-    """Print the keys with different values in ONE and OTHER, defaults included.
-
-    The exit code is 1 if there is a difference.
-    """
-    from dingsdk.config.plain import flatten, to_plain
-    from dingsdk.pipeline.train import compile_run
-
-    shown = []
-    for config in (one, other):
-        try:
-            plain = to_plain(compile_run(config, mode))
-        except ConfigError as error:
-            raise ConfigError(f"{config}: {error}", **error.facts) from error
-        values = flatten(plain).items()
-        shown.append({path: json.dumps(value, ensure_ascii=False) for path, value in values})
-    left, right = (defaultdict(lambda: "(absent)", each) for each in shown)
-    found = [path for path in dict.fromkeys((*left, *right)) if left[path] != right[path]]
-    for path in found:
-        click.echo(f"{path}: {left[path]} | {right[path]}")
-    if found:
-        raise click.exceptions.Exit(1)
 
 
 @group.command("validate", short_help="Check configs without starting a run.")

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -102,7 +102,7 @@ def _debug_option() -> click.Option:
         is_flag=True,
         expose_value=False,
         callback=_set_debug,
-        help="Show tracebacks, also for config errors (or set DINGSDK_DEBUG=1).",
+        help="Show tracebacks, also for config errors.",
     )
 
 
@@ -123,7 +123,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return shell_complete(root, {"obj": {}}, "dingsdk", _COMPLETE, instruction)
     open_closed_streams()
     streams = sys.stdout, sys.stderr
-    settings: dict[str, Any] = {"debug": _is_debug(os.environ)}
+    settings: dict[str, Any] = {"debug": False}
     try:
         default_manager().adverts()  # logs problems of the installation
         code = root.main(
@@ -184,7 +184,3 @@ def _report(error: DingError, debug: bool) -> int:
         traceback.print_exception(error)
     click.echo(f"\nError: {error}{raised_in(error)}", err=True)
     return MISTAKE if error.is_user_mistake else FAILED
-
-
-def _is_debug(environ: Mapping[str, str]) -> bool:
-    return environ.get("DINGSDK_DEBUG", "").strip().lower() in {"1", "true", "yes", "on"}

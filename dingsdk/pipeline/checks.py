@@ -18,8 +18,6 @@ from dingsdk.worker.run_view import BUFFER, COLLECTOR, RunView, refusal
 
 ADDED_COLUMNS = ("env_id", "episode_return")
 """Columns that collectors add to samples if the replay buffer needs them."""
-MOST_TRAININGS = 1_000
-"""On-policy, most trainings on the samples of one collect."""
 
 
 def add_columns(run: RunView) -> None:
@@ -400,18 +398,6 @@ def _gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _check_trainings(run: RunView) -> str:
-    """On-policy, the trainings on one collect, which cannot be interrupted, are not too many."""
-    count = run.learn["update_per_collect"]
-    if not run.policy["on_policy"] or count <= MOST_TRAININGS:
-        return ""
-    return (
-        f"policy.learn.update_per_collect is {count:,}: an on-policy run trains so often on the "
-        f"same samples, and can be neither stopped nor saved in between; use at most "
-        f"{MOST_TRAININGS:,}"
-    )
-
-
 def _check_unrolls(run: RunView) -> str:
     """The run can collect and store unrolls, if its policy trains on them."""
     if getattr(run.policy_class, "piece", "steps") != "unroll":
@@ -479,7 +465,6 @@ def _check_home(run: RunView) -> str:
 
 
 _ALWAYS = (
-    _check_trainings,
     _check_use_in_runs,
     _check_collects,
     _check_capacity,

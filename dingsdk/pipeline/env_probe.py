@@ -115,7 +115,7 @@ def try_env(run: RunView, data: Dataset | None = None) -> None:
         own = {**run.policy, "cuda": False, "compile": False}
         classes["policy"](to_easydict(own), enable_field=["collect"], seed=0)
     if mode != "eval":
-        _check_memory(run, found["observation_space"], mode)
+        _check_memory(run, found["observation_space"])
     unroll_len = run.collect["unroll_len"]
     is_unroll = getattr(run.policy_class, "piece", "") == "unroll"
     if max_steps is not None and unroll_len > max_steps and not is_unroll:
@@ -155,7 +155,7 @@ def _fill_from_data(run: RunView, data: Dataset) -> None:
     for name, space in found.items():
         env[name] = describe_space(space)
     _fill_in(run.policy["model"], _shapes(run, found), data.source, "policy.model")
-    _check_memory(run, found["observation_space"], "serial")
+    _check_memory(run, found["observation_space"])
 
 
 def _check_data(data: Dataset, name: str, observation_space: Any, action_space: Any) -> None:
@@ -168,19 +168,17 @@ def _check_data(data: Dataset, name: str, observation_space: Any, action_space: 
         raise refusal(f"{COLLECTOR}.path: {error}") from error
 
 
-def _check_memory(run: RunView, observation_space: Any, mode: str) -> None:
+def _check_memory(run: RunView, observation_space: Any) -> None:
     """Check that the memory of a full replay buffer can be allocated; none of it is used.
 
-    Only the observations are counted, or in parallel mode the payload numbers, so a larger row may
-    still be refused at the first push.
+    Only the observations are counted, so a larger row may still be refused at the first push.
     """
     section = run.buffer
     if not run.buffer_parts or run.drawn == "episodes":  # episodes get their rows later
         return
-    if mode == "serial" and section.get("storage", {}).get("type") not in ("auto", "array"):
+    if section.get("storage", {}).get("type") not in ("auto", "array"):
         return
-    one = {"obs": observation_space.sample()} if mode == "serial" else {"payload": 0}
-    row = [np.asarray(leaf) for _, leaf in flatten(one)]
+    row = [np.asarray(leaf) for _, leaf in flatten({"obs": observation_space.sample()})]
     capacity, row_bytes = section["replay_buffer_size"], sum(leaf.nbytes for leaf in row)
     try:
         # Unlike a comparison with the memory of the host, this respects the limits of the process.

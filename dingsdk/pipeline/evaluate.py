@@ -94,13 +94,18 @@ def evaluate(
         return create_serial_evaluator(cfg.policy.eval.evaluator, policy=player.eval_mode, **parts)
 
     _, info = play(cfg, episodes or cfg.env.n_evaluator_episode, make)
-    return EvalResult(
-        env_id=cfg.env.env_id,
-        checkpoint=found.path,
-        train_iter=found.iteration,
-        returns=tuple(returns_of(info)),
-        numbers=summaries(info) if isinstance(info, Mapping) else {},
-    )
+    return EvalResult(**facts_of(cfg, found, info))
+
+
+def facts_of(cfg: Any, found: Checkpoint, info: Any) -> dict[str, Any]:
+    """Return the fields of an ``EvalResult``, from the info of an evaluation."""
+    return {
+        "env_id": cfg.env.env_id,
+        "checkpoint": found.path,
+        "train_iter": found.iteration,
+        "returns": tuple(returns_of(info)),
+        "numbers": summaries(info) if isinstance(info, Mapping) else {},
+    }
 
 
 def make_player(cfg: Any, found: Checkpoint, folder: Path, *fields: str) -> Policy:

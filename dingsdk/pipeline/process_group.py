@@ -33,7 +33,7 @@ from dingsdk.runtime.spawn import (
     process_context,
     signals_blocked,
 )
-from dingsdk.worker.comm.transport import WorkerHandle
+from dingsdk.worker.comm.transport import STOPPED_S, WorkerHandle
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.supervisor import Supervisor
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-WINDOW_S = 600.0
-"""A death of a worker counts against its budget for this time."""
 HEALTHY_S = 60.0
-"""If a worker was joined for this time, its earlier deaths do not count any more."""
+"""If a process was joined for this time, its earlier deaths do not count any more."""
 BACKOFF_S = (0.2, 5.0)
 """Pause before a dead worker is restarted: base, doubled with each death, and longest pause."""
 START_S = 300.0
-"""How long a worker may take to start and to join, on a busy machine, before it is killed."""
+"""How long a process may take to start and to join, on a busy machine, before it is killed."""
+SILENT_S = 30.0
+"""How long a process that has joined may be silent before it is killed, and another one started.
+Workers look for a coordinator for longer (``system.rejoin_s``), so they join the new one."""
 KILL_S = 1.0
 """How long a killed process may take to end."""
 SERVER_LOST = 255
@@ -173,7 +174,7 @@ class Child:
     Args:
         worker_id: Its id in the run.
         run_dir: The run folder, which has its crash report.
-        budget: How often it may die: ``system.restarts``.
+        budget: How often in a row it may die: ``system.restarts``.
         role: Its role, if it is a worker.
 
     Attributes:
@@ -191,15 +192,16 @@ class Child:
         self.name = f"worker {worker_id}" if role else f"the {worker_id}"
         self.process: Any = None
         self.start_at = 0.0
-        self.deaths: list[float] = []
         self.crash_report = ""
+        self._deaths = 0
+        self._looked_at = 0.0
         self._crash_file = crash_file(run_dir, worker_id)
         self._budget = budget
 
     def started(self, process: Any, now: float) -> None:
         """Note that the process was started."""
         self.process = process
-        self.joined_at, self.heard_at = math.inf, now
+        self.joined_at, self.heard_at, self._looked_at = math.inf, now, now
         self.failure: dict[str, Any] = {}
 
     def listen(self, now: float) -> None:
@@ -215,9 +217,27 @@ class Child:
         """Whether the process has joined the run."""
         return self.joined_at < math.inf
 
+    def watch(self, now: float, *, is_heard: bool) -> None:
+        """Kill the process if it was not heard for too long."""
+        looked_at, self._looked_at = self._looked_at, now
+        if is_heard:
+            self.heard_at = now
+        elif now - looked_at > STOPPED_S:  # this process was stopped, and maybe that one too
+            self.heard_at += now - looked_at
+        limit_s = SILENT_S if self.has_joined else START_S
+        if now - self.heard_at > limit_s:
+            what = "been silent for" if self.has_joined else "not joined the run within"
+            self.kill(f"has {what} {limit_s:.0f} s")
+
+    @property
+    def exit_code(self) -> int | None:
+        """As of ``LinkedProcess``; read before its messages, so that none comes after it."""
+        code: int | None = None if self.process is None else self.process.exit_code
+        return code
+
     def kill(self, why: str = "") -> None:
         """Kill the process; ``why`` is logged."""
-        if self.process is not None and self.process.exit_code is None:
+        if self.process is not None and self.exit_code is None:
             failure = {"text": f"killed because it {why}"}
             if why and self.failure != failure:  # else it was told, and takes a moment to end
                 _log.warning("%s %s; its process is killed", self.name, why)
@@ -234,8 +254,7 @@ class Child:
     def died(self, code: int, now: float, why_final: str = "") -> str:
         """Release a dead process, and set when it is started again; return why it died.
 
-        A minute of work resets the count of deaths. If it never joined, all earlier deaths count:
-        several slow starts take longer than the window.
+        A minute of work resets the count of deaths.
 
         Args:
             why_final: Why it cannot be started again, for the error; empty if it can.
@@ -248,21 +267,16 @@ class Child:
         self.crash_report = self.failure.get("traceback") or self.crash_report
         if why_final:
             raise self.crashed(f"{self.name} {why_final}: {reason}", code)
-        before = [] if now - self.joined_at >= HEALTHY_S else self.deaths
-        window_s = WINDOW_S if self.has_joined else math.inf
-        self.deaths = [at for at in before if now - at < window_s] + [now]
-        count = len(self.deaths)
-        if count > self._budget:
-            often = "once" if count == 1 else f"{count} times"
-            within_s = max(WINDOW_S, now - self.deaths[0])
+        self._deaths = 1 if now - self.joined_at >= HEALTHY_S else self._deaths + 1
+        if self._deaths > self._budget:
+            often = "once" if self._deaths == 1 else f"{self._deaths} times in a row"
             raise self.crashed(
-                f"{self.name} died {often} within {within_s:.0f} s, at last by: {reason} "
+                f"{self.name} died {often}, at last by: {reason} "
                 f"(system.restarts is {self._budget})",
                 code,
             )
         base, most = BACKOFF_S
-        # The pause begins at the join: a process that worked for longer is restarted at once.
-        self.start_at = min(now, self.joined_at) + min(most, base * 2**count)
+        self.start_at = now + min(most, base * 2**self._deaths)
         _log.warning("%s died: %s; it is started again", self.name, reason)
         return str(reason)
 
@@ -281,14 +295,9 @@ class Child:
 class ProcessWorkers(WorkerGroup):
     """One process per worker.
 
-    A worker that dies is restarted, at most ``system.restarts`` times within ten minutes; a minute
-    of work resets the count. A worker that cannot start ends the run, because it would fail again.
-
-    Attributes:
-        lost_limit_s: A process that the master gave up is killed and restarted if it does not
-            join again within this time.
-        start_limit_s: A process that has an address and does not join within this time is killed
-            and restarted.
+    A worker that dies, hangs or does not join is started again, at most ``system.restarts`` times
+    in a row; a minute of work resets the count. A worker that cannot start ends the run, because it
+    would fail again.
     """
 
     def __init__(
@@ -308,8 +317,6 @@ class ProcessWorkers(WorkerGroup):
         budget = int(cfg.system.restarts)
         self._members = [Child(name, run_dir, budget, role) for role, name in workers]
         self._address = ""
-        self.lost_limit_s = 30.0
-        self.start_limit_s = START_S
 
     def prepare(self) -> None:
         """Start the processes, so that they import; they connect only after ``start``.
@@ -332,19 +339,16 @@ class ProcessWorkers(WorkerGroup):
     def poll(self) -> None:
         now = self._clock()
         for member in self._members:
+            code = member.exit_code
             member.listen(now)
-            if member.process is None:
-                if now >= member.start_at:
-                    self._start(member)
-            elif member.process.exit_code is not None:
-                self._handle_death(member, member.process.exit_code, now)
-            elif member.worker_id in self._master.workers:
-                member.heard_at = now
-            elif member.has_joined:
-                if now - member.heard_at > self.lost_limit_s:
-                    member.kill(f"has been silent for {self.lost_limit_s:.0f} s")
-            elif self._address and now - member.heard_at > self.start_limit_s:
-                member.kill(f"has not joined the run within {self.start_limit_s:.0f} s")
+            if code is not None:
+                self._handle_death(member, code, now)
+            elif member.process is not None:
+                # One that has no address yet cannot join.
+                is_heard = not self._address or member.worker_id in self._master.workers
+                member.watch(now, is_heard=is_heard)
+            elif now >= member.start_at:
+                self._start(member)
 
     def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]
@@ -378,7 +382,6 @@ class ProcessWorkers(WorkerGroup):
 
     def _handle_death(self, member: Child, code: int, now: float) -> None:
         """Schedule a restart of a dead worker, or end the run."""
-        member.listen(now)  # it may have sent a message just before its death
         if code == OUT_OF_MEMORY:
             member.close()
             text = "%s is started again: it was over its memory limit"

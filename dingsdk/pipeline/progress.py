@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from dingsdk.pipeline.context import Evaluation, RunStatus
 from dingsdk.worker.collector.episode_numbers import in_words
@@ -68,15 +68,6 @@ class RunRates:
             max(0, most - now) / rate for most, now, rate in limits if most is not None and rate
         )
         return steps_per_s, updates_per_s, min(left, default=None)
-
-
-class Progress(Protocol):
-    """Shows the progress of a run during the ``with`` block."""
-
-    def __enter__(self) -> Progress: ...
-    def __exit__(self, *exc_info: Any) -> None: ...
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        """Show the result of an evaluation."""
 
 
 class ConsoleProgress:

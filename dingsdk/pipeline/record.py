@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,35 +12,22 @@ import numpy as np
 from dingsdk.data import Dataset, SampleBatch
 from dingsdk.errors import ConfigError, DatasetError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.evaluate import make_player, play
+from dingsdk.pipeline.evaluate import EvalResult, facts_of, make_player, play
 from dingsdk.pipeline.predict import open_run, read_config
 from dingsdk.worker.datasets import has_dataset, write_dataset
-from dingsdk.worker.evaluator.base import returns_of
 from dingsdk.worker.evaluator.recording import RecordingEvaluator
 
 
-@dataclass(frozen=True, slots=True)
-class RecordResult:
-    """The result of ``record``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordResult(EvalResult):
+    """The result of ``record``: that of an evaluation, and what was recorded.
 
     Attributes:
-        checkpoint: The checkpoint whose policy played.
-        train_iter: Iterations that it was trained for.
-        returns: Undiscounted return of each episode, as ``evaluate`` gives it.
         dataset: The recorded transitions, one piece for each episode, in the order in which the
             episodes ended.
     """
 
-    env_id: str
-    checkpoint: Path
-    train_iter: int
-    returns: tuple[float, ...]
     dataset: Dataset
-
-    @property
-    def mean(self) -> float:
-        """Mean return of the episodes."""
-        return statistics.fmean(self.returns)
 
 
 def record(
@@ -110,5 +95,4 @@ def record(
     dataset = Dataset(batch.columns, ends, source=str(found.path))
     if to is not None:
         write_dataset(dataset, to)
-    returns = tuple(returns_of(info))
-    return RecordResult(cfg.env.env_id, found.path, found.iteration, returns, dataset)
+    return RecordResult(**facts_of(cfg, found, info), dataset=dataset)

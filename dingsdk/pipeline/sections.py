@@ -117,9 +117,9 @@ class SystemSection(Section, frozen=True, kw_only=True):
         journal: The log that is written so that the run can be resumed (parallel mode).
         rejoin_s: Seconds for which a worker tries to reach a lost coordinator before it ends
             (parallel mode, transports that run workers as processes).
-        restarts: How often each worker process may be restarted within ten minutes before its death
-            ends the run. A minute of work resets the count (parallel mode, transports that run
-            workers as processes).
+        restarts: How often in a row each process may die and be started again before its death ends
+            the run. A minute of work begins a new count (parallel mode, transports that run workers
+            as processes).
         worker_memory_limit: Most bytes of memory that a worker's process and its children may use.
             A worker above the limit is restarted between two tasks. A learner is restarted after
             20 s or more of training, from a checkpoint that it saves. None for no limit (parallel

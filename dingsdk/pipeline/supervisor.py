@@ -34,7 +34,6 @@ from dingsdk.pipeline.coordinator_process import (
 from dingsdk.pipeline.parallel import remove_served, worker_config
 from dingsdk.pipeline.process_group import (
     KILL_S,
-    START_S,
     Child,
     LinkedProcess,
     ProcessWorkers,
@@ -45,15 +44,12 @@ from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Folder
-from dingsdk.worker.comm.transport import STOPPED_S, Transport
+from dingsdk.worker.comm.transport import Transport
 
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Longest wait for a message of the coordinator between two checks of the workers."""
-SILENT_S = 30.0
-"""How long the coordinator may send no message before it is killed and another one continues.
-Workers look for a coordinator for longer (``system.rejoin_s``), so they join the new one."""
 NO_ROOM_PAUSE_S = 1.0
 """Pause before the coordinator is started again after its storage was full."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
@@ -72,7 +68,6 @@ class Supervisor:
         self._transport: Transport | None = None
         self._workers: Any = None
         self._address = ""
-        self._looked_at = 0.0
         self._no_room_since: float | None = None
         self._stopped_at: float | None = None
         self._is_ending = False
@@ -112,39 +107,29 @@ class Supervisor:
 
     def _look(self) -> None:
         """Handle the messages of the coordinator, and restart processes that died."""
-        context, process = self._context, self._coordinator.process
-        if process is None and self._clock() >= self._coordinator.start_at:
-            self._start()
-        elif process is None:
-            context.stop.wait(POLL_S)
-        else:
+        context, child = self._context, self._coordinator
+        process, code = child.process, child.exit_code
+        if process is not None:
             messages = process.received(POLL_S)
-            self._listen(is_heard=bool(messages))
+            # It may be silent while it ends the run.
+            child.watch(self._clock(), is_heard=bool(messages) or self._is_ending)
             for message in messages:
                 self._take(decode(message))
-        if self._reason is not None or process is not self._coordinator.process:
+        elif self._clock() >= child.start_at:
+            self._start()
+        else:
+            context.stop.wait(POLL_S)
+        if self._reason is not None or process is not child.process:
             return
         if context.stop.is_set():
             self._stop()
-        elif process is not None and process.exit_code is not None:
-            self._restart(process.exit_code)
+        elif code is not None:
+            self._restart(code)
         elif self._workers is not None and not self._is_ending:
             self._workers.poll()
             reason = context.why_end(self._status.env_steps, self._status.train_iter)
             if reason == "stopped":
                 self._send(Order(reason))
-
-    def _listen(self, *, is_heard: bool) -> None:
-        """Kill a coordinator that hangs: without messages for too long, before its last ones."""
-        child, now, looked_at = self._coordinator, self._clock(), self._looked_at
-        self._looked_at = now
-        if is_heard or self._is_ending:
-            child.heard_at = now
-        elif now - looked_at > STOPPED_S:  # the coordinator may have been stopped too
-            child.heard_at += now - looked_at
-        limit_s = SILENT_S if child.has_joined else START_S
-        if now - child.heard_at > limit_s:
-            child.kill(f"has been silent for {limit_s:.0f} s")
 
     def _stop(self) -> None:
         """End the run as interrupted: by the coordinator if it answers in time, else directly."""
@@ -235,9 +220,8 @@ class Supervisor:
             is_resumed=context.has_begun or context.resumed is not None,
             rejoin_s=self._cfg.system.coordinator.lease_s if context.has_begun else 0.0,
         )
-        self._looked_at = self._clock()
         process = LinkedProcess(coordinator_main, spec, "coordinator")
-        self._coordinator.started(process, self._looked_at)
+        self._coordinator.started(process, self._clock())
 
     def _restart(self, code: int) -> None:
         """Note the death of the coordinator, so that another one is started, or end the run."""

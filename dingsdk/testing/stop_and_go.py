@@ -63,18 +63,13 @@ class StopAndGo:
         from dingsdk.pipeline.train import train
 
         sets = [*self._sets, f"exp_name={name}"]
-        result = train(
-            self._config, sets=sets, output=folder, callbacks=callbacks, **self._quiet(callbacks)
-        )
+        result = train(self._config, sets=sets, output=folder, callbacks=callbacks, **self._kwargs)
         return result.run_dir
 
     def _resume(self, run: Path, *callbacks: Callable[..., None]) -> None:
         from dingsdk.pipeline.train import resume
 
-        resume(run, callbacks=callbacks, **self._quiet(callbacks))
-
-    def _quiet(self, callbacks: Sequence[Any]) -> dict[str, Any]:
-        return {**self._kwargs, "announce": lambda line: None}
+        resume(run, callbacks=callbacks, **self._kwargs)
 
     def _outcome(self, run: Path) -> dict[str, Any]:
         from dingsdk.pipeline.resume import find_save

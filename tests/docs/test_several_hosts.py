@@ -104,7 +104,7 @@ def test_slurm_script_trains(tmp_path: Path) -> None:
          "--set", "system.max_env_steps=300", "--set", "system.transport.lost_after_s=5"],
         capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
         env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}",
-             "SLURM_JOB_ID": "7", "PORT": str(free_port()), "DINGSDK_DEBUG": ""},
+             "SLURM_JOB_ID": "7", "PORT": str(free_port())},
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr

@@ -354,14 +354,6 @@ def test_run_without_env_and_limit_is_refused(config: dict[str, Any]) -> None:
         compile_config(config)
 
 
-def test_run_that_collects_needs_an_env(config: dict[str, Any]) -> None:
-    del config["env"]
-    config["policy"]["collect"] = {"n_sample": 8}
-
-    with pytest.raises(ConfigError, match=r"env\.env_id is missing"):
-        compile_config(config)
-
-
 def test_policy_that_learns_offline_needs_a_data_set(config: dict[str, Any]) -> None:
     class Offline(DQNPolicy):
         is_offline = True

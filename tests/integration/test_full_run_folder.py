@@ -9,14 +9,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from dingsdk import train
-from dingsdk.config import save_config
 from dingsdk.errors import StorageFullError
 from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.signals import PATIENCE_S
@@ -180,16 +178,3 @@ def test_interrupted_run_without_room_for_its_last_save_ends_by_name(tiny_disk: 
         train("cartpole-dqn", sets=own, output=tiny_disk, callbacks=[Interrupt()])
 
     assert "/resume/" in caught.value.path
-
-
-def test_config_without_room_raises_storage_full_error(tiny_disk: Path) -> None:
-    """A restarted coordinator writes the config first, and waits for room on this error."""
-    save_config({"a": 1}, tiny_disk / "config.yaml")
-    with suppress(OSError), (tiny_disk / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    with pytest.raises(StorageFullError) as caught:
-        save_config({"a": "x" * 10_000}, tiny_disk / "config.yaml")
-    assert caught.value.reason == "ENOSPC"
-    assert (tiny_disk / "config.yaml").read_text() == "a: 1\n"
-    assert sorted(path.name for path in tiny_disk.iterdir()) == ["config.yaml", "filler"]

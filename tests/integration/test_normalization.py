@@ -169,17 +169,6 @@ def test_replaced_learner_counts_no_step_twice(tmp_path: Path) -> None:
     assert collected / 4 < float(found) <= cluster.coordinator.status().env_steps
 
 
-@pytest.mark.slow
-def test_statistics_cross_processes_and_are_loaded_by_evaluations(tmp_path: Path) -> None:
-    sets = (*SETS, "policy.nstep=1")
-    result = train("cartpole-dqn", "parallel", "flask_fs", sets=sets, seed=3, output=tmp_path)
-    latest = result.checkpoints["latest"]
-    state = load_checkpoint(latest).state["model"]
-    (var,) = (value for key, value in state.items() if key.endswith("features.var"))
-    assert 0 < float(var.min()) < float(var.max()) != 1
-    assert evaluate(result.run_dir, "latest").train_iter == result.train_iter
-
-
 @pytest.mark.parametrize(("mode", "transport"), MODES)
 def test_statistics_of_another_shape_are_refused_with_file_and_key(
     tmp_path: Path, mode: Any, transport: Any

@@ -82,18 +82,6 @@ def test_run_trains_evaluates_and_saves_both_checkpoints(tmp_path: Path, concurr
     assert latest.envstep > 100
 
 
-def test_each_worker_writes_one_log_for_all_its_tasks(tmp_path: Path) -> None:
-    run(tmp_path, "env.collector_episode_num=1")
-    logs = {
-        str(path.relative_to(tmp_path / "log")): path.read_text()
-        for path in tmp_path.glob("log/*/*_logger.txt")
-    }
-    kinds = ("collector", "evaluator")
-    workers = {f"{kind}/collector-{n}_logger.txt" for kind in kinds for n in (0, 1)}
-    assert logs.keys() <= {*workers, "learner/learner_logger.txt"}
-    assert sum(text.count("finished") for text in logs.values()) > len(workers)
-
-
 class AttributePolicy(DQNPolicy):
     """Reads its config by attribute, as policies of DI-engine do."""
 
@@ -170,16 +158,6 @@ def test_run_ends_at_the_stop_value(tmp_path: Path) -> None:
     assert result.reason == "stop_value"
     assert result.reached
     assert result.evaluations[-1].train_iter > 0
-
-
-def test_stop_request_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
-    stop = threading.Event()
-    timer = threading.Timer(2.0, stop.set)
-    timer.start()
-    result = run(tmp_path, "policy.learn.learner.train_iterations=100000", stop=stop)
-    timer.join()
-    assert result.reason == "interrupted"
-    assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
 
 
 class BrokenEnv(gymnasium.Env[Any, Any]):

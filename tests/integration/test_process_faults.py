@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from dingsdk.pipeline import process_group
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
@@ -85,7 +86,7 @@ class CrashCluster(ProcessCluster):
 
     def arm(self, point: str) -> None:
         for member in self.workers._members:
-            member.deaths.clear()  # so that the next start is not delayed
+            member._deaths = 0  # so that the next start is not delayed
         (self.run_dir / f"at-{point}").touch()
 
     def seen(self, point: str) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, disk: Path | None) -> Iter
     ):
         patch.syspath_prepend(PLUGIN)
         made = CrashCluster(run_dir, sets, "crashing", KillingCoordinator)
-        made.workers.lost_limit_s = 1.0
+        patch.setattr(process_group, "SILENT_S", 1.0)
         yield made
         made.close()
         gymnasium.registry.pop("CrashingCartPole-v0")

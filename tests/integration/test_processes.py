@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from dingsdk.errors import WorkerCrashedError
+from dingsdk.pipeline import process_group
 from dingsdk.pipeline.parallel import worker_config
-from dingsdk.pipeline.process_group import START_S, ProcessWorkers
+from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.resume import has_journal
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.pipeline.train import compile_run
@@ -109,7 +110,9 @@ def test_killed_learner_continues_from_its_checkpoint_and_no_policy_gets_older(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["flask_fs", "shared_memory"])
-def test_process_that_stops_before_it_joins_is_replaced(tmp_path: Path, transport: str) -> None:
+def test_process_that_stops_before_it_joins_is_replaced(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if transport == "shared_memory":
         pytest.importorskip("dingsdk_shared_memory")
     others = {each.pid for each in multiprocessing.active_children()}
@@ -125,10 +128,9 @@ def test_process_that_stops_before_it_joins_is_replaced(tmp_path: Path, transpor
             os.kill(pid, signal.SIGSTOP)
             cluster.expect_training()
             assert cluster.incarnation("collector-1") == 0
-            cluster.workers.start_limit_s = 0.5
-            cluster.expect(lambda: not is_running(pid))
-
-            cluster.workers.start_limit_s = START_S
+            with monkeypatch.context() as patch:
+                patch.setattr(process_group, "START_S", 0.5)
+                cluster.expect(lambda: not is_running(pid))
             cluster.expect(lambda: cluster.incarnation("collector-1") > 0)
         finally:
             cluster.close()

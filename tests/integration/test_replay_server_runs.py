@@ -58,15 +58,6 @@ def test_run_trains_from_its_own_server_and_accounts_for_each_row(
     assert not list((tmp_path / "run").rglob("*.log"))
 
 
-@pytest.mark.slow
-def test_prioritized_run_sets_priorities(tmp_path: Path) -> None:
-    sets = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
-    result, samples = run(tmp_path, *sets)
-
-    assert (result.reason, result.train_iter) == ("limit", 200)
-    assert samples.acknowledged == samples.live + sum(samples.evicted.values())
-
-
 def served_rows(folder: Path) -> tuple[int, list[float]]:
     """Return the number of rows pushed to a server, and its priorities."""
     with ServedBuffer({"type": "advanced", "replay_buffer_size": 500}, folder) as buffer:

@@ -18,8 +18,6 @@ from dingsdk.errors import CheckpointError
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.train import resume, train
-from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker import IMetric
 from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.one_vs_one import saved_league
 from dingsdk.worker.coordinator import Coordinator
@@ -221,80 +219,10 @@ def test_two_players_train_each_other(
     assert "commander_iter/win_rate_player_1" in curves_of(result.run_dir)
 
 
-@pytest.mark.slow
-def test_players_keep_their_own_payloads_when_small_buffers_overwrite_many(tmp_path: Any) -> None:
-    sets = [
-        *TWO,
-        "policy.other.replay_buffer.replay_buffer_size=300",
-        "env.collector_episode_num=1",
-    ]
-    result = train("tictactoe-selfplay", "parallel", "in_memory", sets=sets, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("limit", 100)
-    assert result.samples.evicted["overwritten"] > 0
-
-
-@pytest.mark.slow
-def test_players_begin_with_the_same_weights_in_both_modes(tmp_path: Any) -> None:
-    begun: list[list[float]] = []
-
-    class Noted(DQNPolicy):
-        def __init__(self, cfg: Any, enable_field: Any = None, **kwargs: Any) -> None:
-            super().__init__(cfg, enable_field=enable_field, **kwargs)
-            if enable_field is None or "learn" in enable_field:
-                found = self.learn_mode.state_dict()["model"].values()
-                begun[-1].append(round(sum(float(each.double().sum()) for each in found), 6))
-
-    sets = (*TWO, "policy.learn.learner.train_iterations=8", "policy.eval.evaluator.eval_freq=8")
-    modes: tuple[tuple[Any, Any], ...] = (("serial", None), ("parallel", "in_memory"))
-    for mode, transport in modes:
-        begun.append([])
-        train("tictactoe-selfplay", mode, transport, sets=sets, output=tmp_path, policy=Noted)
-    serial, parallel = map(set, begun)
-    assert len(serial) == 2
-    assert serial == parallel
-
-
 def curves_of(folder: Any) -> set[str]:
     """Return the names of the curves in the tensorboard files below ``log``."""
     folders = (folder / "log").glob("**/*_tb_logger")
     return {tag for each in folders for tag, _, _ in read_events(each)}
-
-
-class Agreement(IMetric):
-    """The share of boards on which the policy takes the middle."""
-
-    def eval(self, inputs: Any, label: Any) -> float:
-        return float(np.mean([int(each["action"]) == label for each in inputs.values()]))
-
-    def reduce_mean(self, inputs: list[float]) -> float:
-        return sum(inputs) / len(inputs)
-
-    def gt(self, metric1: float, metric2: float | None) -> bool:
-        return metric2 is None or metric1 >= metric2
-
-
-def boards() -> Any:
-    rng = np.random.default_rng(0)
-    seen = rng.integers(0, 2, (8, 18)).astype(np.float32)
-    free = np.ones(9, np.int8)
-    return [({i: {"observation": s, "action_mask": free} for i, s in enumerate(seen)}, 4)], (
-        Agreement()
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_configured_evaluator_measures_self_play_in_both_modes(mode: Any, tmp_path: Any) -> None:
-    data = f"{__name__}:boards"
-    sets = (*SHORT, "policy.eval.evaluator.type=metric", f"policy.eval.evaluator.data={data}")
-    transport = "in_memory" if mode == "parallel" else None
-    result = train("tictactoe-selfplay", mode, transport, sets, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("limit", 100)
-    assert result.evaluations[-1].train_iter == 100
-    assert {each.episodes for each in result.evaluations} == {1}
-    assert all(0 <= each.mean <= 1 for each in result.evaluations)
 
 
 PPO: dict[str, Any] = {
@@ -330,14 +258,6 @@ PPO: dict[str, Any] = {
         },
     },
 }
-
-
-@pytest.mark.slow
-def test_on_policy_serial_run_plays_against_itself_and_past_players(tmp_path: Any) -> None:
-    result = train(PPO, output=tmp_path)
-
-    assert result.reason == "limit"
-    assert len(saved_league(str(result.run_dir / "league"))["players"]) > 1
 
 
 @pytest.mark.slow

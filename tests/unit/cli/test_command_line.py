@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import click
 import pytest
 
 import dingsdk
-from dingsdk.cli import doctor, main
+from dingsdk.cli import main
 from dingsdk.cli.train import summary
-from dingsdk.errors import ConfigError, TaskFailedError, WorkerCrashedError, WorkerLostError
+from dingsdk.errors import ConfigError, TaskFailedError
 from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.plugins import PluginManager, use_manager
 
@@ -81,17 +80,6 @@ def test_command_that_is_no_click_command_is_shown_with_its_plugin(
     assert main(["plugins", "--check", "--kind", "commands"]) == 1
 
 
-def test_hidden_command_is_run_and_not_listed(
-    manager: PluginManager, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add_command(manager, code=5)
-    manager.get("commands", "probe").hidden = True
-
-    assert main(["--help"]) == 0
-    assert "probe" not in capsys.readouterr().out
-    assert main(["probe"]) == 5
-
-
 def test_user_mistake_is_one_line_with_its_notes_below_and_exit_code_2(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,28 +110,6 @@ def test_debug_option_also_works_for_commands_of_a_group(
     assert "Traceback" not in capsys.readouterr().err
     assert main(arguments.split()) == 2
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_debug_can_be_set_in_the_environment(
-    manager: PluginManager, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DINGSDK_DEBUG", "1")
-    add_command(manager, ConfigError("env.env_id is missing"))
-
-    main(["probe"])
-
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_other_failures_show_a_traceback_and_exit_with_1(
-    manager: PluginManager, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add_command(manager, WorkerLostError("collector-1 fell silent", worker_id="collector-1"))
-
-    assert main(["probe"]) == 1
-    err = capsys.readouterr().err
-    assert "Traceback" in err
-    assert err.endswith("Error: collector-1 fell silent\n")
 
 
 @pytest.mark.parametrize(
@@ -180,17 +146,6 @@ def test_failed_task_shows_the_traceback_of_the_worker(
     err = capsys.readouterr().err
     assert trace in err
     assert "run_guarded" not in err
-
-
-def test_killed_worker_is_reported_without_a_traceback(
-    manager: PluginManager, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = WorkerCrashedError("w0 died", worker_id="w0", exit_code=-9, traceback="")
-    error.add_note("its last words")
-    add_command(manager, error)
-
-    assert main(["probe"]) == 1
-    assert capsys.readouterr().err == "its last words\n\nError: w0 died\n"
 
 
 def test_ctrl_c_before_a_run_exits_with_130(
@@ -249,20 +204,6 @@ sys.exit(main())
     assert (done.returncode, done.stderr) == (130, "Interrupted; there was nothing to save.\n")
 
 
-def test_doctor_removes_the_memory_that_it_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks: list[Any] = []
-
-    class Block(shared_memory.SharedMemory):
-        def __init__(self, **given: Any) -> None:
-            super().__init__(**given)
-            blocks.append(self)
-
-    monkeypatch.setattr(shared_memory, "SharedMemory", Block)
-    doctor._shared_memory()
-    (block,) = blocks
-    assert not Path("/dev/shm", block.name).exists()
-
-
 def test_command_that_a_program_calls_leaves_ctrl_c_to_the_program() -> None:
     before = signal.getsignal(signal.SIGINT)
     assert before is signal.default_int_handler
@@ -313,28 +254,6 @@ def test_summary_proposes_a_command_that_works(names: tuple[str, ...], command: 
 
 
 @pytest.mark.parametrize(
-    ("is_on_path", "started", "typed"),
-    [
-        (True, ".venv/bin/dingsdk", "dingsdk"),
-        (False, ".venv/bin/dingsdk", ".venv/bin/dingsdk"),
-        (False, "dingsdk/__main__.py", "dingsdk"),
-    ],
-)
-def test_summary_shows_the_program_as_the_user_can_type_it(
-    is_on_path: bool, started: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "bin" / "dingsdk"
-    program.parent.mkdir()
-    program.touch(mode=0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(program.parent) if is_on_path else str(tmp_path))
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / started)])
-    result = ended(run_dir=tmp_path / "r", checkpoints={"best": tmp_path / "r" / "ckpt" / "best"})
-
-    assert f"  next        {typed} eval r" in summary(result).splitlines()
-
-
-@pytest.mark.parametrize(
     ("changes", "outcome"),
     [
         ({"reached": True, "reason": "stop_value"}, "Solved: mean return 80.0"),
@@ -381,58 +300,6 @@ def test_summary_shows_the_resume_command_if_the_run_can_be_resumed(
     (tmp_path / folder).mkdir(exist_ok=True)
     result = ended(reason=reason, run_dir=tmp_path, env_steps=10, checkpoints={"latest": tmp_path})
     assert (f"train --resume {tmp_path}" in summary(result)) == is_told
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_summary_says_how_to_install_tensorboard_if_it_is_missing(
-    is_installed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {"tensorboard": object()} if is_installed else {}
-    monkeypatch.setattr("dingsdk.cli.train.importlib.util.find_spec", found.get)
-    result = ended(reached=True, reason="stop_value", best_return=1.0, last_return=1.0)
-    hint = "" if is_installed else "   (pip install tensorboard)"
-    assert summary(result).splitlines()[-1] == f"  next        tensorboard --logdir r{hint}"
-
-
-def test_summary_shows_a_checkpoint_by_relative_or_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    for path, shown in (("here/r/latest", "r/latest"), ("away/latest", f"{tmp_path}/away/latest")):
-        result = ended(reason="interrupted", checkpoints={"latest": tmp_path / path}, elapsed_s=7.0)
-        assert summary(result).splitlines()[1].endswith(f"; checkpoint saved: {shown}.")
-
-
-def test_plugins_table_is_not_cut_in_a_pipe_and_says_why_a_type_is_disabled(
-    tmp_path: Path,
-) -> None:
-    info = tmp_path / "acme_far-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-far\nVersion: 1.0\n")
-    key = "a_type_key_as_long_as_nobody_would_like_to_type_it_in_any_config_of_a_run"
-    (info / "entry_points.txt").write_text(f"[dingsdk.buffers]\n{key} = acme_far\n")
-
-    done = subprocess.run(
-        [sys.executable, "-m", "dingsdk", "plugins", "--kind", "buffers"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(tmp_path),
-            "DINGSDK_DISABLED_PLUGINS": "acme-far",
-            "COLUMNS": "60",
-        },
-    )
-
-    row = next(line for line in done.stdout.splitlines() if key in line)
-    assert row.split()[:4] == ["buffers", key, "acme-far", "1.0"]
-    assert row.split(maxsplit=4)[4].startswith("disabled")
-    assert "it is named in DINGSDK_DISABLED_PLUGINS" in row
-    other = next(line for line in done.stdout.splitlines() if " naive " in line)
-    assert other.split()[-1] == "available"
 
 
 def test_plugins_lists_built_in_types_as_a_table_and_as_json(

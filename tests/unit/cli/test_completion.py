@@ -14,7 +14,6 @@ import pytest
 
 from dingsdk.cli import main
 
-PROGRAM = [sys.executable, "-m", "dingsdk"]
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -53,23 +52,6 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     yield ask
     logging.disable(logging.NOTSET)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_program_answers_the_completion_script_without_a_warning(
-    tmp_path: Path, shell: str
-) -> None:
-    info = tmp_path / "dingsdk-2.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
-    environment = {**os.environ, **variables(shell, ("tr",)), "PYTHONPATH": str(tmp_path)}
-
-    done = subprocess.run(
-        PROGRAM, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert proposals(shell, done.stdout) == ["plain,train"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

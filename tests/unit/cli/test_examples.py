@@ -10,7 +10,6 @@ import pytest
 import dingsdk
 from dingsdk.cli import main
 from dingsdk.config import EXAMPLES_DIR
-from dingsdk.pipeline.examples import _first_sentence
 
 NAMES = sorted(path.stem for path in EXAMPLES_DIR.glob("*.yaml"))
 
@@ -49,10 +48,3 @@ def test_missing_extra_is_shown_with_its_install_command(
     for each in needing:
         assert each.install.startswith("pip install")
         assert f"Extra {each.extra} (not installed: {each.install})." in out
-
-
-def test_description_is_the_first_sentence_of_the_comment() -> None:
-    text = "# DQN learns CartPole-v1,\n# in a minute. Not more.\n#\n# Else.\nenv: {}\n"
-    assert _first_sentence(text) == "DQN learns CartPole-v1, in a minute."
-    assert _first_sentence("# DQN on\n# images\n\n# More. Of it.\n") == "DQN on images"
-    assert _first_sentence("# DQN\nseed: 0\n# More. Of it.\n") == "DQN"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.cli.output import say
 from dingsdk.pipeline.console import RunConsole
 
 CODE = "import sys; from dingsdk.cli import main; sys.exit(main())"
@@ -28,24 +27,6 @@ def run(arguments: list[str], nowhere: str, **variables: str) -> subprocess.Comp
         timeout=120,
         check=False,
     )
-
-
-@pytest.mark.parametrize("kind", ["full", "unread"])
-def test_console_of_a_run_is_quiet_after_it_could_not_write(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    if kind == "full":
-        descriptor = os.open("/dev/full", os.O_WRONLY)
-    else:
-        other, descriptor = os.pipe()
-        os.close(other)
-    with os.fdopen(descriptor, "w") as file:
-        console = RunConsole(file=file)
-        for _ in range(3):
-            console.print("a line")
-    assert console.quiet
-    (record,) = caplog.records
-    assert record.message.endswith("; the run continues")
 
 
 def test_console_of_a_run_is_quiet_after_a_character_that_it_cannot_write() -> None:
@@ -95,13 +76,3 @@ def test_training_that_cannot_write_its_output_continues_to_its_end(
     assert done.stderr.count("\n") == 1
     (run_dir,) = tmp_path.iterdir()
     assert json.loads((run_dir / "result.json").read_text())["reason"] == "limit"
-
-
-def test_text_that_cannot_be_written_is_discarded_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        say("a text")
-        say("another one")
-    assert len(caplog.records) == 1

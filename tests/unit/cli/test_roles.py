@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,15 +105,6 @@ def test_help_of_a_worker_command_contains_the_docstring_of_its_role(
     assert "--coordinator" in told
 
 
-def test_invalid_worker_id_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], work: tuple[list[Any], list[bool]]
-) -> None:
-    command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
-    assert main([*command, "--id", "../c"]) == 2
-    assert "--id" in capsys.readouterr().err
-    assert work[0] == []
-
-
 def test_learner_gets_its_rank_and_the_config_must_set_learner_num(
     work: tuple[list[Any], list[bool]],
     tmp_path: Path,
@@ -138,51 +128,6 @@ def test_learner_gets_its_rank_and_the_config_must_set_learner_num(
     assert told[1][7] is None
 
 
-@pytest.mark.parametrize(("signal_number", "code"), [(None, 0), (15, 143)])
-def test_coordinator_prints_its_address_and_how_the_run_ended(
-    signal_number: int | None,
-    code: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[Any] = []
-
-    def run(cfg: Any, folder: Path, announce: Callable[[str, str], None], progress: Any) -> Any:
-        told.append((cfg, folder, progress))
-        announce(ADDRESS, "secret: here")
-        announce(ADDRESS, "")
-        return RunResult(
-            reached=True,
-            reason="stop_value",
-            mode="parallel",
-            best_return=9.0,
-            last_return=9.0,
-            env_steps=1,
-            train_iter=1,
-            elapsed_s=1.0,
-            run_dir=folder,
-            signal=signal_number,
-        )
-
-    monkeypatch.setattr("dingsdk.pipeline.train.run_coordinator", run)
-    monkeypatch.chdir(tmp_path)
-    command = ["coordinator", *OF_A_RUN, "--data", "run", "--set", "policy.discount_factor=0.5"]
-    command += ["--host", "127.0.0.2", "--port", "7777", "--seed", "5"]
-
-    assert main([*command, "--quiet"]) == code
-    ((cfg, folder, progress),) = told
-    assert (folder, progress) == (tmp_path / "run", False)
-    assert (cfg.seed, cfg.policy.discount_factor) == (5, 0.5)
-    assert (cfg.system.transport.host, cfg.system.transport.port) == ("127.0.0.2", 7777)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [f"coordinator: {ADDRESS}", "secret: here", f"coordinator: {ADDRESS}"]
-    assert "Solved: mean return 9.0 after 1 env steps, 1 iterations, 1.0 s." in lines
-
-    assert main(command) == code
-    assert told[-1][2] is not None
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -199,17 +144,6 @@ def test_conflicting_options_of_a_replay_server_are_refused(
     assert main(["replay-server", "--data", str(tmp_path / "data"), *options]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
-
-
-def test_replay_server_of_a_run_is_started_as_a_worker(
-    work: tuple[list[Any], list[bool]], tmp_path: Path
-) -> None:
-    told, answers = work
-    answers.append(True)
-    sets = ["--set", "system.replay.type=server"]
-    command = ["replay-server", *OF_A_RUN, *sets, "--data", str(tmp_path)]
-    assert main([*command, "--coordinator", ADDRESS]) == 75
-    assert (told[0][0], told[0][2], told[0][4]) == ("replay-server", ADDRESS, tmp_path)
 
 
 def test_bench_env_shows_all_measurements_and_a_config_for_the_fastest(

@@ -24,13 +24,6 @@ def test_columns_are_aligned_and_rows_are_single_lines_in_a_pipe(
     assert len(lines) == 3
 
 
-def test_table_without_rows_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table([])
-    show_table([], ("a", "b"))
-
-    assert capsys.readouterr().out == "a  b\n"
-
-
 class Terminal(io.StringIO):
     """Text written to a terminal."""
 
@@ -53,13 +46,3 @@ def test_last_column_is_wrapped_if_a_terminal_has_20_columns_left_for_it(
     if is_wrapped:
         assert max(map(len, lines)) <= int(columns)
         assert all(line.startswith(" " * 23) for line in lines[2:])
-
-
-def test_only_headings_are_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    for headings in (("state", "name", "why"), ()):
-        terminal = Terminal()
-        monkeypatch.setattr(sys, "stdout", terminal)
-        show_table(ROWS[:1], headings)
-        lines = terminal.getvalue().splitlines()
-        assert ["\x1b[1m" in line for line in lines] == ([True, False] if headings else [False])

@@ -5,10 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,36 +13,24 @@ from typing import Any
 
 import pytest
 
-from dingsdk.config import to_easydict, to_plain
+from dingsdk.config import to_easydict
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline import coordinator_process
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     TELL_S,
-    CoordinatorSpec,
     Failed,
-    Message,
     Observed,
     Order,
     Report,
     _Context,
-    _coordinate,
     _failed,
     _Observers,
     _Parent,
-    _run,
-    coordinator_main,
     decode,
     encode,
 )
-from dingsdk.pipeline.process_group import LinkedProcess
-from dingsdk.pipeline.saved_run import JournaledRun
-from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker_process import HANDLED
-from dingsdk.plugins import PluginManager, default_manager, hookimpl, observe, use_manager
-from dingsdk.worker import NaiveCommander
 
-PATIENCE_S = 60.0
 EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
 
 
@@ -122,14 +107,6 @@ def test_coordinator_follows_its_parent_and_exits_when_it_is_gone(
         parent.lost.get_nowait()
 
 
-def test_message_to_a_dead_parent_is_dropped(
-    pipe: tuple[Connection, Connection],
-) -> None:
-    ours, theirs = pipe
-    ours.close()
-    _Parent(theirs).send(Order("stopped"))
-
-
 def test_limit_of_the_run_has_priority_over_the_reason_of_the_parent(
     tmp_path: Path, pipe: tuple[Connection, Connection]
 ) -> None:
@@ -154,16 +131,6 @@ def test_hook_calls_are_sent_to_the_parent_with_paths_as_text(
     assert told == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 2})
 
 
-def spec_of(cfg: Any, run_dir: Path, **facts: Any) -> CoordinatorSpec:
-    given = {
-        "snapshot": default_manager().snapshot(),
-        "is_resumed": False,
-        "rejoin_s": 0.0,
-        **facts,
-    }
-    return CoordinatorSpec("coordinator", "coordinator", cfg, "", run_dir, **given)
-
-
 def raised(error: Exception) -> Failed:
     error.add_note("at the door")
     try:
@@ -182,129 +149,3 @@ def test_error_is_sent_to_the_parent_with_its_facts_or_its_traceback() -> None:
     (note,) = other.notes
     assert note.startswith("Traceback")
     assert note.endswith("ValueError: no\nat the door\n")
-
-
-def test_coordinator_that_cannot_start_reports_the_error_and_exits(tmp_path: Path) -> None:
-    cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs"))
-    cfg["policy"]["other"]["commander"]["type"] = "naiv"
-    spec = spec_of(cfg, tmp_path)
-    process = LinkedProcess(coordinator_main, spec, "coordinator")
-    messages: list[Message] = []
-    while not messages and process.exit_code is None:
-        messages += map(decode, process.received(PATIENCE_S))
-    assert process.end(PATIENCE_S) == 1
-    (message,) = messages
-    assert isinstance(message, Failed)
-    assert (message.code, message.facts["asked"]) == ("UnknownPluginError", "naiv")
-    assert message.is_user_mistake
-    assert spec.crash_file.read_text() == ""
-    assert process.end(0.0) == 1  # again
-
-
-def test_coordinator_process_ignores_signals_and_stops_on_a_message_of_its_parent(
-    tmp_path: Path, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = pipe
-    found: list[Any] = []
-
-    def coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
-        found.extend(map(signal.getsignal, sorted(HANDLED)))
-        found.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()) & HANDLED)
-        found.append(parent.stop.wait(20.0))
-
-    codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(coordinator_process, "_coordinate", coordinate)
-    monkeypatch.setattr(coordinator_process, "crashes_recorded", nullcontext)
-    spec = spec_of({}, tmp_path)
-    handlers = {number: signal.getsignal(number) for number in HANDLED}
-    mask = signal.pthread_sigmask(
-        signal.SIG_BLOCK, HANDLED
-    )  # the parent starts this process with blocked signals
-    ours.send_bytes(encode(Order("interrupted")))
-    try:
-        assert _run(spec, theirs) == 0
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    (watch,) = [each for each in threading.enumerate() if each.name == "parent-watch"]
-    ours.close()
-    watch.join(20.0)
-
-    assert found == [signal.SIG_IGN] * len(HANDLED) + [set(), True]
-    assert codes == [1]
-
-
-class Telling(NaiveCommander):
-    """Calls a hook in its constructor."""
-
-    def __init__(self, cfg: Any) -> None:
-        super().__init__(cfg)
-        observe().after_checkpoint(path=Path("/run/ckpt"), iteration=0)
-
-
-def test_stopped_coordinator_sends_all_messages_of_the_run_to_its_parent(
-    tmp_path: Path, pipe: tuple[Connection, Connection]
-) -> None:
-    ours, theirs = pipe
-    configured: list[str] = []
-
-    class Observer:
-        @hookimpl
-        def dingsdk_configure(self, config: Any) -> None:
-            configured.append(config.policy.other.commander.type)
-
-    with use_manager(PluginManager()) as manager:
-        manager.registry("commanders").register("telling", Telling)
-        snapshot = manager.snapshot()
-        sets = ["policy.other.commander.type=telling"]
-        cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs", sets))
-    spec = spec_of(cfg, tmp_path, snapshot=snapshot)
-    parent = _Parent(theirs)
-    parent.stop.set()
-    with use_manager(PluginManager()) as manager:
-        manager.register_plugin(Observer(), "observer")
-        _coordinate(spec, parent)
-    messages: list[Any] = []
-    while ours.poll():
-        messages.append(decode(ours.recv_bytes()))
-
-    assert configured == ["telling"]
-    kinds = list(dict.fromkeys(map(type, messages)))
-    assert kinds == [Observed, Report]
-    assert messages[-2].is_ending
-    assert messages[0] == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 0})
-    assert messages[-1].reason == "interrupted"
-    assert messages[-1].status.buffer_capacity == 10_000
-
-
-@pytest.mark.parametrize("is_resumed", [False, True])
-def test_coordinator_resumes_from_the_journal_if_its_spec_says_so(
-    tmp_path: Path,
-    pipe: tuple[Connection, Connection],
-    monkeypatch: pytest.MonkeyPatch,
-    is_resumed: bool,
-) -> None:
-    ours, theirs = pipe
-    contexts: list[RunContext] = []
-
-    def pipeline(context: RunContext) -> Any:
-        contexts.append(context)
-        assert context.workers is not None
-        context.workers(SimpleNamespace())  # type: ignore[arg-type]
-        return SimpleNamespace(reason="limit")
-
-    monkeypatch.setattr("dingsdk.pipeline.parallel.parallel_pipeline", pipeline)
-    cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs"))
-    with use_manager(PluginManager()) as manager:
-        spec = spec_of(
-            cfg, tmp_path, snapshot=manager.snapshot(), is_resumed=is_resumed, rejoin_s=7.5
-        )
-        parent = _Parent(theirs)
-        _coordinate(spec, parent)
-    (context,) = contexts
-    assert (context.run_dir, context.rejoin_s) == (tmp_path, 7.5)
-    assert context.resumed == (JournaledRun(tmp_path, cfg) if is_resumed else None)
-    told = decode(ours.recv_bytes())
-    assert told == Report("", RunStatus(), [], is_ending=True, reason="limit")

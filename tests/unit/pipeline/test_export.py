@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from gymnasium import spaces
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import map_leaves
-from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError
-from dingsdk.pipeline.export import _Acting, _quiet, export_policy
+from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError
+from dingsdk.pipeline.export import _Acting, export_policy
 from dingsdk.policy import BasePolicy, create_policy
 from dingsdk.policy.base import get_policy_cls
 
@@ -96,26 +94,6 @@ def test_module_for_export_acts_like_the_policy(name: str) -> None:
     found = _Acting(policy).eval()(*(map_leaves(torch.from_numpy, each) for each in given))
 
     compare(policy, given, [each.numpy() for each in found])
-
-
-def test_module_for_export_is_a_copy_without_gradients() -> None:
-    policy = make("dqn-vector")
-    exported = _Acting(policy)
-    assert not any(each.requires_grad for each in exported.parameters())
-    assert all(each.requires_grad for each in policy.state()["model"].parameters())
-
-
-def test_torch_is_silent_only_during_an_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = logging.getLogger("torch.onnx")
-    bar = vars(torch.hub)["tqdm"]
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    monkeypatch.setattr(bar, "monitor_interval", 7)
-    with _quiet():
-        assert (logger.level, bar.monitor_interval) == (logging.ERROR, 0)
-        warnings.warn("of a part of torch", stacklevel=1)
-    assert (logger.level, bar.monitor_interval) == (logging.INFO, 7)
-    with pytest.warns(UserWarning, match="of its own"):
-        warnings.warn("of its own", stacklevel=1)
 
 
 @pytest.mark.slow
@@ -201,9 +179,3 @@ def test_program_that_acts_differently_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DingError, match="would not act as the policy does"):
         export_policy(Other({}, seed=0), VECTOR, tmp_path / "policy.pt2")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    policy = make("dqn-vector")
-    with pytest.raises(RunFolderError, match="cannot write"):
-        export_policy(policy, VECTOR, tmp_path / "absent" / "policy.pt2")

@@ -59,47 +59,6 @@ def test_config_that_compiling_refuses_is_invalid(schema: dict[str, Any], assign
     assert not is_valid(config, schema)
 
 
-@pytest.mark.parametrize(
-    ("buffer", "valid"),
-    [
-        ({"replay_buffer_size": 50_000}, True),
-        ({"type": "naive", "replay_buffer_size": 50_000}, True),
-        ({"alpha": 0.5}, False),  # a key of the advanced buffer
-        ({"type": "advanced", "alpha": 0.5}, True),
-        ({"type": "naive", "alpha": 0.5}, False),
-    ],
-)
-def test_part_has_the_keys_of_its_type_or_else_of_its_default_type(
-    schema: dict[str, Any], buffer: dict[str, Any], valid: bool
-) -> None:
-    config = load_config("cartpole-dqn")
-    config["policy"]["other"]["replay_buffer"] = buffer
-    assert is_valid(config, schema) == valid
-
-
-@pytest.mark.parametrize(
-    ("path", "types"),
-    [
-        ("policy.other.serial_commander", ["base", "one_vs_one"]),
-        ("policy.other.commander", ["naive", "solo", "one_vs_one"]),
-        ("system.learner", ["base"]),
-    ],
-)
-def test_every_type_of_a_part_is_valid_and_no_other(
-    schema: dict[str, Any], path: str, types: list[str]
-) -> None:
-    for type_key in types:
-        config = apply_set(load_config("cartpole-dqn"), f"{path}={{type: {type_key}}}")
-        assert is_valid(config, schema)
-    config = apply_set(load_config("cartpole-dqn"), f"{path}={{type: another}}")
-    assert not is_valid(config, schema)
-
-
-def test_roles_section_accepts_a_role_by_its_name(schema: dict[str, Any]) -> None:
-    config = apply_set(load_config("cartpole-dqn"), "system.roles={inference: {}}")
-    assert is_valid(config, schema)
-
-
 def test_key_has_description_type_bounds_and_default(schema: dict[str, Any]) -> None:
     policies = {each["title"]: each for each in schema["properties"]["policy"]["anyOf"]}
     learn = policies["policies: dqn"]["properties"]["learn"]["properties"]

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +17,13 @@ from dingsdk.errors import (
     ConfigError,
     DingError,
     RunDirLockedError,
-    RunFolderError,
     TaskFailedError,
     WorkerCrashedError,
 )
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import (
-    INTERRUPTED_CLOSE_S,
     _finish_evaluations,
     _status,
-    _watch,
     _with_trace,
     keeps_journal,
     open_journal,
@@ -35,14 +32,12 @@ from dingsdk.pipeline.parallel import (
 )
 from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker import WorkerGroup, transport_class
+from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import NaiveCommander
 from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
-from dingsdk.worker.run_logger import build_tb_logger
-from tests.tensorboard_events import read_events
 from tests.unit.pipeline.coordinators import status
 
 
@@ -102,28 +97,6 @@ def test_time_limit_of_the_last_evaluations_grows_with_the_players(
     assert _finish_evaluations(context, coordinator, workers, "limit") == "limit"
     assert coordinator.waited_s == pytest.approx(allowed_s)
     assert "cut off" in caplog.text
-
-
-def test_interrupt_of_the_last_evaluation_gives_no_advice_about_limits(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    context: Any = SimpleNamespace(stop=threading.Event())
-    context.stop.set()
-    coordinator: Any = Evaluating(0, 1.0)
-    assert _finish_evaluations(context, coordinator, WorkerGroup(), "limit") == "limit"
-    assert caplog.messages == ["the last evaluation was cut off; it does not count"]
-
-
-def test_last_evaluation_ends_with_the_error_of_a_worker_that_cannot_continue() -> None:
-    class Dead(WorkerGroup):
-        def poll(self) -> None:
-            raise WorkerCrashedError("worker w0 died", worker_id="w0", exit_code=-9)
-
-    context: Any = SimpleNamespace(stop=threading.Event())
-    coordinator: Any = Evaluating(0, 1.0)
-    with pytest.raises(WorkerCrashedError):
-        _finish_evaluations(context, coordinator, Dead(), "limit")
-    assert coordinator.waited_s < 0.2
 
 
 @pytest.mark.parametrize(("players", "buffers", "train_iter"), [(0, 1, 7), (1, 1, 9), (3, 3, 5)])
@@ -205,84 +178,6 @@ def test_journal_can_be_opened_by_only_one_coordinator(tmp_path: Path) -> None:
         assert open_journal(context, stack) is not None
     with ExitStack() as stack:
         assert open_journal(context_with(tmp_path), stack) is None
-
-
-def test_watch_loop_ends_at_the_limit_or_on_an_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk.pipeline.parallel.PACES_S", 0.0)
-    calls: list[str] = []
-    states = [status(), dataclasses.replace(status(), env_steps=20)]
-    coordinator: Any = SimpleNamespace(
-        wait=lambda timeout_s: False,
-        status=lambda: states.pop(0),
-        validate_state=lambda: calls.append("validated"),
-    )
-    workers: Any = SimpleNamespace(poll=lambda: calls.append("polled"))
-    tb_logger = build_tb_logger(tmp_path / "log", "coordinator")
-    results: Any = SimpleNamespace(
-        save_best=lambda: calls.append("saved"), tb_logger=lambda: tb_logger
-    )
-    with closing(tb_logger):
-        sets = ("system.max_env_steps=20", "system.validate_state=true")
-        context = context_with(tmp_path, *sets)
-        assert _watch(context, coordinator, workers, results) == "limit"
-        assert calls == ["saved", "validated", "polled", "saved", "validated"]
-
-        calls.clear()
-        states.append(status())
-        context = context_with(tmp_path, "system.max_env_steps=10")
-        assert _watch(context, coordinator, workers, results) == "limit"
-        assert calls == ["saved"]
-
-        context.stop.set()
-        assert _watch(context, coordinator, workers, results) == "interrupted"
-    events = read_events(tmp_path / "log" / "coordinator_tb_logger")
-    paces = [(step, value) for tag, step, value in events if tag == "pace/c0"]
-    assert paces == [(10, 50.0), (20, 50.0), (10, 50.0)]
-
-
-def test_address_of_the_coordinator_is_announced_for_external_workers(tmp_path: Path) -> None:
-    told: list[Any] = []
-    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", (), 0)
-    context = RunContext(cfg=cfg, run_dir=tmp_path, on_address=lambda *each: told.append(each))
-    context.stop.set()
-    result = parallel_pipeline(context)
-    assert (result.reason, result.mode, context.has_begun) == ("interrupted", "parallel", True)
-    ((address, note),) = told
-    assert address.startswith("http://127.0.0.1:")
-    assert "secret" in note
-
-
-def test_failure_to_remove_files_is_logged_and_does_not_fail_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def remove_data(self: Any) -> None:
-        raise RunFolderError("cannot remove data: not permitted", path="data")
-
-    context = context_with(tmp_path)
-    monkeypatch.setattr(transport_class(context.cfg), "remove_data", remove_data)
-    context.stop.set()
-    assert parallel_pipeline(context).reason == "interrupted"
-    assert "files of the run remain: cannot remove data: not permitted" in caplog.messages
-
-
-def test_tasks_that_do_not_end_in_time_are_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    limits: list[float] = []
-    close = Coordinator.close
-
-    def late(coordinator: Coordinator, timeout_s: float) -> list[str]:
-        limits.append(timeout_s)
-        return [*close(coordinator, timeout_s), "t1 of c0", "t2 of c1"]
-
-    monkeypatch.setattr(Coordinator, "close", late)
-    context = context_with(tmp_path)
-    context.stop.set()
-    parallel_pipeline(context)
-    assert "did not end in time: t1 of c0, t2 of c1" in caplog.messages
-    assert set(limits) == {INTERRUPTED_CLOSE_S[0]}
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,9 @@ import safetensors.torch
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
-import dingsdk
 from dingsdk.config import apply_set, load_config, save_config
 from dingsdk.data import SampleBatch
-from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import map_leaves
-from dingsdk.envs.space_description import make_space
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
@@ -151,11 +148,6 @@ def test_single_action_can_be_passed_to_the_env(policy: SavedPolicy) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("obs", [OBS.tolist(), torch.from_numpy(OBS), OBS.astype(np.float64)])
-def test_lists_tensors_and_wider_floats_are_accepted(policy: SavedPolicy, obs: Any) -> None:
-    assert policy.predict(obs)[0] == policy.predict(OBS)[0]
-
-
 def test_spaces_are_read_from_the_config_without_creating_the_env(
     run_dir: Path, tmp_path: Path, policy: SavedPolicy
 ) -> None:
@@ -180,21 +172,6 @@ def test_spaces_are_read_from_the_given_env_if_the_config_lacks_them(
     assert len(closed) == 1
 
 
-def test_spaces_are_those_of_one_player(tmp_path: Path) -> None:
-    pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
-    cfg = compile_run("tictactoe-selfplay")
-    expected = make_space(cfg.env.observation_space, "env.observation_space")
-    del cfg.env["observation_space"]
-    save_config(cfg, tmp_path / "config.yaml")
-    made = create_policy(cfg.policy, enable_field=["learn"], seed=0)
-    save_checkpoint(tmp_path / "ckpt", "ckpt_best", made.learn_mode.state_dict(), iteration=1)
-
-    found = load_policy(tmp_path, env=cfg.env.env_id)
-
-    assert found.observation_space == expected
-    assert found.action_space == gym.spaces.Discrete(9)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_policy_trained_on_a_gpu_runs_on_the_cpu_without_one(run_dir: Path, tmp_path: Path) -> None:
     changed_run(run_dir, tmp_path / "run", "policy.cuda=true")
@@ -211,14 +188,6 @@ def test_exploration_continues_from_the_env_steps_of_the_checkpoint(policy: Save
 
     # At 500 of 1000 env steps epsilon is 0.525. Half of the random actions differ from the best.
     assert np.mean(explored != best) == pytest.approx(0.525 / 2, abs=0.03)
-
-
-def test_export_passes_the_policy_and_its_observation_space(
-    policy: SavedPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk.pipeline.export.export_policy", lambda *given: given)
-    found: Any = policy.export("p.pt2")
-    assert found == (policy._policy, policy.observation_space, Path("p.pt2"))
 
 
 @pytest.mark.parametrize(
@@ -458,40 +427,3 @@ def test_dict_form_policy_receives_tensors_or_arrays_as_in_training(
     ByDicts.given.clear()
     found.predict(batch, deterministic=False)
     assert set(ByDicts.given) == {torch.Tensor if transforms else np.ndarray}
-
-
-def test_dict_form_policy_receives_dict_observations(tmp_path: Path) -> None:
-    found = save_untrained(tmp_path, ByDicts)
-    ByDicts.given.clear()
-    obs = found.observation_space.sample()
-    assert found.predict(as_row(obs))[0].tolist() == [found.predict(obs)[0]]
-    assert set(ByDicts.given) == {dict}
-
-
-def example_names() -> list[Any]:
-    """Return the shipped examples. Atari is marked slow because its network is large."""
-    return [
-        pytest.param(each.name, marks=pytest.mark.slow if each.extra == "atari" else [])
-        for each in dingsdk.list_examples()
-    ]
-
-
-@pytest.mark.parametrize("name", example_names())
-def test_policy_of_every_example_plays_its_env(name: str, tmp_path: Path) -> None:
-    (example,) = (each for each in dingsdk.list_examples() if each.name == name)
-    if not example.is_installed:
-        pytest.skip(f"needs the extra {example.extra}")
-    cfg = compile_run(name)
-    save_config(cfg, tmp_path / "config.yaml")
-    made = create_policy(cfg.policy, enable_field=["learn"], seed=0)
-    state = {"model": made.learn_mode.state_dict()["model"]}
-    save_checkpoint(tmp_path / "ckpt", "ckpt_best", state, iteration=1, envstep=100)
-
-    found = load_policy(tmp_path)
-    obs, memory = sample_obs(found.observation_space), None
-    for deterministic in (True, False, True):
-        action, memory = found.predict(obs, memory, deterministic)
-        assert found.action_space.contains(action)
-    assert (memory is None) == ("r2d2" not in name)
-    env = found.make_env()
-    env.close()

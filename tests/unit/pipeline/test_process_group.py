@@ -14,6 +14,8 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.process_group import (
+    SILENT_S,
+    START_S,
     LinkedProcess,
     ProcessWorkers,
     WorkerProcess,
@@ -104,7 +106,12 @@ class Site:
         return sum(each.spec.worker_id == worker_id for each in self.started)
 
     def pass_s(self, seconds: float) -> None:
-        self.now += seconds
+        """Let time pass, with a poll each second; a longer pause is one of the whole machine."""
+        end = self.now + seconds
+        while self.now < end - 1.0:
+            self.now += 1.0
+            self.group.poll()
+        self.now = end
         self.group.poll()
 
     def kill_after(self, seconds: float) -> None:
@@ -156,43 +163,17 @@ def test_pause_before_a_restart_grows_to_five_seconds(tmp_path: Path) -> None:
         assert site.count("collector-0") == count + 1
 
 
-def test_dead_worker_is_restarted_at_once_if_it_worked_longer_than_the_pause(
-    tmp_path: Path,
-) -> None:
-    site = Site(tmp_path, restarts=100)
-    site.group.start("address")
-    for count in range(1, 10):
-        process = site.newest("collector-0")
-        process.join_run()
-        site.pass_s(0.0)
-        site.pass_s(5.0)
-        process.die(-9)
-        site.pass_s(0.0)
-        site.pass_s(0.0)
-        assert site.count("collector-0") == count + 1
-
-
 def test_more_deaths_than_allowed_restarts_end_the_run(site: Site) -> None:
     site.kill_after(1.0)
     site.kill_after(1.0)
     text = (
-        "worker collector-0 died 3 times within 600 s, at last by: killed by SIGKILL "
+        "worker collector-0 died 3 times in a row, at last by: killed by SIGKILL "
         "(system.restarts is 2)"
     )
     with pytest.raises(WorkerCrashedError, match=f"^{re.escape(text)}$") as caught:
         site.kill_after(1.0)
     assert (caught.value.worker_id, caught.value.exit_code) == ("collector-0", -9)
     assert not caught.value.is_user_mistake
-
-
-def test_deaths_are_forgotten_after_the_window(site: Site) -> None:
-    site.kill_after(1.0)
-    site.kill_after(1.0)
-    site.pass_s(600.0)
-    for _ in range(2):
-        site.kill_after(1.0)
-    with pytest.raises(WorkerCrashedError):
-        site.kill_after(1.0)
 
 
 def test_death_after_a_minute_of_work_resets_the_count(site: Site) -> None:
@@ -229,47 +210,22 @@ def test_worker_that_fails_after_joining_is_restarted_and_its_error_is_not_reuse
     assert site.lost == [("collector-0", "ValueError: no"), ("collector-0", "killed by SIGKILL")]
 
 
-def test_error_sent_just_before_the_worker_ends_is_reported(site: Site) -> None:
-    process = site.newest("collector-0")
-    process.join_run()
-    site.pass_s(0.0)
-    looks = iter([[], [{"event": "failed", "text": "ValueError: no"}]])
-    process.messages = lambda: iter(next(looks))  # type: ignore[method-assign]
-    process.die(1)
-    site.pass_s(0.0)
-    assert site.lost == [("collector-0", "ValueError: no")]
-
-
-def test_worker_lost_by_the_master_before_its_joined_message_is_not_killed(
-    site: Site,
-) -> None:
-    process = site.newest("collector-0")
-    site.workers["collector-0"] = None
-    site.pass_s(0.0)
-    site.workers.clear()
-    site.pass_s(site.group.start_limit_s)
-    assert process.calls == []
-
-
 def test_worker_that_never_joins_is_killed_and_restarted_within_its_budget(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.newest("learner-0").join_run()
-    for count in (1, 2, 3):
-        process = site.newest("collector-0")
-        site.pass_s(site.group.start_limit_s)
-        assert process.calls == []
-        site.pass_s(0.1)
-        assert process.calls == ["kill"]
-        assert "worker collector-0 has not joined the run within 300 s" in caplog.text
-        if count < 3:
-            site.pass_s(0.0)
-            site.pass_s(5.0)
-            assert site.count("collector-0") == count + 1
+    process = site.newest("collector-0")
+    site.pass_s(START_S)
+    assert process.calls == []
+    site.pass_s(0.1)
+    assert process.calls == ["kill"]
+    assert "worker collector-0 has not joined the run within 300 s" in caplog.text
+    site.pass_s(2.0)
+    assert site.count("collector-0") == 2
 
-    text = r"collector-0 died 3 times within 6\d\d s, at last by: killed because it has not joined"
+    text = "collector-0 died 3 times in a row, at last by: killed because it has not joined"
     with pytest.raises(WorkerCrashedError, match=text):
-        site.pass_s(0.0)
+        site.pass_s(3 * START_S)
 
 
 def test_worker_that_waits_for_an_address_is_not_killed(tmp_path: Path) -> None:
@@ -277,16 +233,8 @@ def test_worker_that_waits_for_an_address_is_not_killed(tmp_path: Path) -> None:
     site.group.prepare()
     site.pass_s(1000.0)
     site.group.start("address")
-    site.pass_s(site.group.start_limit_s)
+    site.pass_s(START_S)
     assert [process.calls for process in site.started] == [["address"], ["address"]]
-
-
-def test_worker_killed_before_it_joined_is_restarted(site: Site) -> None:
-    site.newest("learner-0").die(-11)
-    site.pass_s(0.0)
-    site.pass_s(5.0)
-    assert site.count("learner-0") == 2
-    assert site.lost == [("learner-0", "killed by SIGSEGV")]
 
 
 def test_script_without_main_guard_gets_an_error_about_it(site: Site) -> None:
@@ -317,24 +265,6 @@ def test_crash_report_is_read_up_to_a_size_limit(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_process_lost_by_the_master_for_too_long_is_killed(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
-    process = site.newest("collector-0")
-    process.join_run()
-    site.pass_s(100.0)
-    assert process.calls == []
-    site.workers.clear()
-    site.pass_s(site.group.lost_limit_s)
-    assert process.calls == []
-    site.pass_s(0.1)
-    assert process.calls == ["kill"]
-    assert "has been silent for 30 s" in caplog.text
-    site.pass_s(0.0)
-    site.pass_s(5.0)
-    assert site.count("collector-0") == 2
-
-
 def test_killed_process_that_takes_a_moment_to_end_is_logged_once(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -344,7 +274,7 @@ def test_killed_process_that_takes_a_moment_to_end_is_logged_once(
     process.kill = lambda: None  # type: ignore[method-assign]
     site.workers.clear()
     for _ in range(3):
-        site.pass_s(site.group.lost_limit_s + 0.1)
+        site.pass_s(SILENT_S + 0.1)
     assert caplog.text.count("its process is killed") == 1
 
 
@@ -432,12 +362,3 @@ def test_process_that_does_not_end_in_time_is_killed() -> None:
     assert process.end(0.0) == -signal.SIGKILL
     assert process.end(0.0) == -signal.SIGKILL
     process.send(b"to nobody")
-
-
-def test_os_error_at_process_start_is_not_reported_as_a_config_error(
-    tmp_path: Path,
-) -> None:
-    full = OSError(24, "Too many open files")
-    with pytest.raises(OSError, match="Too many open files") as caught:
-        WorkerProcess(spec_of(tmp_path, Refusing(full)))
-    assert caught.value is full

@@ -74,24 +74,6 @@ def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins
     ]
 
 
-def test_plain_line_shows_the_same_values() -> None:
-    line = shown(STATUS, is_terminal=False).splitlines()[-1]
-
-    assert line == (
-        "[  10.0 s] 12,000 env steps (1,200/s), 3,000 iterations (300/s), return 20.0 (best 30.0), "
-        "success 0.82, score 1,234.50, loss 0.1235, eps 0.25, buffer 10/64, policy v3000, lag 1.2, "
-        "3 workers, 1 min 30 s left, gpu 0.5123, phase warm"
-    )
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_unknown_value_is_omitted(is_terminal: bool) -> None:
-    text = shown(RunStatus(), is_terminal=is_terminal)
-    assert "loss" not in text
-    assert "left" not in text
-    assert "lag" not in text
-
-
 def test_evaluation_line_names_its_player_and_opponent() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=False, width=300)
@@ -150,25 +132,6 @@ def test_plain_line_is_printed_only_after_a_change(
 
     steps = [line.split(" env steps")[0].split("] ")[1] for line in out.getvalue().splitlines()]
     assert steps == ([str(number) for number in range(next(looks))] if is_moving else ["7"])
-
-
-def test_table_is_redrawn_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "TERMINAL_INTERVAL_S", 0.01)
-    out, looks = io.StringIO(), itertools.count()
-    has_looked_often = threading.Event()
-
-    def status() -> RunStatus:
-        number = next(looks)
-        if number >= 5:
-            has_looked_often.set()
-        return RunStatus(env_steps=number)
-
-    console = Console(file=out, force_terminal=True, width=300)
-    with ConsoleProgress(console, status, 500.0):
-        assert has_looked_often.wait(60)
-
-    drawn = {int(number) for number in re.findall(r"(\d+) env steps ", without_codes(out))}
-    assert {2, 3, 4} <= drawn
 
 
 def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None:

@@ -22,22 +22,6 @@ def test_rate_is_that_of_the_last_ten_seconds() -> None:
     ]
 
 
-def test_constant_rate_is_exact_from_the_start() -> None:
-    rate = Rate()
-
-    assert rate.of(0, 0.0) == 0.0
-    assert [rate.of(50 * n, n / 2) for n in range(1, 6)] == pytest.approx([100.0] * 5)
-
-
-def test_snapshot_right_after_another_does_not_change_the_rate() -> None:
-    rate = Rate()
-    rate.of(100, 1.0)
-
-    assert rate.of(10_000, 1.04) == 100.0
-    assert rate.of(200, 2.0) == pytest.approx(100.0)
-    assert [Rate().of(5, at_s) for at_s in (0.049, 0.05)] == [0.0, pytest.approx(100.0)]
-
-
 def test_counts_of_a_loaded_checkpoint_are_not_part_of_the_rate() -> None:
     rates = RunRates()
     loaded = RunStatus(loaded_env_steps=5000, loaded_train_iter=300)
@@ -70,7 +54,3 @@ def test_time_left_is_the_time_to_the_first_limit(limits: dict[str, int], expect
     status = RunStatus(env_steps=100, train_iter=20, elapsed_s=10.0, **limits)
 
     assert RunRates().of(status) == (10.0, 2.0, expected)
-
-
-def test_time_left_is_unknown_without_progress() -> None:
-    assert RunRates().of(RunStatus(max_env_steps=300)) == (0.0, 0.0, None)

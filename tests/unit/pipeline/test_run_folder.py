@@ -14,7 +14,7 @@ import pytest
 
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, best_of
-from dingsdk.pipeline.results import _draw, write_curve, write_result
+from dingsdk.pipeline.results import _draw, write_result
 from dingsdk.pipeline.run_folder import (
     check_run_folder,
     claim_run_folder,
@@ -38,14 +38,6 @@ EVALUATIONS = tuple(
     )
     for i in range(5)
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_run_folder_that_does_not_exist_is_reported_with_the_nearest_one(tmp_path: Path) -> None:
@@ -91,15 +83,6 @@ def test_folder_whose_path_is_not_utf8_is_refused_before_anything_is_written(
         make(path)
     assert caught.value.is_user_mistake
     assert list(tmp_path.iterdir()) == []
-
-
-def test_folder_whose_config_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk.pipeline.run_folder.CONFIG_NAME", "x" * 300)
-    with pytest.raises(RunFolderError, match=f"cannot write {tmp_path}/xxx") as caught:
-        claim_run_folder(tmp_path)
-    assert caught.value.path == str(tmp_path / ("x" * 300))
 
 
 def test_only_one_of_several_starts_gets_a_folder(tmp_path: Path) -> None:
@@ -185,32 +168,6 @@ def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_clock_starts_with_the_first_step_and_only_once() -> None:
-    clock = Clock()
-    recorder = RunRecorder(clock=clock)
-    clock.now_s += 5
-    before = recorder.elapsed_s
-    recorder.mark_first_step()
-    clock.now_s += 2
-    recorder.mark_first_step()
-    clock.now_s += 1
-
-    assert (before, recorder.elapsed_s) == (0.0, 3.0)
-
-
-def test_recorder_keeps_order_best_and_last() -> None:
-    told: list[Evaluation] = []
-    recorder = RunRecorder(on_evaluation=told.append)
-
-    for returns in ([5.0, 15.0], [30.0], [20.0]):
-        recorder.add_evaluation(returns, env_steps=1, train_iter=1)
-
-    assert [each.mean for each in recorder.evaluations] == [10.0, 30.0, 20.0]
-    status = recorder.progress_of(None, 1, 1)
-    assert (status.best_return, status.last_return) == (30.0, 20.0)
-    assert tuple(told) == recorder.evaluations
-
-
 def test_numbers_of_training_are_means_over_the_last_hundred_episodes() -> None:
     recorder = RunRecorder()
     for episodes, mean in ((90, 5.0), (60, 1.0), (30, 0.0)):
@@ -240,15 +197,6 @@ def test_best_evaluation_is_against_the_newest_opponent() -> None:
     assert recorder.progress_of(None, 1, 1).best_return == 0.2
 
 
-def test_curve_is_a_png_and_needs_an_evaluation(tmp_path: Path) -> None:
-    path = tmp_path / "curve.png"
-
-    assert not write_curve(path, (), 475.0, "nothing")
-    assert not path.exists()
-    assert write_curve(path, EVALUATIONS[:1], float("inf"), "dqn")
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize("stop_value", [475.0, float("inf")])
 def test_curve_shows_means_a_band_of_extremes_and_a_finite_stop_value(
     stop_value: float,
@@ -263,11 +211,6 @@ def test_curve_shows_means_a_band_of_extremes_and_a_finite_stop_value(
     assert axes.get_title() == "dqn\n100.0 after 2,000 env steps, 3.0 s"
     labels = axes.get_legend_handles_labels()[1]
     assert labels == ["worst to best episode", "mean of 10 episodes", "stop 475"][: 2 + len(stop)]
-
-
-def test_curve_in_a_missing_folder_is_a_run_folder_error(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError):
-        write_curve(tmp_path / "gone" / "curve.png", EVALUATIONS, 475.0, "dqn")
 
 
 def test_temporary_file_of_a_killed_run_is_removed_on_resume(tmp_path: Path) -> None:

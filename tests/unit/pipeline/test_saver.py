@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import CheckpointCorruptError, RunFolderError
@@ -84,14 +81,6 @@ def test_automatic_saves_use_2_percent_of_the_time_and_are_a_minute_apart(
     assert saver.go_on(1150.0) == [1060.0, second]
 
 
-def test_failed_save_is_retried_after_the_pause(clock: Clock) -> None:
-    saver = Saver(clock, 10)
-    saver.is_full = True
-    assert saver.go_on(1015.0) == [1010.0]
-    saver.is_full = False
-    assert saver.go_on(1025.0) == [1020.0]
-
-
 def test_run_without_progress_is_saved_only_once_unless_the_save_failed(clock: Clock) -> None:
     saver = Saver(clock, 10)
     saver.is_full = True
@@ -103,13 +92,6 @@ def test_run_without_progress_is_saved_only_once_unless_the_save_failed(clock: C
     saver.place.train_iter += 1
     saver.save()
     assert len(saver.written_at) == 3
-
-
-def test_run_without_save_every_is_never_saved(clock: Clock) -> None:
-    saver = Saver(clock, None)
-    assert saver.go_on(5000.0) == []
-    saver.save()
-    assert saver.written_at == []
 
 
 class Bare(RunSaver):
@@ -139,36 +121,6 @@ def test_partial_save_is_replaced_and_the_last_two_saves_are_kept(tmp_path: Path
         saver._write(number)
     assert sorted(path.name for path in folder.iterdir()) == ["000002", "000003"]
     assert Bare(tmp_path)._last == 3
-
-
-def test_random_streams_and_turns_continue_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resume, "_versions", lambda cfg: {})
-
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.random()), float(torch.rand(()))
-
-    streams = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-    }
-    expected = draw()
-    state: Any = SimpleNamespace(
-        parts={"learner": {"train_iter": 5}},
-        versions={},
-        turn=2,
-        evaluations=[],
-        elapsed_s=1.5,
-        training=[(2, {"score": 0.5})],
-        streams=streams,
-    )
-    save: Any = SimpleNamespace(number=3, state=state)
-    saver = Bare(tmp_path)
-    saver.resume(save)
-    assert draw() == expected
-    assert (saver.team.turn, saver.resumed) == (2, [([], 1.5, [(2, {"score": 0.5})])])
 
 
 @pytest.mark.parametrize(("index", "branch"), [(0, ("resume", 3)), (1, ("resume", 3, 1))])

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from dingsdk.config import to_easydict
-from dingsdk.data.seeding import seeds_recorded
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.serial import (
-    _breakable,
-    _build,
-    _call_last_hooks,
-    _close,
-    _evaluate,
     _run,
 )
 from dingsdk.pipeline.team import Team, Workers
-from dingsdk.pipeline.train import compile_run
-from dingsdk.runtime import deadline
 from dingsdk.worker.sample_counts import SampleCounts
 
 N_SAMPLE = 4
@@ -210,20 +198,6 @@ def test_evaluation_that_reaches_the_goal_ends_the_run(parts: Parts) -> None:
     assert (recorded[0].mean, recorded[0].min, recorded[0].max) == (2.0, 1.0, 3.0)
 
 
-@pytest.mark.parametrize(
-    ("player_num", "plays", "opponent"), [(1, True, None), (2, True, "strong"), (2, False, None)]
-)
-def test_evaluation_names_the_opponent_if_it_plays_games(
-    parts: Parts, player_num: int, plays: bool, opponent: str | None
-) -> None:
-    parts.context.cfg.env.eval_opponents = ["random", "strong"]
-    parts.plays = plays
-    workers = workers_of(parts)
-    workers.player_num = player_num
-    _evaluate(parts.context, workers)
-    assert [each.opponent for each in parts.context.recorder.evaluations] == [opponent]
-
-
 def test_last_policy_at_the_limit_is_evaluated_only_once(parts: Parts) -> None:
     parts.eval_due = {4}
     assert run(parts) == "limit"
@@ -237,11 +211,6 @@ def test_iteration_limit_is_checked_between_the_updates_of_a_round(parts: Parts)
     assert parts.names().count("train") == 3
     assert saver.saved == [(3, 0)]
     assert parts.calls[-1] == ("eval", 3, 8)
-
-
-def test_last_evaluation_can_reach_the_goal(parts: Parts) -> None:
-    parts.goal_at = 4
-    assert run(parts) == "stop_value"
 
 
 @pytest.mark.parametrize("at", ["collect", "train"])
@@ -265,30 +234,6 @@ def test_saver_is_called_between_rounds_and_before_the_last_evaluation(
     assert saver.saved == [(4, 0)]
 
 
-def test_run_that_reaches_its_goal_is_saved_after_the_evaluation(parts: Parts) -> None:
-    saver = Saver(parts)
-    parts.eval_due, parts.goal_at = {2}, 2
-    assert run(parts, saver=saver) == "stop_value"
-    assert saver.saved == [(2, 1)]
-
-
-def test_stopped_run_is_saved_in_its_current_state(parts: Parts) -> None:
-    saver = Saver(parts)
-    parts.on_call = lambda name: parts.context.stop.set() if name == "train" else None
-    assert run(parts, saver=saver) == "interrupted"
-    assert saver.saved == [(1, 0)]
-
-
-def test_run_can_be_interrupted_only_inside_a_breakable_block(tmp_path: Path) -> None:
-    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path)
-    assert not context.is_breakable
-    with _breakable(context) as can_be:
-        assert (context.is_breakable, can_be) == (True, True)
-    assert not context.is_breakable
-    with _breakable(context, 5.0) as can_be:
-        assert not can_be  # there is no handler that could interrupt it
-
-
 # The player has updates left at limit 3, and none at limit 4.
 @pytest.mark.parametrize("last_iter", [3, 4])
 def test_player_that_reached_its_limit_waits_for_the_others(parts: Parts, last_iter: int) -> None:
@@ -308,61 +253,6 @@ def test_player_that_reached_its_limit_waits_for_the_others(parts: Parts, last_i
     ]
 
 
-class Game(Parts):
-    """Collects for two players. Only the first is trained."""
-
-    def collect(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> Any:
-        return [[super().collect(train_iter, policy_kwargs), ["of the opponent"] * 3]]
-
-
-def test_only_samples_of_the_trained_player_are_stored(parts: Parts) -> None:
-    game = Game(parts.context)
-    workers = workers_of(game)
-    workers.player_num = 2
-    assert _run(game.context, Team([workers]), Saver(game)) == "limit"
-    assert [call for call in game.calls if call[0] == "push"] == [
-        ("push", [4], 4),
-        ("push", [8], 8),
-    ]
-    assert workers.collected == 2
-
-
-def test_each_player_has_its_own_name_and_initial_weights(tmp_path: Path) -> None:
-    pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
-    sets = (
-        "policy.other.league.active_player_num=2",
-        "env.collector_env_num=1",
-        "env.evaluator_env_num=1",
-    )
-    cfg = compile_run("tictactoe-selfplay", sets=sets)
-    with ExitStack() as stack, seeds_recorded(0) as seeds:
-        team = _build(RunContext(cfg=cfg, run_dir=tmp_path), stack)
-        first, second = team.members
-    assert [(each.player_id, each.player) for each in team.members] == [
-        ("player_0", None),
-        ("player_1", "player_1"),
-    ]
-    assert second.commander.league is first.commander.league
-    assert {"seed/policy", "seed/player/player_1/policy"} <= seeds.keys()
-    weights = [each.learner.policy.state_dict()["model"] for each in team.members]
-    assert weights[0].keys() == weights[1].keys()
-    assert not any(
-        torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if "weight" in key
-    )
-
-
-def test_evicted_samples_are_computed_from_the_count_of_the_buffer() -> None:
-    plain = SimpleNamespace(count=lambda: 3)
-    workers = workers_of(plain)
-    workers.collected, workers.trained = 10, 25
-    workers.evicted_before["missing"] = 2
-    assert workers.samples() == SampleCounts(10, 10, 25, 3, {"missing": 2, "removed": 7})
-
-    workers = workers_of(plain, on_policy=True)
-    workers.collected = 10
-    assert workers.samples() == SampleCounts(10, 10, 0, 3, {"trained": 10})
-
-
 @pytest.mark.parametrize("is_due", [False, True])
 def test_sample_counts_are_checked_between_rounds_if_configured(
     parts: Parts, is_due: bool, monkeypatch: pytest.MonkeyPatch
@@ -373,53 +263,3 @@ def test_sample_counts_are_checked_between_rounds_if_configured(
     parts.count = lambda: 0  # type: ignore[attr-defined]
     run(parts)
     assert checks == ([1] if is_due else [])  # the next check is due only after some seconds
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_after_run_hooks_have_a_time_limit_if_the_run_was_stopped(
-    tmp_path: Path, is_stopped: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    allowed: list[float] = []
-    calls: list[str] = []
-    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path)
-    context.break_after = lambda timeout_s: allowed.append(timeout_s) or True  # type: ignore[func-returns-value]
-    if is_stopped:
-        context.stop.set()
-
-    def call_hook(name: str) -> None:
-        assert context.is_breakable
-        calls.append(name)
-        if is_stopped:
-            raise KeyboardInterrupt
-
-    saves = SimpleNamespace(call_hook=call_hook, save_checkpoint=lambda: calls.append("save"))
-    _call_last_hooks(context, saves)
-
-    assert allowed == ([deadline.CLOSE_S] if is_stopped else [])
-    assert calls == (["after_run", "save"] if is_stopped else ["after_run"])
-    text = "a hook of policy.learn.learner did not return in time from after_run"
-    assert (text in caplog.text) == is_stopped
-    assert not context.is_breakable
-
-
-@pytest.mark.parametrize("can_be_broken", [False, True])
-def test_part_is_closed_in_the_main_thread_if_it_can_be_interrupted(
-    tmp_path: Path, can_be_broken: bool
-) -> None:
-    threads: list[threading.Thread] = []
-    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path)
-    context.break_after = lambda timeout_s: can_be_broken
-    _close(context, "env_manager", lambda: threads.append(threading.current_thread()))
-    (thread,) = threads
-    assert (thread is threading.main_thread()) == can_be_broken
-
-
-def test_part_that_does_not_close_in_time_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def close() -> None:
-        raise KeyboardInterrupt
-
-    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path, break_after=lambda timeout_s: True)
-    _close(context, "env_manager", close)
-    assert "close() of env_manager did not return in time" in caplog.text

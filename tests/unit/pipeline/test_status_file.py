@@ -68,12 +68,6 @@ def test_status_of_a_running_run_can_be_read_and_printed(tmp_path: Path) -> None
     ]
 
 
-def test_elapsed_time_is_a_dash_before_the_first_env_step(tmp_path: Path) -> None:
-    context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=RunStatus)
-    StatusFile(context, "parallel").write()
-    assert shown(tmp_path).splitlines()[1] == "elapsed       -, parallel, 1 worker"
-
-
 def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path) -> None:
     status = RunStatus(
         env_steps=4000,
@@ -135,13 +129,6 @@ def test_killed_run_is_shown_as_killed_at_once(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert f"killed: process {process.pid} on " in shown(tmp_path)
-
-
-def test_lock_is_ignored_for_a_status_from_another_host(tmp_path: Path) -> None:
-    StatusFile(context_of(tmp_path), "serial").write()
-    path = tmp_path / STATUS_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "elsewhere"}))
-    assert "under way (process " in shown(tmp_path)
 
 
 def test_status_is_written_repeatedly_and_at_the_end(
@@ -325,20 +312,6 @@ def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: 
     (line,) = lines_of(tmp_path)
     assert line["columns"] == columns
     assert line.items() <= found.items()
-
-
-def test_failure_to_write_the_curves_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / PROGRESS_NAME).mkdir()
-    written = StatusFile(context_of(tmp_path), "serial")
-    written.write()
-    written.write()
-
-    (record,) = caplog.records
-    path = tmp_path / PROGRESS_NAME
-    assert f"cannot be written: {path} is refused: it is a folder" in record.getMessage()
-    assert read_status(tmp_path)["env_steps"] == 40
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,9 +43,6 @@ from dingsdk.pipeline.supervisor import (
     Supervisor,
 )
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker import worker_ids
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 
 REPORT = "Fatal Python error: Segmentation fault"
 ADDRESS = "http://127.0.0.1:7777"
@@ -232,49 +227,6 @@ def test_dead_coordinator_is_replaced_on_the_same_port(
     ]
 
 
-def test_imports_for_the_curve_are_made_once_when_the_training_has_begun(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: queue.SimpleQueue[int] = queue.SimpleQueue()
-    monkeypatch.setattr("dingsdk.pipeline.supervisor.prepare_curve", lambda: calls.put(1))
-    site.open()
-    assert calls.empty()
-    for train_iter in (1, 2):
-        site.tell(report(status=RunStatus(train_iter=train_iter)))
-    assert calls.get(timeout=10.0) == 1
-    assert calls.empty()
-
-
-@pytest.mark.parametrize(("healthy_s", "ends"), [(59.0, True), (60.0, False)])
-def test_death_of_a_coordinator_counts_unless_it_ran_for_a_minute(
-    site: Site, healthy_s: float, ends: bool
-) -> None:
-    site.open()
-    site.die()
-    site.open(after_s=5.0)
-    if ends:
-        text = (
-            "the coordinator died 2 times within 600 s, at last by: killed by SIGKILL "
-            "(system.restarts is 1)"
-        )
-        with pytest.raises(WorkerCrashedError, match=f"^{re.escape(text)}$"):
-            site.die(healthy_s)
-    else:
-        site.die(healthy_s)
-    assert len(site.started) == (2 if ends else 3)
-
-
-def test_workers_are_watched_again_if_the_coordinator_died_while_ending_them(
-    site: Site,
-) -> None:
-    site.open()
-    site.tell(report(is_ending=True))
-    site.die()
-    site.calls.clear()
-    site.open()
-    assert site.calls == ["workers poll"]
-
-
 def test_coordinator_that_never_opened_is_not_replaced(site: Site) -> None:
     with pytest.raises(WorkerCrashedError, match="cannot start: killed by SIGKILL"):
         site.die()
@@ -293,7 +245,7 @@ def test_coordinator_that_hangs_is_killed_and_another_one_continues(
         site.tell(after_s=1.0)
     assert (hanging.exit_code, site.started) == (None, [hanging])
     site.tell(after_s=0.5)
-    site.tell()
+    site.die()
     assert len(site.started) == 2
     assert site.newest.spec.is_resumed
     assert "died: killed because it has been silent for 30 s; it is started again" in caplog.text
@@ -303,10 +255,10 @@ def test_coordinator_that_hangs_is_killed_and_another_one_continues(
 
 
 def test_coordinator_that_hangs_at_the_start_ends_the_run(site: Site) -> None:
-    for _ in range(300):
+    for _ in range(301):
         site.tell(after_s=1.0)
-    with pytest.raises(WorkerCrashedError, match=r"cannot start: .* silent for 300 s"):
-        site.tell(after_s=1.0)
+    with pytest.raises(WorkerCrashedError, match=r"cannot start: .* not joined .* 300 s"):
+        site.tell()
 
 
 def test_coordinator_is_not_killed_for_time_in_which_the_supervisor_was_stopped(
@@ -457,64 +409,3 @@ def test_error_of_a_coordinator_interrupts_the_run(idle: Site) -> None:
     assert idle.newest.heard == [Order("interrupted")]
     assert idle.newest.ends == [INTERRUPTED_CLOSE_S[0]]
     assert idle.calls[-3:] == [("workers close", INTERRUPTED_CLOSE_S[1]), "close", "remove_data"]
-
-
-def test_transport_that_starts_workers_is_launched_before_the_run_and_closed_after(
-    idle: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind = SimpleNamespace(starts_workers=True)
-    monkeypatch.setattr("dingsdk.pipeline.supervisor.transport_class", lambda cfg: kind)
-    idle.script = [report(), report(reason="limit")]
-    idle.supervisor.run()
-    assert idle.calls == [
-        ("launch", worker_ids(idle.context.cfg)),
-        "made",
-        ("workers start", ADDRESS),
-        ("workers close", CLOSE_S[1]),
-        "close",
-    ]
-    assert idle.made[0][-1] is idle.transport.start_worker
-
-
-@pytest.mark.parametrize(("reason", "heard"), [("enough", [Order("stopped")]), (None, [])])
-def test_plugin_can_stop_the_run(site: Site, reason: str | None, heard: list[Message]) -> None:
-    asked = []
-
-    class Stop:
-        @hookimpl
-        def dingsdk_should_stop(self, status: dict[str, Any]) -> str | None:
-            asked.append((status["env_steps"], status["train_iter"]))
-            return reason
-
-    with use_manager(PluginManager()) as manager:
-        manager.register_plugin(Stop(), "stop")
-        site.open()
-        site.newest.heard.clear()
-        site.tell(report(status=RunStatus(env_steps=5, train_iter=2)))
-    assert asked[-1] == (5, 2)
-    assert site.newest.heard == heard
-
-
-def test_error_contains_the_crash_report_of_the_coordinator(site: Site) -> None:
-    crash_file = site.newest.spec.crash_file
-    crash_file.parent.mkdir()
-    crash_file.write_text(REPORT)
-    with pytest.raises(WorkerCrashedError) as caught:
-        site.die()
-    assert caught.value.facts == {
-        "worker_id": "coordinator", "exit_code": -9, "traceback": REPORT
-    }  # fmt: skip
-    assert not caught.value.is_user_mistake
-
-
-def test_empty_crash_file_and_replay_server_folder_are_removed_at_close(
-    site: Site,
-) -> None:
-    crash_file = site.newest.spec.crash_file
-    crash_file.parent.mkdir()
-    crash_file.touch()
-    served = site.context.run_dir / REPLAY_FOLDER
-    served.mkdir()
-    site.supervisor._close()
-    assert not crash_file.exists()
-    assert not served.exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
 import re
@@ -11,31 +9,25 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dingsdk.config import save_config, to_plain
-from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
+from dingsdk.errors import CheckpointMissingError, ConfigError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.resume import changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import (
-    _discard_unless_begun,
     _finish_failed,
-    _greet_replay_server,
-    _saved,
     _warn_of_short_pieces,
     _write,
     compile_run,
-    run_coordinator,
     run_pipeline,
     train,
 )
@@ -165,52 +157,6 @@ def test_nstep_longer_than_the_collected_pieces_is_a_warning(
     assert len(caplog.messages) == len(spans)
 
 
-@pytest.mark.parametrize(("timeout_s", "greet_s"), [(0.01, 600.0), (600.0, 0.01)])
-def test_missing_replay_server_is_an_error_after_the_shorter_timeout(
-    monkeypatch: pytest.MonkeyPatch, timeout_s: float, greet_s: float
-) -> None:
-    monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
-    monkeypatch.setattr("dingsdk.pipeline.train.GREET_S", greet_s)
-    begun = time.monotonic()
-    with pytest.raises(ServerLostError, match="cannot be reached"):
-        _greet_replay_server(SimpleNamespace(address="127.0.0.1:1", path="", timeout_s=timeout_s))
-    assert time.monotonic() - begun < 10.0
-
-
-def test_standalone_coordinator_waits_a_lease_for_workers_to_rejoin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr(
-        "dingsdk.pipeline.train.run_pipeline",
-        lambda context, *given: found.append((context, given)),
-    )
-    sets = ["system.coordinator.lease_s=7"]
-    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", sets, 0)
-    addresses: list[str] = []
-    run_coordinator(cfg, tmp_path / "run", lambda address, note: addresses.append(address))
-    ((context, given),) = found
-    assert (context.rejoin_s, context.run_dir, context.resumed) == (7.0, tmp_path / "run", None)
-    context.on_address("http://127.0.0.1:1", "")
-    assert (given, addresses) == (("parallel", False), ["http://127.0.0.1:1"])
-
-
-def test_interrupt_message_names_the_saved_checkpoint(tmp_path: Path) -> None:
-    assert _saved(tmp_path) == "no checkpoint was saved"
-    result = run(tmp_path, Failing("after_iter", sends_signal=True))
-    path = result.checkpoints["latest"]
-    assert str(path) in _saved(result.run_dir)
-    assert _saved(result.run_dir).startswith("saved before: ")
-
-
-def test_resumed_run_may_join_another_cluster() -> None:
-    config = {"system": {"transport": {"type": "ray", "address": "10.0.0.1:6379"}}}
-    save: Any = SimpleNamespace(state=SimpleNamespace(config=config))
-    changed = changed_config(save, ["system.transport.address=10.0.0.2:6379"])
-    assert changed == {"system": {"transport": {"type": "ray", "address": "10.0.0.2:6379"}}}
-    assert config["system"]["transport"]["address"] == "10.0.0.1:6379"
-
-
 def test_new_goal_of_a_resumed_run_also_changes_its_evaluator() -> None:
     config = {"env": {"stop_value": 1.0}, "policy": {"eval": {"evaluator": {"stop_value": 1.0}}}}
     changed = changed_config(JournaledRun(Path("run"), config), ["env.stop_value=2.5"])
@@ -307,15 +253,6 @@ def test_run_under_nohup_continues_when_its_terminal_closes() -> None:
     assert handled.received is None
 
 
-def test_line_for_a_closed_terminal_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(sys, "stderr", Closed())
-    signals.to_stderr("a line")
-
-
 def test_transport_for_a_serial_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'flask_fs' is for mode='parallel'") as caught:
         train("cartpole-dqn", transport="flask_fs", output=tmp_path)
@@ -356,9 +293,7 @@ def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
         "policy.other.eps={type: linear, start: 1.0, end: 0.0, decay: 10000}",
         "system.max_env_steps=5100",
     )
-    contexts: list[RunContext] = []
-
-    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path, progress=contexts.append)
+    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path)
 
     first = result.evaluations[0]
     assert first.train_iter == 7
@@ -371,7 +306,7 @@ def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
     status = json.loads((result.run_dir / "status.json").read_text())
     assert (status["loaded_env_steps"], status["loaded_train_iter"]) == (5000, 7)
     # 1 - 5000 / 10000 = 0.5 at the first step, 0.49 at the 5100th; workers may be a bit ahead.
-    assert 0.45 <= contexts[0].exploration["eps"] <= 0.5
+    assert 0.45 <= status["exploration"]["eps"] <= 0.5
     latest = load_checkpoint(result.checkpoints["latest"])
     assert latest.iteration == result.train_iter
     assert 5000 < latest.envstep <= result.env_steps
@@ -416,29 +351,6 @@ def test_checkpoint_that_has_reached_a_limit_is_refused_before_anything_is_writt
         train("cartpole-dqn", sets=sets, output=tmp_path / "runs")
 
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "is_kept", "has_logs"),
-    [
-        ({}, False, False),
-        ({"has_begun": True}, True, True),
-        ({"resumed": JournaledRun(Path("run"), {})}, True, True),
-        ({"on_address": lambda address, note: None}, True, True),  # workers wait in this folder
-    ],
-    ids=["new", "begun", "resumed", "elsewhere"],
-)
-def test_folder_of_a_run_that_never_began_is_removed(
-    tmp_path: Path, given: dict[str, Any], is_kept: bool, has_logs: bool
-) -> None:
-    run_dir = tmp_path / "run"
-    (run_dir / "log").mkdir(parents=True)
-    log, config = run_dir / "log" / "learner_logger.txt", run_dir / "config.yaml"
-    for path in (log, config):
-        path.touch()
-    _discard_unless_begun(RunContext(cfg={}, run_dir=run_dir, **given))
-    assert (run_dir.exists(), log.exists()) == (is_kept, has_logs)
-    assert config.exists() == (is_kept and "on_address" not in given)
 
 
 def test_interrupt_after_the_result_was_written_changes_the_result(

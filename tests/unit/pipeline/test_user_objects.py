@@ -125,13 +125,6 @@ def test_functions_with_the_same_name_get_different_env_ids() -> None:
     assert [EnvFn({"env_id": name})().unwrapped._length for name in names] == [1, 2, 1, 3]
 
 
-def test_sets_override_the_given_classes(tmp_path: Path) -> None:
-    sets = ["env.env_id=CartPole-v1", "env.kwargs={}", "policy.type=dqn"]
-    result = train(tmp_path, sets=sets)
-    config = dingsdk.load_policy(result.run_dir, "latest").config
-    assert (config["env"]["env_id"], config["policy"]["type"]) == ("CartPole-v1", "dqn")
-
-
 def test_redefined_class_replaces_the_first(tmp_path: Path) -> None:
     def define(action: int) -> type:
         class Fixed(OneAction):
@@ -142,11 +135,6 @@ def test_redefined_class_replaces_the_first(tmp_path: Path) -> None:
 
     returns = [train(tmp_path, policy=define(action)).last_return for action in (1, 0)]
     assert returns == [5.0, 0.0]
-
-
-def test_class_in_a_config_is_refused_with_the_right_argument(tmp_path: Path) -> None:
-    with pytest.raises(ConfigTypeError, match=r"env\.env_id: .*give classes .* as env= or policy="):
-        dingsdk.train({"env": {"env_id": Paid}}, output=tmp_path)
 
 
 def test_policy_class_must_be_given_again_in_another_process(tmp_path: Path) -> None:

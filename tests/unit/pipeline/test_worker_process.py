@@ -48,12 +48,6 @@ def end_of(process: WorkerProcess) -> tuple[int | None, list[dict[str, Any]]]:
     return code, messages
 
 
-def test_worker_stopped_while_it_joins_exits_with_0(tmp_path: Path) -> None:
-    process = WorkerProcess(spec(tmp_path))
-    process.send_stop()
-    assert end_of(process) == (0, [])
-
-
 def test_worker_starts_on_receiving_an_address_and_reports_why_it_cannot_be_built(
     tmp_path: Path,
 ) -> None:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
-from dingsdk.config import to_easydict
-from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError, WorkerLostError
+from dingsdk.errors import ConfigError, TaskTimeoutError, WorkerLostError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import (
     STALL_LIMIT_S,
     ThreadWorkers,
     run_worker,
-    worker_ids,
 )
 from dingsdk.worker.comm import Place, Transport
-from dingsdk.worker.learner.remote_ranks import RankPlace
 
 
 class Anywhere(Transport):
@@ -64,16 +59,6 @@ def test_place_that_the_transport_does_not_support_is_refused(
     assert caught.value.path == f"system.transport.{path}"
 
 
-def test_each_worker_has_its_own_id_and_the_learner_comes_first() -> None:
-    cfg = to_easydict({"system": {"learner_num": 1, "collector_num": 2}})
-
-    assert worker_ids(cfg) == [
-        ("learner", "learner-0"),
-        ("collector", "collector-0"),
-        ("collector", "collector-1"),
-    ]
-
-
 class EndedWorker:
     """A worker whose run is over at once."""
 
@@ -108,28 +93,6 @@ def run_collector(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dingsdk.pipeline.worker.create_role", lambda name, cfg: role)
         return run_worker("collector", cfg, "memory", "c0", folder, stop, on_joined)
-
-
-def test_worker_looks_for_a_lost_coordinator_as_long_as_configured(tmp_path: Path) -> None:
-    worker = EndedWorker()
-    joined: list[str] = []
-
-    is_again = run_collector(worker, tmp_path, threading.Event(), lambda: joined.append("c0"))
-
-    assert (is_again, joined) == (False, ["c0"])
-    assert (worker.begun, worker.is_closed) == ([("memory", 12.5)], True)
-
-
-def test_worker_uses_the_torch_threads_of_its_config(tmp_path: Path) -> None:
-    threads: list[int] = []
-
-    class Computing(EndedWorker):
-        def close(self) -> None:
-            threads.append(torch.get_num_threads())
-
-    before = torch.get_num_threads()
-    run_collector(Computing(), tmp_path, threading.Event(), torch_threads=before + 1)
-    assert (threads, torch.get_num_threads()) == ([before + 1], before)
 
 
 def test_failure_of_a_worker_is_raised_unless_it_was_stopped(tmp_path: Path) -> None:
@@ -210,48 +173,6 @@ def test_stopped_worker_does_not_wait_until_it_has_joined(tmp_path: Path) -> Non
     joined: list[str] = []
     assert not run_collector(worker, tmp_path, stop, lambda: joined.append("c0"))
     assert (worker.is_closed, joined) == (True, [])
-
-
-@pytest.mark.parametrize("error", [ClosedError("closed", what="c0"), WorkerLostError("not there")])
-def test_worker_that_cannot_join_raises_unless_it_was_closed(
-    tmp_path: Path, error: Exception
-) -> None:
-    class Failing(EndedWorker):
-        def start(self, address: str) -> None:
-            raise error
-
-    worker = Failing()
-    joined: list[str] = []
-    expected = nullcontext() if isinstance(error, ClosedError) else pytest.raises(WorkerLostError)
-    with expected:
-        assert not run_collector(worker, tmp_path, threading.Event(), lambda: joined.append("c0"))
-    assert (worker.is_closed, joined) == (True, [])
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_first_of_several_learners_joins_and_the_others_serve_it_remotely(
-    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served: list[Any] = []
-    closed: list[Any] = []
-    remote = SimpleNamespace(close=lambda: closed.append(worker.is_closed))
-    module = "dingsdk.pipeline.worker"
-    monkeypatch.setattr(f"{module}.serve_remote", lambda *given: served.append(given))
-    monkeypatch.setattr(f"{module}.RemoteRanks", lambda place: remote)
-    worker = EndedWorker()
-    role = SimpleNamespace(create_worker=lambda transport, worker_id: worker, resumes=False)
-    monkeypatch.setattr(f"{module}.create_role", lambda name, cfg: role)
-    cfg = compile_run("cartpole-dqn", "parallel", "in_memory", (), 0)
-    place, stop = RankPlace(rank, 2, "here", 1), threading.Event()
-    assert not run_worker("learner", cfg, "memory", "l0", tmp_path, stop, place=place)
-    if rank == 0:
-        assert served == []
-        assert worker.remote_ranks is remote  # type: ignore[attr-defined]
-        assert worker.begun != []
-        assert closed == [True]  # after the worker
-    else:
-        assert served == [(place, cfg.policy, stop)]
-        assert worker.begun == closed == []
 
 
 def test_close_does_not_wait_for_threads_behind_a_stalled_job(
