@@ -51,6 +51,7 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
 from dingsdk.pipeline.run_folder import (
+    CONFIG_NAME,
     JOURNAL_FOLDER,
     check_run_folder,
     no_run_text,
@@ -187,6 +188,15 @@ def _of_its_run(save: Save) -> Save:
             path=str(save.path),
             found=save.state.run,
             expected=own,
+        )
+    path = save.run_dir / CONFIG_NAME
+    if path.is_file() and (changed := _difference(save.state.config, read_config(save.run_dir))):
+        key, saved, found = changed
+        raise CheckpointError(
+            f"the save {save.path} is of another run: it has {key}: {saved!r}, and {path} has "
+            f"{found!r}; put the saves of this run there",
+            path=str(save.path),
+            key=key,
         )
     return save
 

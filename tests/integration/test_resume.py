@@ -19,7 +19,7 @@ import torch
 
 from dingsdk import __version__, resume, train
 from dingsdk.cli import main
-from dingsdk.config import load_config
+from dingsdk.config import load_config, save_config
 from dingsdk.data import container, decode_safetensors, encode_safetensors
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -264,6 +264,33 @@ def test_save_of_another_format_is_refused_and_nothing_changes(
     before = _contents(run)
     with pytest.raises(CheckpointVersionError, match=f"{newest} cannot be used: format version 4;"):
         resume(run)
+    assert _contents(run) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("policy.other.replay_buffer.replay_buffer_size", 777),
+        ("policy.type", "sac"),
+        ("seed", 4),
+    ],
+)
+def test_save_of_another_run_is_refused(
+    run: Path, key: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config: dict[str, Any] = load_config(run / "config.yaml")
+    *path, last = key.split(".")
+    section = config
+    for name in path:
+        section = section[name]
+    section[last] = value
+    save_config(config, run / "config.yaml")
+    before = _contents(run)
+    assert main(["train", "--resume", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert "is of another run" in error
+    assert f"{key}: " in error
+    assert error.count("\n") == 1
     assert _contents(run) == before
 
 
