@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -69,8 +68,6 @@ class BaseVectorEnvManager(EnvManager):
         self._obs: Obs = None
         # True where the next step is spent on a reset (NEXT_STEP only); None for nowhere.
         self._resetting: NDArray[np.bool_] | None = None
-        # Whether an env may have to stop after an episode.
-        self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
         self._failures_in_row = self._rebuilds = 0
         self._info_numbers, self._env_name = chosen_by(self._env_fns[0])
         # Infos of the last step, and the infos that include those of the ended episodes.

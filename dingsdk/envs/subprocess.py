@@ -29,7 +29,6 @@ from dingsdk.envs.guard import (
     count_failure,
     restart_seed,
 )
-from dingsdk.envs.in_process import play, restart
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
@@ -608,7 +607,7 @@ def _serve(connection: Connection) -> None:
             if command == _RESET:
                 keep_seed, kwargs = connection.recv()
                 for env_id, given in kwargs.items():
-                    obs, board.failures[env_id] = restart(envs[env_id], keep_seed, given)
+                    obs, board.failures[env_id] = envs[env_id].restart(keep_seed, given)
                     schema.put(board.obs, env_id, obs)
             elif command == _CALL:
                 env_id, name, args = connection.recv()
@@ -672,8 +671,8 @@ class _Answers:
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
     """Step an env, put the result on the board, and return its info."""
-    obs, reward, terminated, truncated, info, following, failures = play(
-        env, board.actions[env_id].copy(), board.goes_on[env_id]
+    obs, reward, terminated, truncated, info, following, failures = env.play(
+        board.actions[env_id].copy(), board.goes_on[env_id]
     )
     if terminated or truncated:
         schema.put(board.final_obs, env_id, obs)
