@@ -94,13 +94,6 @@ def test_vec_env_setting_gives_the_configured_numbers_of_envs() -> None:
     manager.close()
 
 
-def test_vec_env_setting_gives_one_env_by_default_and_refuses_unknown_ids() -> None:
-    _, collector_cfgs, evaluator_cfgs = get_vec_env_setting({"env_id": "CartPole-v1"})
-    assert (len(collector_cfgs), len(evaluator_cfgs)) == (1, 1)
-    with pytest.raises(UnknownEnvError, match="NoSuchEnv-v0"):
-        get_vec_env_setting({"env_id": "NoSuchEnv-v0"})
-
-
 def test_missing_package_error_includes_the_hint_of_gymnasium() -> None:
     def entry_point(**_: Any) -> None:
         raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[tiny]"`')
@@ -249,12 +242,3 @@ def test_unknown_wrapper_and_manager_types_are_refused() -> None:
         create_env_manager({"type": "vectr"}, make_env_fns({"env_id": "CartPole-v1"}, 1))
     with pytest.raises(UnknownKeyError):
         create_env_manager({"type": "base", "x": 1}, make_env_fns({"env_id": "CartPole-v1"}, 1))
-
-
-def test_env_fns_of_the_same_config_are_equal_and_repr_shows_it() -> None:
-    cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 9}, "wrappers": ["flatten_obs"]}
-    one, same, other = EnvFn(cfg), EnvFn(cfg), EnvFn({**cfg, "wrappers": []})
-    assert len({one, same, other}) == 2
-    assert one != cfg
-    text = "EnvFn('CartPole-v1', kwargs={'max_episode_steps': 9}, wrappers=[])"
-    assert repr(other) == text

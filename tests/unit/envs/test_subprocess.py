@@ -8,7 +8,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -30,13 +29,11 @@ from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs import subprocess as subprocess_envs
 from dingsdk.errors import ConfigError, EnvError, PolicyOutputError, UnknownEnvError
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy import create_policy
 from dingsdk.policy.base import EvalMode
 from dingsdk.runtime.deadline import set_patience
 from dingsdk.testing import open_files
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
-from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
 STEP, RAISE, EXIT, HANG, TELL = range(5)
 SYNC, ASYNC = {"type": "subprocess"}, {"type": "async_subprocess"}
@@ -187,46 +184,6 @@ def test_reseeding_resets_the_count_of_lost_processes(launch: Launch) -> None:
         assert len(set(runs[0])) == 3
 
 
-class Poll:
-    """A poll object that records its timeouts, in milliseconds."""
-
-    def __init__(self, poll: Any) -> None:
-        self._poll = poll
-        self.waits: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._poll, name)
-
-    def poll(self, wait_ms: int) -> Any:
-        self.waits.append(wait_ms)
-        return self._poll.poll(wait_ms)
-
-
-def test_wait_ends_at_a_finished_step_or_the_earliest_deadline(
-    launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = types.SimpleNamespace(now=100.0)
-    fake = types.SimpleNamespace(monotonic=lambda: clock.now)
-    with launch({**ASYNC, "step_timeout": 50.0}, 3) as manager:
-        poll: Any = Poll(manager._poll)  # type: ignore[attr-defined]
-        monkeypatch.setattr(manager, "_poll", poll)
-        monkeypatch.setattr(subprocess_envs, "time", fake)
-        assert manager.step({0: HANG, 1: STEP}).keys() == {1}
-        assert poll.waits[0] == 50_000
-        assert poll.waits[-1] == 0
-        clock.now = 130.0
-        poll.waits.clear()
-        assert manager.step({1: STEP}).keys() == {1}
-        assert poll.waits[0] == 20_000
-        assert poll.waits[-1] == 0
-        clock.now = 150.0
-        poll.waits.clear()
-        found = manager.step({2: STEP})
-        assert set(poll.waits) == {0}
-        assert "process of env 0 gave no answer in time" in found[0].info["error"]
-        assert manager.failure_count == 1
-
-
 def test_launch_after_close_starts_from_a_clean_state(
     launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,22 +227,6 @@ def test_reset_replaces_a_lost_process(launch: Launch) -> None:
         assert manager.failure_count == 1
         timestep = manager.step({0: STEP})[0]
         assert (timestep.reward, "abnormal" in timestep.info) == (1.0, False)
-
-
-def test_one_env_of_a_replaced_process_is_stepped_alone(launch: Launch) -> None:
-    with launch({**SYNC, "envs_per_process": 2}) as manager:
-        manager.step_batch(np.array([EXIT, STEP]))
-        manager.step_batch(np.array([STEP]), np.array([1]))
-        assert manager.current_obs()[:, 1].tolist() == [0, 1]
-
-
-def test_error_of_a_lost_process_with_two_envs_has_no_env_id(launch: Launch) -> None:
-    with launch({**SYNC, "envs_per_process": 2, "max_retry": 0}) as manager:
-        with pytest.raises(EnvError, match="process of env 0 to 1 failed 1 times") as caught:
-            manager.step({0: EXIT})
-        assert manager.closed
-        assert caught.value.env_id is None
-        assert manager.failure_count == 2
 
 
 def test_finished_env_is_not_abnormal_when_its_process_is_lost(launch: Launch) -> None:
@@ -406,15 +347,6 @@ def test_process_that_stops_in_the_middle_of_its_answer_is_lost() -> None:
             subprocess_envs._Group([0], connection=ours).answer()
 
 
-def test_connection_to_a_process_has_timeouts(launch: Launch) -> None:
-    with launch(SYNC, 1) as manager:
-        (group,) = manager._groups  # type: ignore[attr-defined]
-        with socket.socket(fileno=os.dup(group.connection.fileno())) as view:
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                seconds, _ = struct.unpack("ll", view.getsockopt(socket.SOL_SOCKET, option, 16))
-                assert seconds == subprocess_envs.IMPORT_S
-
-
 def test_error_in_a_child_keeps_its_traceback(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 0}) as manager:
         with pytest.raises(EnvError, match=r"env 1 failed 1 times.*raises in the child") as caught:
@@ -515,16 +447,6 @@ def test_process_whose_method_exceeds_the_step_timeout_is_lost(launch: Launch) -
         assert manager.closed
 
 
-def test_vector_manager_names_the_managers_that_call_env_methods() -> None:
-    env_fns = make_env_fns({"env_id": "CartPole-v1"}, 1)
-    with create_env_manager({"type": "vector"}, env_fns) as manager:
-        manager.launch()
-        with pytest.raises(ConfigError, match="in_process, subprocess") as caught:
-            manager.reward_shaping(0, [])
-        assert caught.value.path == "env_manager.type"
-        assert caught.value.facts["method"] == "reward_shaping"
-
-
 @pytest.mark.slow
 def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(spawning: Launch) -> None:
     with spawning(SYNC, 1) as manager:
@@ -548,21 +470,6 @@ def test_error_says_why_a_child_cannot_make_its_envs(
         assert manager.closed
     with pytest.raises(UnknownEnvError):
         make_env_fns({"env_id": "CartPol-v1"}, 1)
-
-
-@pytest.mark.slow
-def test_evaluation_waits_for_running_steps_if_other_envs_are_finished(tmp_path: Path) -> None:
-    policy = create_policy(
-        {"type": "dqn", "model": {"obs_shape": 4, "action_shape": 2}}, enable_field=["eval"]
-    )
-    manager = create_env_manager(ASYNC, make_env_fns({"env_id": "CartPole-v1"}, 3))
-    evaluator = InteractionSerialEvaluator(
-        {"n_episode": 5}, manager, policy.eval_mode, exp_name=str(tmp_path)
-    )
-    with contextlib.closing(evaluator):
-        for _ in range(5):
-            _, info = evaluator.eval()
-            assert len(info["eval_episode_return"]) == 5
 
 
 def test_error_names_the_process_that_makes_its_envs_too_slowly(

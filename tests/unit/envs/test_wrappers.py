@@ -115,12 +115,6 @@ def test_evaluations_leave_out_wrappers_that_are_only_for_training(
     assert [each.get("is_evaluation", False) for each in get_vec_env_setting(section)[2]] == [True]
 
 
-def test_running_scale_of_rewards_is_left_out_of_evaluations() -> None:
-    section = {"env_id": "CartPole-v1", "wrappers": ["NormalizeReward", "episode_statistics"]}
-    assert EnvFn({**section, "is_evaluation": True}).wrappers == [{"type": "episode_statistics"}]
-    assert len(EnvFn(section).wrappers) == 2
-
-
 def test_evaluate_must_be_true_or_false() -> None:
     with pytest.raises(ConfigError, match="whose evaluate is not true or false"):
         make({**CLIP, "evaluate": "no"})
@@ -240,13 +234,6 @@ def test_record_video_without_moviepy_names_the_package(
     monkeypatch.setitem(sys.modules, "moviepy", None)
     with pytest.raises(ConfigError, match="pip install"):
         make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
-
-
-@needs("video")
-def test_record_video_records_each_hundredth_whole_episode_by_default(tmp_path: Path) -> None:
-    env = make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
-    assert env.video_length == np.inf
-    assert [n for n in range(201) if env.episode_trigger(n)] == [0, 100, 200]
 
 
 @needs("video")
