@@ -25,6 +25,8 @@ from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_en
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, PolicyOutputError
 
+_FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
+"""As arguments, objects of dtype cost less than the types of numpy."""
 _NOT_STATE = ("envs", "env_fns")
 """Attributes of gymnasium's vector envs that are saved env by env."""
 _TOLD = frozenset((EPISODE, EPISODE_INFO, EPISODE_RETURN))
@@ -120,9 +122,8 @@ class BaseVectorEnvManager(EnvManager):
         try:
             obs, reward, terminated, truncated, infos = self._vec.step(actions)
             obs = schema.conform_columns(obs, self._env_num)
-            reward = np.array(reward, dtype=np.float32)
-            terminated = np.array(terminated, dtype=np.bool_)
-            truncated = np.array(truncated, dtype=np.bool_)
+            reward = np.array(reward, _FLOAT32)
+            terminated, truncated = np.array(terminated, _BOOL), np.array(truncated, _BOOL)
             self._infos = infos
             valid = None
             resetting, self._resetting = self._resetting, None

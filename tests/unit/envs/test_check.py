@@ -114,6 +114,7 @@ def test_env_that_behaves_differently_in_workers_is_found(
     assert text in found[broken[-1]].detail
 
 
+@pytest.mark.slow
 def test_env_of_a_local_function_cannot_be_sent_to_a_child_process() -> None:
     good = envs().Good
     found = by_name(check_env(lambda: good()))
@@ -143,6 +144,7 @@ def test_policies_of_a_game_are_checked_with_the_spaces_of_one_player() -> None:
     assert {"dqn", "ppo"} <= set(_check_policies(subject).split(", "))
 
 
+@pytest.mark.slow
 def test_env_with_a_vector_env_is_checked_in_that_and_in_the_others() -> None:
     found = by_name(check_env("CartPole-v1"))
     assert {each.state for each in found.values()} == {"ok"}

@@ -229,27 +229,6 @@ def test_reset_replaces_a_lost_process(launch: Launch) -> None:
         assert (timestep.reward, "abnormal" in timestep.info) == (1.0, False)
 
 
-def test_finished_env_is_not_abnormal_when_its_process_is_lost(launch: Launch) -> None:
-    with launch({**SYNC, "envs_per_process": 2, "episode_num": 1}) as manager:
-        for _ in range(3):
-            columns = manager.step_batch(np.array([STEP]), np.array([0]))
-        assert columns.terminated.tolist() == [True]
-        columns = manager.step_batch(np.array([STEP, EXIT]))
-        assert columns.valid.tolist() == [False, False]  # type: ignore[union-attr]
-        assert columns.abnormal.tolist() == [False, True]  # type: ignore[union-attr]
-
-
-def test_state_includes_the_count_of_lost_processes(launch: Launch) -> None:
-    with launch({**SYNC, "max_retry": 1}, 1) as manager:
-        manager.step({0: EXIT})
-        state = manager.get_state()
-    with launch({**SYNC, "max_retry": 1}, 1) as other:
-        other.set_state(state)
-        assert other.current_obs().tolist() == state["envs"]["obs"][0].tolist()
-        with pytest.raises(EnvError, match="process of env 0 failed 2 times"):
-            other.step({0: EXIT})
-
-
 @pytest.mark.parametrize("form", ["batched", "dict"])
 def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def refuse(*args: Any) -> None:
@@ -455,10 +434,8 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(spawning: Launch) -
         assert manager.failure_count == 0
 
 
-def test_error_says_why_a_child_cannot_make_its_envs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+@pytest.mark.usefixtures("launch")
+def test_error_says_why_a_child_cannot_make_its_envs() -> None:
     for env_fns, error, text in (
         ([lambda: None], ConfigError, "importable function"),
         ([importlib.import_module("child_envs").fail], EnvError, "no env can be made"),
