@@ -294,15 +294,16 @@ class NoiseEnv(gym.Env[Any, Any]):
         return self.np_random.integers(0, 256, (8, 8, 1), np.uint8)
 
 
+@pytest.mark.slow
 def test_images_are_evaluated_in_the_dtype_that_they_are_trained_in(tmp_path) -> None:
     model = {"obs_shape": [8, 8, 1], "action_shape": 9}
     policy = create_policy({"type": "dqn", "model": model}, enable_field=["eval"], seed=2)
     returns = []
-    for mode in (policy.eval_mode, policy.eval_mode._replace(forward_batch=None)):
-        with create_env_manager({"type": "in_process"}, [NoiseEnv] * 2) as env:
+    for manager in ("in_process", "async_subprocess"):
+        with create_env_manager({"type": manager}, [NoiseEnv] * 2) as env:
             env.seed(0)
             evaluator = create_serial_evaluator(
-                {"n_episode": 4}, env=env, policy=mode, exp_name=str(tmp_path)
+                {"n_episode": 4}, env=env, policy=policy.eval_mode, exp_name=str(tmp_path)
             )
             info = evaluator.eval(train_iter=1)[1]
             returns.append(sorted(info["eval_episode_return"]))
