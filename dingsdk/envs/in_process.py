@@ -98,23 +98,16 @@ class InProcessEnvManager(EnvManager):
         count = len(ids)
         actions = checker.batch(actions, count)
         schema.require_columns()
-        if not self._parked.any():
-            played = self._play_all(dict(zip(ids, actions, strict=True)))
-            valid = np.ones(count, dtype=np.bool_)
-        else:
-            valid = ~self._parked[ids]
-            stepped = iter(
-                self._play_all({ids[row]: actions[row] for row in np.flatnonzero(valid)})
-            )
-            played = [
-                next(stepped) if is_valid else self._idle(env_id)
-                for env_id, is_valid in zip(ids, valid.tolist(), strict=True)
-            ]
+        is_parked = self._parked.tolist()
+        pairs = zip(ids, actions, strict=True)
+        stepped = iter(self._play_all({i: action for i, action in pairs if not is_parked[i]}))
+        played = [self._idle(i) if is_parked[i] else next(stepped) for i in ids]
         last_obs, rewards, terminations, truncations, infos, following, _ = (
             list(zip(*played, strict=True)) or [()] * 7
         )
         reward = np.array(rewards, dtype=np.float32).reshape(count, *self._reward_shape)
         terminated, truncated = np.array((terminations, truncations), dtype=np.bool_)
+        valid = np.array([not is_parked[i] for i in ids], dtype=np.bool_)
         abnormal = np.zeros(count, dtype=np.bool_)
         episode_info: dict[int, Mapping[str, Any]] = {}
         for row, info in enumerate(infos):
