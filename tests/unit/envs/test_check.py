@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from pathlib import Path
@@ -122,11 +121,6 @@ def test_env_of_a_local_function_cannot_be_sent_to_a_child_process() -> None:
 
 
 @pytest.mark.slow
-def test_partial_of_a_class_passes() -> None:
-    assert {each.state for each in check_env(functools.partial(envs().Good, 4))} == {"ok"}
-
-
-@pytest.mark.slow
 def test_env_of_two_players_passes() -> None:
     pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
     wrappers = ["flatten_players"]
@@ -179,12 +173,6 @@ def test_observation_out_of_bounds_gives_one_warning() -> None:
             "gives float64 where the observation",
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            "OutOfBounds",
-            [RESET, STEPS, SEEDS, MANAGER, CHILD, ASYNC],
-            "outside of the bounds",
-            marks=pytest.mark.slow,
-        ),
         ("Words", [SPACES, CHILD, ASYNC, POLICIES], "only policies in the dict form"),
         ("Continuous", [SPACES, CHILD, ASYNC, POLICIES], "have no columns"),
     ],
@@ -205,11 +193,3 @@ def test_exit_code_of_the_command_shows_problems(capsys: pytest.CaptureFixture[s
     assert "no 'NoSuchWrapper' among the env_wrappers" in " ".join(capsys.readouterr().out.split())
     assert main(["check-env", "checked_envs:Good", "--kwargs", "3"]) == 2
     assert "--kwargs: expected a mapping" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_command_prints_each_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-env", "checked_envs:Good", "--kwargs", "{length: 3}"]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in ALL)
-    assert "episodes of [3, 3] random steps" in out

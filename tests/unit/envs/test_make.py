@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 from dingsdk.envs import EnvFn, EnvManager, create_env_manager, get_vec_env_setting, make_env_fns
@@ -222,17 +221,6 @@ def test_pickled_env_fn_includes_its_wrapper_types() -> None:
     changes.roll_back()
     assert isinstance(guarded.env, gym.wrappers.TimeLimit)
     guarded.close()
-
-
-@pytest.mark.usefixtures("_wrapper_types")
-@pytest.mark.parametrize("mode", ["auto", pytest.param("async", marks=pytest.mark.slow)])
-def test_vector_envs_are_wrapped_in_child_processes_too(mode: str) -> None:
-    cfg = {"type": "vector", "vectorization_mode": mode}
-    with create_env_manager(cfg, make_env_fns(LIMITED, 1)) as manager:
-        assert manager.capabilities.per_env_seed
-        manager.launch()
-        truncated = [bool(manager.step_batch(np.array([i % 2])).truncated[0]) for i in range(4)]
-    assert truncated == [False, False, False, True]
 
 
 def test_unknown_wrapper_and_manager_types_are_refused() -> None:
