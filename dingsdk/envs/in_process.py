@@ -238,19 +238,22 @@ class _Threads:
         if not calls:
             return ()
         results: list[Any] = [None] * len(calls)
+        errors: dict[int, BaseException] = {}
         has_begun, is_over = threading.Lock(), threading.Lock()
         has_begun.acquire()
         is_over.acquire()
         # The call that takes the last number ends the wait; no two calls get the same number.
         numbers = iter(range(len(calls), 0, -1))
         for place, args in enumerate(calls):
-            self._calls.put((function, args, results, place, numbers, has_begun, is_over))
+            self._calls.put((function, args, place, results, errors, numbers, has_begun, is_over))
         if meanwhile is not None:
             # Otherwise Python's lock, which this thread has, would delay the calls by up to 5 ms.
             has_begun.acquire()
             meanwhile()
         is_over.acquire()
-        return map(_result, results)
+        if errors:
+            raise errors[min(errors)]
+        return results
 
     def close(self) -> None:
         """End the threads; one that is in a call for too long is abandoned."""
@@ -262,19 +265,12 @@ class _Threads:
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            function, args, results, place, numbers, has_begun, is_over = call
+            function, args, place, results, errors, numbers, has_begun, is_over = call
             if place == len(results) - 1:
                 has_begun.release()
             try:
-                results[place] = (function(*args), None)
+                results[place] = function(*args)
             except BaseException as error:
-                results[place] = (None, error)
+                errors[place] = error
             if next(numbers) == 1:
                 is_over.release()
-
-
-def _result(found: tuple[Any, BaseException | None]) -> Any:
-    value, error = found
-    if error is not None:
-        raise error
-    return value
