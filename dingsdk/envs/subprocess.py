@@ -45,7 +45,7 @@ from dingsdk.runtime.spawn import (
 _CLOSE_TIMEOUT_S = 4.0
 """How long the processes of envs may take to end; then they are killed."""
 IMPORT_S = 300.0
-"""How long a process may take to start and to import the code of its envs, on a busy machine."""
+"""Additional time for a process that starts and imports the code of its envs, on a busy machine."""
 
 # Commands to a process. Its answer to a step is an empty message, unless there are infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
@@ -74,7 +74,7 @@ class SubprocessEnvManager(EnvManager):
             envs_per_process: Number of envs in each child process. None: the envs are spread over
                 the CPU cores that this process may use; in ``async_subprocess`` it is one.
             step_timeout: Seconds that one step of a process may take.
-            reset_timeout: Seconds that a process may take to make its envs (after its imports) or
+            reset_timeout: Seconds that a process may take to make its envs, besides its imports, or
                 to reset them.
         """
 
@@ -274,14 +274,14 @@ class SubprocessEnvManager(EnvManager):
             self._start(self._groups)
         except ProcessLostError as error:
             raise EnvError(
-                f"the envs did not start: {error}; the limit of imports is {IMPORT_S:g} s, then "
-                f"the limit of env_manager.reset_timeout is {self.section.reset_timeout:g} s",
+                f"the envs did not start: {error}; the limit is env_manager.reset_timeout, "
+                f"{self.section.reset_timeout:g} s, and {IMPORT_S:g} s for imports",
                 env_id=None,
             ) from error
 
     def _start(self, groups: Sequence[_Group]) -> None:
         """Start the processes of groups, which make their envs; the first one sets the spaces."""
-        deadline = time.monotonic() + IMPORT_S
+        deadline = time.monotonic() + IMPORT_S + self.section.reset_timeout
         with signals_blocked():
             for group in groups:
                 group.start(deadline)
@@ -303,9 +303,6 @@ class SubprocessEnvManager(EnvManager):
                     f"({error}); make them by an importable function or class, or use in_process",
                     path="env_manager.type",
                 ) from error
-        for group in groups:
-            group.answer(wait=True)  # the process has finished its imports
-            group.deadline = time.monotonic() + self.section.reset_timeout
         for group in groups:
             spaces = group.answer(wait=True)
             if self._memory is None:
@@ -592,7 +589,6 @@ def _serve(connection: Connection) -> None:
     memory = None
     try:
         env_num, env_fns = connection.recv()  # imports the code of the envs
-        _send(connection)
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
         first = next(iter(envs.values()))
@@ -636,7 +632,7 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
-def _send(connection: Connection, answer: Any = None) -> None:
+def _send(connection: Connection, answer: Any) -> None:
     """Send infos of envs, what one of their methods returned, or a failure to the manager.
 
     Raises:

@@ -53,6 +53,17 @@ def test_fault_that_an_env_reports_ends_only_its_own_episode(counter_cls: Any) -
         assert columns.final_obs[:, 1].tolist() == [3, 1]
 
 
+def test_third_failure_in_a_row_is_fatal_and_keeps_its_cause() -> None:
+    with launch(IN_PROCESS) as manager:
+        step(manager, 0, RAISE)
+        step(manager, 0, RAISE)
+        with pytest.raises(EnvError, match="env 1 failed 3 times") as caught:
+            step(manager, 0, RAISE)
+    assert (caught.value.env_id, caught.value.failures) == (1, 3)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "step on cue" in caught.value.traceback
+
+
 class Answering:
     """An env whose ``step`` and ``reset`` give the results passed to it."""
 
