@@ -101,7 +101,12 @@ def test_env_that_cannot_be_used_ends_the_checks(env: str, broken: str, text: st
             "(in the first observation)",
             marks=pytest.mark.slow,
         ),
-        ("SharedState", [MANAGER, CHILD], "keep all state and randomness in"),
+        pytest.param(
+            "SharedState",
+            [MANAGER, CHILD],
+            "keep all state and randomness in",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("DiesInAChild", [CHILD, ASYNC], "EnvError", marks=pytest.mark.slow),
     ],
 )

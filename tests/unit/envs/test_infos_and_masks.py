@@ -132,7 +132,9 @@ def make(kind: str, env_fns: list[Any], **cfg: Any) -> EnvManager:
     return create_env_manager({"type": kind, "episode_num": 1, **cfg}, env_fns)
 
 
-@pytest.mark.parametrize("kind", ["next_step", "in_process", "subprocess"])
+@pytest.mark.parametrize(
+    "kind", ["next_step", "in_process", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
 def test_mask_that_no_action_follows_may_allow_none(kind: str) -> None:
     with make(kind, [Ending, _Longer]) as manager:
         manager.launch()

@@ -70,8 +70,7 @@ every_kind_and_form = pytest.mark.parametrize(
     [
         *(("in_process", False), ("in_process", True), ("NextStep", False), ("NextStep", True)),
         *(("SameStep", False), ("SameStep", True), ("Disabled", False)),
-        pytest.param("subprocess", True, marks=pytest.mark.slow),
-        ("subprocess", False),
+        *(pytest.param("subprocess", each, marks=pytest.mark.slow) for each in (False, True)),
     ],
 )
 
