@@ -218,6 +218,8 @@ class EnvManager(Configurable, Closing, ABC):
         self._looks = 0
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
+        # Whether an env may have to stop after an episode.
+        self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
         self._set_players(0)
 
     @classmethod

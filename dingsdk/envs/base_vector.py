@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -26,6 +25,8 @@ from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_en
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, PolicyOutputError
 
+_FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
+"""As arguments, objects of dtype cost less than the types of numpy."""
 _NOT_STATE = ("envs", "env_fns")
 """Attributes of gymnasium's vector envs that are saved env by env."""
 _TOLD = frozenset((EPISODE, EPISODE_INFO, EPISODE_RETURN))
@@ -69,8 +70,6 @@ class BaseVectorEnvManager(EnvManager):
         self._obs: Obs = None
         # True where the next step is spent on a reset (NEXT_STEP only); None for nowhere.
         self._resetting: NDArray[np.bool_] | None = None
-        # Whether an env may have to stop after an episode.
-        self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
         self._failures_in_row = self._rebuilds = 0
         self._info_numbers, self._env_name = chosen_by(self._env_fns[0])
         # Infos of the last step, and the infos that include those of the ended episodes.
@@ -123,9 +122,8 @@ class BaseVectorEnvManager(EnvManager):
         try:
             obs, reward, terminated, truncated, infos = self._vec.step(actions)
             obs = schema.conform_columns(obs, self._env_num)
-            reward = np.array(reward, dtype=np.float32)
-            terminated = np.array(terminated, dtype=np.bool_)
-            truncated = np.array(truncated, dtype=np.bool_)
+            reward = np.array(reward, _FLOAT32)
+            terminated, truncated = np.array(terminated, _BOOL), np.array(truncated, _BOOL)
             self._infos = infos
             valid = None
             resetting, self._resetting = self._resetting, None

@@ -18,7 +18,6 @@ from dingsdk.envs.guard import RESET_PARTS, STEP_PARTS, parts_of, plain_reward
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.envs.make import EnvFn, create_env_manager
 from dingsdk.envs.players import player_num, space_of_player
-from dingsdk.envs.pooled import PREFIX
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.envs.subprocess import SubprocessEnvManager
 from dingsdk.errors import ConfigError, DingError
@@ -248,9 +247,6 @@ def _check_seeds(subject: _Subject) -> str:
 def _check_manager(kind: str, subject: _Subject) -> str | None:
     """Compare env 0 of a manager of two envs with an env that is stepped without a manager."""
     cls = default_manager().get("env_managers", kind)
-    is_pooled = isinstance(subject.env_fn, EnvFn) and subject.env_fn.env_id.startswith(PREFIX)
-    if kind == "envpool" and not is_pooled:
-        return None
     section: dict[str, Any] = {"type": kind, "max_retry": 0}
     if issubclass(cls, SubprocessEnvManager) and not subject.has_columns:
         subject.warn(f"the env manager {kind} needs spaces that have columns")
@@ -302,7 +298,7 @@ def _check_policies(subject: _Subject) -> str:
     return ", ".join(fitting)
 
 
-_MANAGERS = ("vector", "in_process", "subprocess", "async_subprocess", "envpool")
+_MANAGERS = ("vector", "in_process", "subprocess", "async_subprocess")
 """Types of env managers, the default first."""
 _CHECKS: tuple[tuple[str, Callable[[_Subject], str | None], bool], ...] = (
     ("can be made and closed", _check_making, True),

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from dingsdk.config import NotNegative, PartSection, Whole
+from dingsdk.data.action_mask import open_masks
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.last_info import (
     ABNORMAL,
@@ -34,14 +35,20 @@ from dingsdk.runtime.deadline import returns_within
 ERROR = "error"
 """Info key of an abnormal step: the error in one line."""
 
-RESET_PARTS = "obs, info"
-STEP_PARTS = "obs, reward, terminated, truncated, info"
+RESET_PARTS = ("obs", "info")
+STEP_PARTS = ("obs", "reward", "terminated", "truncated", "info")
 """What gymnasium's methods return."""
+
+_SEQUENCES = (tuple, list)
 
 _FAULTS = (Exception, SystemExit)
 """Exceptions that count as a failure of the env. ``sys.exit()`` in an env does not end the run."""
 
 _MAX_REWARD = float(np.finfo(np.float32).max)
+
+Played = tuple[Any, Any, bool, bool, dict[str, Any], Any, int]
+"""A step of an env: obs, reward, terminated, truncated, info, the obs for the next action, and how
+often the env failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +104,23 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._rebuilds = 0
         self._reset_kwargs: dict[str, Any] = {}
         self._failures_in_row = 0
-        self._failures = 0
+        self.failures = 0
+        """How often the env failed in the last call of ``play`` or ``restart``."""
+
+    def play(self, action: Any, goes_on: bool) -> Played:
+        """Step the env; reset it if its episode ends and ``goes_on`` is True."""
+        self.failures = 0
+        obs, reward, terminated, truncated, info = self.step(action)
+        following = obs
+        if terminated or truncated:
+            following = self.reset()[0] if goes_on else open_masks(obs)
+        return obs, reward, terminated, truncated, info, following, self.failures
+
+    def restart(self, keep_seed: bool, kwargs: Mapping[str, Any]) -> tuple[Any, int]:
+        """Reset the env; return the observation, and how often the env failed."""
+        self.keep_seed, self.failures = keep_seed, 0
+        obs, _ = self.reset(**kwargs)
+        return obs, self.failures
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, **kwargs: Any
@@ -129,12 +152,15 @@ class GuardedEnv(gym.Env[Any, Any]):
             )
             obs = self._schema.conform(obs)
             reward = plain_reward(reward, self.player_num)
-            terminated = _plain_flag("terminated", terminated)
-            truncated = _plain_flag("truncated", truncated)
-            if not isinstance(found := info.get(EPISODE_INFO, {}), dict):
-                raise _mismatch(f"info.{EPISODE_INFO}", "a dict", type(found).__name__)
-            if info.get(ABNORMAL):
-                raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
+            if type(terminated) is not bool or type(truncated) is not bool:
+                terminated = _plain_flag("terminated", terminated)
+                truncated = _plain_flag("truncated", truncated)
+            if info:
+                if not isinstance(found := info.get(EPISODE_INFO, {}), dict):
+                    raise _mismatch(f"info.{EPISODE_INFO}", "a dict", type(found).__name__)
+                if info.get(ABNORMAL):
+                    text = f"env {self._env_id} reported an abnormal step"
+                    raise EnvError(text, env_id=self._env_id)
         except _FAULTS as error:
             obs, info = self._reset(self._recover(error))
             info |= {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
@@ -144,11 +170,6 @@ class GuardedEnv(gym.Env[Any, Any]):
             self._failures_in_row = 0
             info = self._last_info(info)
         return obs, reward, terminated, truncated, info
-
-    def take_failures(self) -> int:
-        """Return the number of failures since the last call of this method."""
-        taken, self._failures = self._failures, 0
-        return taken
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a method that not every env has.
@@ -245,7 +266,7 @@ class GuardedEnv(gym.Env[Any, Any]):
     def _recover(self, error: BaseException) -> int | None:
         """Count the failure and get a working env; return the seed of its next reset."""
         while True:
-            self._failures += 1
+            self.failures += 1
             self._failures_in_row += 1
             who, failures = f"env {self._env_id}", self._failures_in_row
             count_failure(error, who, failures, self._section, self._env_id)
@@ -426,6 +447,8 @@ def plain_reward(reward: Any, players: int) -> Any:
 
     For several players: float32[players], from one number or array of one element a player.
     """
+    if type(reward) is float and players == 1 and -_MAX_REWARD <= reward <= _MAX_REWARD:
+        return reward
     if players > 1:
         with np.errstate(over="ignore"):
             rewards = np.asarray(reward, np.float32)
@@ -450,28 +473,27 @@ def plain_reward(reward: Any, players: int) -> Any:
 
 def _plain_flag(name: str, flag: Any) -> bool:
     """Return ``terminated`` or ``truncated``, which may be an array of one number, as a bool."""
-    if isinstance(flag, bool):
-        return flag
     array = np.asarray(flag)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise _mismatch(name, "true or false", repr(flag))
     return bool(array.item())
 
 
-def parts_of(method: str, answer: Any, parts: str) -> Sequence[Any]:
+def parts_of(method: str, answer: Any, parts: Sequence[str]) -> Sequence[Any]:
     """Check that the env's ``method`` returned these ``parts``, and return them.
 
     Raises:
         SchemaMismatchError: the answer has other parts, or its last part is no dict.
     """
-    if not isinstance(answer, tuple | list) or len(answer) != parts.count(",") + 1:
+    if not isinstance(answer, _SEQUENCES) or len(answer) != len(parts):
+        expected = ", ".join(parts)
         found, advice = type(answer).__name__, ""
-        if isinstance(answer, tuple | list):
+        if isinstance(answer, _SEQUENCES):
             found, advice = f"{len(answer)} values", "; an env of the old gym API needs a wrapper"
         raise SchemaMismatchError(
-            f"the env's {method}() returned {found}, gymnasium's API has ({parts}){advice}",
+            f"the env's {method}() returned {found}, gymnasium's API has ({expected}){advice}",
             key=method,
-            expected=parts,
+            expected=expected,
             found=found,
         )
     if not isinstance(answer[-1], dict):

@@ -14,32 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Whole
-from dingsdk.data.action_mask import open_masks
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
-from dingsdk.envs.guard import CLOSE_S, GuardedEnv, close_quietly
+from dingsdk.envs.guard import CLOSE_S, GuardedEnv, Played, close_quietly
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError
-
-Played = tuple[Any, Any, bool, bool, dict[str, Any], Any, int]
-"""A step of an env: obs, reward, terminated, truncated, info, the obs for the next action, and how
-often the env failed."""
-
-
-def play(env: GuardedEnv, action: Any, goes_on: bool) -> Played:
-    """Step an env; reset it if its episode ends and ``goes_on`` is True."""
-    obs, reward, terminated, truncated, info = env.step(action)
-    following = obs
-    if terminated or truncated:
-        following = env.reset()[0] if goes_on else open_masks(obs)
-    return obs, reward, terminated, truncated, info, following, env.take_failures()
-
-
-def restart(env: GuardedEnv, keep_seed: bool, kwargs: Mapping[str, Any]) -> tuple[Any, int]:
-    """Reset an env; return the observation, and how often the env failed."""
-    env.keep_seed = keep_seed
-    obs, _ = env.reset(**kwargs)
-    return obs, env.take_failures()
 
 
 class InProcessEnvManager(EnvManager):
@@ -91,12 +70,15 @@ class InProcessEnvManager(EnvManager):
         return {env_id: self._image(env_id) for env_id in self.ready_obs}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
-        checked, timesteps = self._checked(actions), dict[int, Timestep]()
-        for env_id, each in zip(checked, self._play_all(checked), strict=True):
-            self._note(env_id, each)
-            obs, reward, terminated, truncated, info, *_ = each
-            ends = {"terminated": terminated, "truncated": truncated}
-            timesteps[env_id] = self._timestep(env_id, obs, reward, info | ends)
+        checked = self._checked(actions)
+        timesteps = {
+            env_id: self._timestep(
+                env_id, obs, reward, {**info, "terminated": terminated, "truncated": truncated}
+            )
+            for env_id, (obs, reward, terminated, truncated, info, *_) in zip(
+                checked, self._play_all(checked), strict=True
+            )
+        }
         if self._looks_beyond:
             self._look_beyond([each.obs for each in timesteps.values()])
         return timesteps
@@ -116,45 +98,44 @@ class InProcessEnvManager(EnvManager):
         count = len(ids)
         actions = checker.batch(actions, count)
         schema.require_columns()
-        reward = np.zeros((count, *self._reward_shape), dtype=np.float32)
-        terminated, truncated, abnormal, valid = np.zeros((4, count), dtype=np.bool_)
-        last_obs = [self._obs[env_id] for env_id in ids]
+        is_parked = self._parked.tolist()
+        pairs = zip(ids, actions, strict=True)
+        stepped = iter(self._play_all({i: action for i, action in pairs if not is_parked[i]}))
+        played = [self._idle(i) if is_parked[i] else next(stepped) for i in ids]
+        last_obs, rewards, terminations, truncations, infos, following, _ = (
+            list(zip(*played, strict=True)) or [()] * 7
+        )
+        reward = np.array(rewards, dtype=np.float32).reshape(count, *self._reward_shape)
+        terminated, truncated = np.array((terminations, truncations), dtype=np.bool_)
+        valid = np.array([not is_parked[i] for i in ids], dtype=np.bool_)
+        abnormal = np.zeros(count, dtype=np.bool_)
         episode_info: dict[int, Mapping[str, Any]] = {}
-        # Plain booleans: for few envs any() of arrays takes longer than a step.
-        is_parked, is_any_ended = self._parked.tolist(), False
-        rows = [row for row, env_id in enumerate(ids) if not is_parked[env_id]]
-        played = self._play_all({ids[row]: actions[row] for row in rows})
-        for row, each in zip(rows, played, strict=True):
-            self._note(ids[row], each)
-            last_obs[row], reward[row], has_terminated, was_truncated, info, *_ = each
-            if info.get(ABNORMAL):
-                abnormal[row] = True
+        for row, info in enumerate(infos):
+            if not info:
                 continue
-            valid[row] = True
-            if has_terminated or was_truncated:
-                terminated[row], truncated[row], is_any_ended = has_terminated, was_truncated, True
-                if info.get(EPISODE_INFO):
-                    episode_info[row] = info[EPISODE_INFO]
-        final_obs = schema.stack(last_obs)
+            if info.get(ABNORMAL):
+                abnormal[row], valid[row] = True, False
+            elif (terminations[row] or truncations[row]) and info.get(EPISODE_INFO):
+                episode_info[row] = info[EPISODE_INFO]
+        obs = final_obs = schema.stack(last_obs)
+        if True in terminations or True in truncations:
+            obs = schema.stack(following)
         if self._looks_beyond:
             self._look_beyond([final_obs])
-        obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
 
-    def _note(self, env_id: int, played: Played) -> None:
-        """Count the episode and the failures of a step, and keep the obs for the next action."""
-        _, _, terminated, truncated, _, self._obs[env_id], failures = played
-        self._failure_count += failures
-        if terminated or truncated:
-            self._count_episodes([env_id])
+    def _idle(self, env_id: int) -> Played:
+        """Return the place of an env that takes no action in the results of a step."""
+        obs = self._obs[env_id]
+        return obs, np.zeros(self._reward_shape, np.float32), False, False, {}, obs, 0
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         seeds = zip(env_ids, self._new_seeds(env_ids), strict=True)
         given = [{"seed": seed, **(kwargs.get(i) or {})} for i, seed in seeds]
         envs = [self._envs[env_id] for env_id in env_ids]
-        restarted = self._map(restart, envs, repeat(not self._dynamic_seed), given)
+        restarted = self._map(GuardedEnv.restart, envs, repeat(not self._dynamic_seed), given)
         for env_id, (obs, failures) in zip(env_ids, restarted, strict=True):
             self._obs[env_id] = obs
             self._failure_count += failures
@@ -175,13 +156,24 @@ class InProcessEnvManager(EnvManager):
             )
         return image
 
-    def _play_all(self, actions: Mapping[int, Any]) -> Iterable[Played]:
-        """Step envs by ``play``; return the results in the order of ``actions``."""
-        # Whether an env begins another episode after its current one.
-        goes_on = ((self._episodes + 1 < self.episode_num) & self.section.auto_reset).tolist()
+    def _play_all(self, actions: Mapping[int, Any]) -> Sequence[Played]:
+        """Step envs by ``GuardedEnv.play``; return the results in the order of ``actions``."""
+        goes_on: Iterable[bool] = repeat(True)
+        if self._may_park:
+            # Whether an env begins another episode after its current one.
+            more = (self._episodes + 1 < self.episode_num) & self.section.auto_reset
+            goes_on = more[list(actions)].tolist()
         envs = [self._envs[env_id] for env_id in actions]
-        columns = (envs, actions.values(), [goes_on[env_id] for env_id in actions])
-        return self._map(play, *columns, meanwhile=self.meanwhile)
+        played = list(
+            self._map(GuardedEnv.play, envs, actions.values(), goes_on, meanwhile=self.meanwhile)
+        )
+        for env_id, (_, _, terminated, truncated, _, self._obs[env_id], failures) in zip(
+            actions, played, strict=True
+        ):
+            self._failure_count += failures
+            if terminated or truncated:
+                self._count_episodes([env_id])
+        return played
 
     def _map(
         self, function: Callable[..., Any], *columns: Iterable[Any], meanwhile: Any = None
@@ -246,19 +238,22 @@ class _Threads:
         if not calls:
             return ()
         results: list[Any] = [None] * len(calls)
+        errors: dict[int, BaseException] = {}
         has_begun, is_over = threading.Lock(), threading.Lock()
         has_begun.acquire()
         is_over.acquire()
         # The call that takes the last number ends the wait; no two calls get the same number.
         numbers = iter(range(len(calls), 0, -1))
         for place, args in enumerate(calls):
-            self._calls.put((function, args, results, place, numbers, has_begun, is_over))
+            self._calls.put((function, args, place, results, errors, numbers, has_begun, is_over))
         if meanwhile is not None:
             # Otherwise Python's lock, which this thread has, would delay the calls by up to 5 ms.
             has_begun.acquire()
             meanwhile()
         is_over.acquire()
-        return map(_result, results)
+        if errors:
+            raise errors[min(errors)]
+        return results
 
     def close(self) -> None:
         """End the threads; one that is in a call for too long is abandoned."""
@@ -270,19 +265,12 @@ class _Threads:
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            function, args, results, place, numbers, has_begun, is_over = call
+            function, args, place, results, errors, numbers, has_begun, is_over = call
             if place == len(results) - 1:
                 has_begun.release()
             try:
-                results[place] = (function(*args), None)
+                results[place] = function(*args)
             except BaseException as error:
-                results[place] = (None, error)
+                errors[place] = error
             if next(numbers) == 1:
                 is_over.release()
-
-
-def _result(found: tuple[Any, BaseException | None]) -> Any:
-    value, error = found
-    if error is not None:
-        raise error
-    return value

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ from dingsdk.envs.guard import (
     count_failure,
     restart_seed,
 )
-from dingsdk.envs.in_process import play, restart
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
@@ -45,12 +45,10 @@ from dingsdk.runtime.spawn import (
 _CLOSE_TIMEOUT_S = 4.0
 """How long the processes of envs may take to end; then they are killed."""
 IMPORT_S = 300.0
-"""How long a process may take to start and to import the code of its envs, on a busy machine."""
+"""Additional time for a process that starts and imports the code of its envs, on a busy machine."""
 
 # Commands to a process. Its answer to a step is an empty message, unless there are infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
-_DATA = b"d"
-"""An answer whose next message is an object."""
 _CALLED = "called"
 """Key of an answer that holds the result of a called method."""
 # Columns of the board that say how a step ended.
@@ -76,7 +74,7 @@ class SubprocessEnvManager(EnvManager):
             envs_per_process: Number of envs in each child process. None: the envs are spread over
                 the CPU cores that this process may use; in ``async_subprocess`` it is one.
             step_timeout: Seconds that one step of a process may take.
-            reset_timeout: Seconds that a process may take to make its envs (after its imports) or
+            reset_timeout: Seconds that a process may take to make its envs, besides its imports, or
                 to reset them.
         """
 
@@ -276,14 +274,14 @@ class SubprocessEnvManager(EnvManager):
             self._start(self._groups)
         except ProcessLostError as error:
             raise EnvError(
-                f"the envs did not start: {error}; the limit of imports is {IMPORT_S:g} s, then "
-                f"the limit of env_manager.reset_timeout is {self.section.reset_timeout:g} s",
+                f"the envs did not start: {error}; the limit is env_manager.reset_timeout, "
+                f"{self.section.reset_timeout:g} s, and {IMPORT_S:g} s for imports",
                 env_id=None,
             ) from error
 
     def _start(self, groups: Sequence[_Group]) -> None:
         """Start the processes of groups, which make their envs; the first one sets the spaces."""
-        deadline = time.monotonic() + IMPORT_S
+        deadline = time.monotonic() + IMPORT_S + self.section.reset_timeout
         with signals_blocked():
             for group in groups:
                 group.start(deadline)
@@ -305,9 +303,6 @@ class SubprocessEnvManager(EnvManager):
                     f"({error}); make them by an importable function or class, or use in_process",
                     path="env_manager.type",
                 ) from error
-        for group in groups:
-            group.answer(wait=True)  # the process has finished its imports
-            group.deadline = time.monotonic() + self.section.reset_timeout
         for group in groups:
             spaces = group.answer(wait=True)
             if self._memory is None:
@@ -525,7 +520,8 @@ class _Group:
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
             raise ProcessLostError(f"{self} gave no answer in time")
         try:
-            answer = self.connection.recv() if self.connection.recv_bytes() else {}
+            content = self.connection.recv_bytes()
+            answer = ForkingPickler.loads(content) if content else {}
         except BlockingIOError:
             raise ProcessLostError(f"{self} stopped in the middle of its answer") from None
         except (EOFError, OSError):
@@ -590,15 +586,14 @@ class _Board:
 def _serve(connection: Connection) -> None:
     """Make the envs of a group, and run the manager's commands; runs in the child process."""
     envs: dict[int, GuardedEnv] = {}
-    memory, answers = None, _Answers(connection)
+    memory = None
     try:
         env_num, env_fns = connection.recv()  # imports the code of the envs
-        answers.send()
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
         first = next(iter(envs.values()))
         spaces = (first.observation_space, first.action_space, first.player_num)
-        answers.send(spaces)
+        _send(connection, spaces)
         memory = SharedMemory(connection.recv())
         schema = ObservationSchema(spaces[0])
         shape = (env_num, spaces[2]) if spaces[2] > 1 else (env_num,)
@@ -608,7 +603,7 @@ def _serve(connection: Connection) -> None:
             if command == _RESET:
                 keep_seed, kwargs = connection.recv()
                 for env_id, given in kwargs.items():
-                    obs, board.failures[env_id] = restart(envs[env_id], keep_seed, given)
+                    obs, board.failures[env_id] = envs[env_id].restart(keep_seed, given)
                     schema.put(board.obs, env_id, obs)
             elif command == _CALL:
                 env_id, name, args = connection.recv()
@@ -621,7 +616,7 @@ def _serve(connection: Connection) -> None:
                         infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
                     elif command == _STEP_WITH_INFOS and info:
                         infos[env_id] = info
-            answers.send(infos)
+            _send(connection, infos)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
@@ -629,7 +624,7 @@ def _serve(connection: Connection) -> None:
         if not isinstance(error, DingError):
             error = EnvError(f"{type(error).__name__}: {error}", env_id=None, traceback=text)
         with contextlib.suppress(OSError):
-            answers.send(_Failure(error, error.facts.get("traceback", text)))
+            _send(connection, _Failure(error, error.facts.get("traceback", text)))
     finally:
         close_quietly(*envs.values())
         board = None  # type: ignore[assignment]
@@ -637,43 +632,28 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
-class _Answers:
-    """Sends answers to the manager: an empty message, or ``_DATA`` and then an object."""
+def _send(connection: Connection, answer: Any) -> None:
+    """Send infos of envs, what one of their methods returned, or a failure to the manager.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._is_announced = False
-
-    def send(self, answer: Any = None) -> None:
-        """Send infos of envs, what one of their methods returned, or a failure.
-
-        Raises:
-            EnvError: the answer cannot be pickled; send a failure in its place.
-        """
-        if not answer:
-            self._connection.send_bytes(b"")
-            return
-        if not self._is_announced:
-            self._connection.send_bytes(_DATA)
-            self._is_announced = True
-        try:
-            self._connection.send(answer)  # which writes nothing if it cannot be pickled
-        except OSError:
-            raise  # the manager's process has ended
-        except Exception as error:
-            raise EnvError(
-                f"an env gave a value that cannot be sent to the manager's process ({error}): "
-                f"{answer} ; make it of data and of objects of importable classes, or use "
-                "env_manager.type in_process",
-                env_id=None,
-            ) from error
-        self._is_announced = False
+    Raises:
+        EnvError: the answer cannot be pickled; send a failure in its place.
+    """
+    try:
+        content = ForkingPickler.dumps(answer) if answer else b""
+    except Exception as error:
+        raise EnvError(
+            f"an env gave a value that cannot be sent to the manager's process ({error}): "
+            f"{answer} ; make it of data and of objects of importable classes, or use "
+            "env_manager.type in_process",
+            env_id=None,
+        ) from error
+    connection.send_bytes(content)
 
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
     """Step an env, put the result on the board, and return its info."""
-    obs, reward, terminated, truncated, info, following, failures = play(
-        env, board.actions[env_id].copy(), board.goes_on[env_id]
+    obs, reward, terminated, truncated, info, following, failures = env.play(
+        board.actions[env_id].copy(), board.goes_on[env_id]
     )
     if terminated or truncated:
         schema.put(board.final_obs, env_id, obs)

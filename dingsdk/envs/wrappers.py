@@ -69,26 +69,16 @@ class NormalizeObservation(gym.ObservationWrapper[Any, Any, Any]):
                 "write the file with dingsdk.envs.measure_observations",
                 path="env.wrappers",
             ) from error
+        text = ""
         if not mean.shape == var.shape == space.shape:
-            raise ConfigError(
-                f"env.wrappers: {statistics} is for observations of shape {list(mean.shape)}, "
-                f"these have {list(space.shape or ())}",
-                path="env.wrappers",
-                expected=space.shape,
-                found=mean.shape,
-            )
-        if not (np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all()):
-            raise ConfigError(
-                f"env.wrappers: {statistics} holds a mean or variance that is not finite, or a "
-                "variance below 0; measure the observations again",
-                path="env.wrappers",
-            )
-        if not clip > 0:
-            raise ConfigError(
-                f"env.wrappers: normalize_obs has clip {clip}, which must be above 0",
-                path="env.wrappers",
-                found=clip,
-            )
+            shapes = [list(each or ()) for each in (mean.shape, space.shape)]
+            text = f"{statistics} is for observations of shape {shapes[0]}, these have {shapes[1]}"
+        elif not (np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all()):
+            text = f"{statistics} holds a number that is not finite, or a variance below 0"
+        elif not clip > 0:
+            text = f"normalize_obs has clip {clip}, which must be above 0"
+        if text:
+            raise ConfigError(f"env.wrappers: {text}", path="env.wrappers")
         # In float32 the difference of two large numbers would be rounded.
         self._mean = mean.astype(np.float64)
         self._scale = 1 / np.sqrt(var.astype(np.float64) + 1e-8)

@@ -74,7 +74,7 @@ _FILES = (
 )
 _FOLDERS = (
     *(CHECKPOINT_FOLDER, JOURNAL_FOLDER, "resume", "log", "replay", "transport"),
-    *("players", "league", "videos"),
+    *("players", "league"),
 )
 _umask_lock = threading.Lock()
 _umask, _private = 0, 0

@@ -73,7 +73,6 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("env_managers", "base", "dingsdk.envs.in_process:InProcessEnvManager"),
     ("env_managers", "subprocess", "dingsdk.envs.subprocess:SubprocessEnvManager"),
     ("env_managers", "async_subprocess", "dingsdk.envs.subprocess:AsyncSubprocessEnvManager"),
-    ("env_managers", "envpool", "dingsdk.envs.envpool:EnvpoolEnvManager"),
     ("env_managers", "vector", "dingsdk.envs.vector:VectorEnvManager"),
     ("env_wrappers", "atari", "gymnasium.wrappers:AtariPreprocessing"),
     ("env_wrappers", "clip_reward", "gymnasium.wrappers:ClipReward"),

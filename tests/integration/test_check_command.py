@@ -250,7 +250,7 @@ def test_badge_that_cannot_be_written_is_an_error(
 
 
 LEFT_OUT = {
-    *("async_subprocess", "envpool", "subprocess"),  # minutes; `tests/contracts` checks them
+    *("async_subprocess", "subprocess"),  # minutes; `tests/contracts` checks them
     "auto",  # a storage that stands for `array` or `object`
     *("normalize_obs", "record_video"),  # need a file or a folder
 }

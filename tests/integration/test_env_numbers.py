@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import ConfigError, DingError
+from dingsdk.errors import DingError
 from dingsdk.pipeline.evaluate import evaluate
 from dingsdk.pipeline.train import train
 from tests.tensorboard_events import read_events
@@ -128,15 +128,6 @@ def test_numbers_and_returns_of_the_env_are_in_all_results(
     assert again.numbers["score"] == {"mean": 7.5, "min": 7.0, "max": 8.0}
 
 
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_all_numbers_are_those_of_the_last_info_that_are_numbers(tmp_path: Path, mode: str) -> None:
-    result, _ = run(tmp_path, mode, sets=["env.info_numbers=all"])
-
-    names = {"is_success", "score", "distance", "time"}
-    assert set(result.evaluations[0].numbers) == set(result.training_numbers) == names
-    assert result.training_numbers["distance"] == 4.5
-
-
 def test_statistics_of_a_serial_collector_are_of_the_episodes_since_the_last_log(
     tmp_path: Path,
 ) -> None:
@@ -181,9 +172,3 @@ def test_chosen_name_without_a_number_ends_the_run_with_one_error(
         DingError, match=r"env\.info_numbers names 'text', .*Scored has 'on its way'"
     ):
         run(tmp_path, mode, sets=sets)
-
-
-def test_choice_of_the_wrong_form_is_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="info_numbers"):
-        run(tmp_path, "serial", sets=["env.info_numbers=is_success"])
-    assert not list(tmp_path.iterdir())

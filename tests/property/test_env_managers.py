@@ -283,21 +283,3 @@ def _check_timestep(timestep: Any, expected: Mapping[str, Any]) -> None:
     assert timestep.info.get("abnormal", False) is (expected["kind"] == "abnormal")
     obs = expected["obs"] if expected["kind"] == "abnormal" else expected["final_obs"]
     np.testing.assert_array_equal(timestep.obs, obs)
-
-
-@settings(max_examples=25, deadline=None)
-@given(rounds=st.lists(st.sets(st.integers(0, 2)), max_size=40))
-def test_order_of_steps_does_not_change_the_trajectories(
-    rounds: list[set[int]],
-) -> None:
-    plain = [PlainEnv(np.inf, False) for _ in range(3)]
-    with create_env_manager({"type": "in_process"}, [DrawnEnv] * 3) as manager:
-        _seed(manager, plain, (5, False))
-        manager.launch()
-        for env in plain:
-            env.launch()
-        for named in rounds:
-            timesteps = manager.step(dict.fromkeys(named, 1))
-            assert set(timesteps) == named
-            for env_id, timestep in timesteps.items():
-                _check_timestep(timestep, plain[env_id].step(1))

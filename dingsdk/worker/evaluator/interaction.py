@@ -7,7 +7,6 @@ import math
 import operator
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -15,7 +14,6 @@ from msgspec import Meta
 from dingsdk.config import Count, Section
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
-from dingsdk.runtime.files import ensure_dir
 from dingsdk.worker.collector.episode_numbers import summaries, summary_statistics
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, tell_observers
@@ -25,7 +23,6 @@ from dingsdk.worker.evaluator.monitor import (
     evaluation_statistics,
     info_of,
     numbers_of,
-    write_mp4,
     write_returns,
 )
 from dingsdk.worker.serial_worker import whole_number
@@ -110,8 +107,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             train_iter: Version of the policy; the default never stops training.
             envstep: Env steps collected so far, the second x-axis of the curves.
             n_episode: Number of episodes; None for the number in the config.
-            force_render: Record videos of this evaluation: worst, median and best episode, in
-                tensorboard and as ``videos/<instance>-<step>-<number>.mp4`` of the run folder.
+            force_render: Record a video of this evaluation in tensorboard: worst, median and best
+                episode.
             policy_kwargs: Passed to the policy's forward.
 
         Returns:
@@ -221,6 +218,3 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         if self._tb_logger is not None:
             tag = f"{self._instance_name}_{mode}/"
             self._tb_logger.add_video(tag, video, global_step=step, fps=30)
-        folder = ensure_dir(Path(self._exp_name) / "videos")
-        for index, episode in enumerate(video):
-            write_mp4(folder / f"{self._instance_name}-{step}-{index}.mp4", episode)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from numbers import Number
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,23 +74,6 @@ def write_returns(
     """Add the histogram ``{instance}_iter/return``, unless ``writer`` is None."""
     if writer is not None:
         writer.add_histogram(f"{instance_name}_iter/return", np.asarray(returns), train_iter)
-
-
-def write_mp4(path: Path, frames: NDArray[Any], fps: int = 30) -> None:
-    """Write an episode as an mp4 file; needs moviepy.
-
-    Args:
-        path: Path of the file; an existing one is replaced.
-        frames: uint8[T, C, H, W].
-        fps: Frames a second.
-    """
-    from moviepy import ImageSequenceClip
-
-    images = np.moveaxis(frames, 1, -1)
-    # The codec takes even sizes only.
-    odd = ((0, 0), (0, images.shape[1] % 2), (0, images.shape[2] % 2), (0, 0))
-    clip = ImageSequenceClip(list(np.pad(images, odd, mode="edge")), fps=fps)
-    clip.write_videofile(str(path), codec="libx264", audio=False, logger=None)
 
 
 class VectorEvalMonitor:

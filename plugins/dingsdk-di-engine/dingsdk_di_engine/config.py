@@ -30,7 +30,7 @@ _PARTS = {
 _COMM_PARTS = ("comm_learner", "comm_collector")
 _PARALLEL_COLLECTORS = frozenset({"zergling", "marine"})
 _ATARI_WRAPPERS = ("episode_statistics", "atari")
-_ENV_MANAGERS = {"subprocess_v2": "subprocess", "env_pool": "envpool"}
+_ENV_MANAGERS = {"subprocess_v2": "subprocess", "env_pool": "vector"}
 _SHARED = {
     "": ("cuda", "discount_factor", "model", "nstep", "priority", "traj_len_inf", "unroll_len"),
     "learn": ("update_per_collect", "batch_size", "learner"),

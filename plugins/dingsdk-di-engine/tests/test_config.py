@@ -338,7 +338,7 @@ def test_envpool_of_atari_has_its_own_ids_and_wrappers() -> None:
 
     found = convert(shape)
 
-    assert (found["env"]["env_id"], found["env_manager"]["type"]) == ("envpool:Pong-v5", "envpool")
+    assert (found["env"]["env_id"], found["env_manager"]["type"]) == ("envpool:Pong-v5", "vector")
     assert "wrappers" not in found["env"]
 
 

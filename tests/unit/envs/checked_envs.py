@@ -66,11 +66,6 @@ class WrongShape(Good):
         return np.zeros(3, np.float32)
 
 
-class NaNObs(Good):
-    def observe(self) -> Any:
-        return np.array([np.nan, 0], np.float32)
-
-
 class Waiting(Good):
     """Waits for 20 ms in each step, as an env does that asks a simulator or a device."""
 
@@ -90,27 +85,9 @@ class RaisesInStep(Good):
         raise KeyError("lost")
 
 
-class TextReward(Good):
-    def step(self, action: Any) -> Any:
-        return self.observe(), "much", False, False, {}
-
-
-class RewardOfOnePlayer(Good):
-    player_num = 2
-
-
 class NumberForEnd(Good):
     def step(self, action: Any) -> Any:
         return self.observe(), 0.0, 0, False, {}
-
-
-class RaisesInSecondEpisode(Good):
-    episodes = 0
-
-    def reset(self, **kwargs: Any) -> Any:
-        if getattr(self, "time", 0):
-            raise ValueError("once only")
-        return super().reset(**kwargs)
 
 
 class OwnRandomness(Good):
@@ -136,17 +113,6 @@ class SharedState(Good):
 class RaisesInClose(Good):
     def close(self) -> None:
         raise OSError("the window is gone")
-
-
-class RaisesInStepAndClose(Good):
-    has_failed = False
-
-    def step(self, action: Any) -> Any:
-        self.has_failed = True
-        raise KeyError("lost")
-
-    def close(self) -> None:
-        assert not self.has_failed
 
 
 class DiesInAChild(Good):

@@ -98,16 +98,3 @@ def hang(gate: Path) -> None:
 def exit_at_once() -> None:
     """End the process with code 4."""
     os._exit(4)
-
-
-class SlowToImport:
-    """An env function. Unpickling it waits until ``gate`` is opened for writing."""
-
-    def __init__(self, gate: Path) -> None:
-        self._gate = gate
-
-    def __reduce__(self) -> Any:
-        return hang, (self._gate,)
-
-    def __call__(self) -> ChildEnv:
-        return ChildEnv()

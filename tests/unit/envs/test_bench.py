@@ -113,14 +113,6 @@ def test_fewest_envs_with_nearly_the_best_speed_are_chosen(
     assert bench.turns == [4, 4, 4, 2, 2, 2, 1, 1, 1]
 
 
-def test_fewer_envs_are_not_tried_once_the_speed_has_fallen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    speeds = {n: [speed] * TURNS for n, speed in {16: 90, 8: 100, 4: 80, 2: 79, 1: 1000}.items()}
-    _, found = Bench(speeds).run(monkeypatch, making_s=0.125)
-    assert {count for count, _ in found} == {16, 8, 4, 2}
-
-
 def test_measurements_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench({n: [1.0] * TURNS for n in (1, 2, 4, 8, 16)}, turn_s=1.0)
     _, found = bench.run(monkeypatch, making_s=0.125)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -11,7 +10,6 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager, make_env_fns
-from dingsdk.errors import EnvError
 
 RAISE = 1
 NATIVE = {"type": "vector", "vectorization_mode": "native"}
@@ -20,36 +18,6 @@ every_native_env = pytest.mark.parametrize("env", ["Native", "NativeSameStep", "
 
 def make(env: str, n: int = 2) -> EnvManager:
     return create_env_manager(NATIVE, make_env_fns({"env_id": f"Tiny/{env}-v0"}, n))
-
-
-def relaunch(manager: EnvManager) -> None:
-    manager.close()
-    manager.launch()
-
-
-def restart(manager: EnvManager) -> None:
-    manager.step(dict.fromkeys(manager.ready_obs, RAISE))
-
-
-def play(manager: EnvManager, action: int = 0) -> Any:
-    return manager.step(dict.fromkeys(manager.ready_obs, action))
-
-
-@pytest.mark.parametrize("event", [lambda manager: manager.reset(), restart, relaunch])
-@every_native_env
-def test_return_counts_from_the_last_reset_or_restart(
-    env: str, event: Callable[[EnvManager], None]
-) -> None:
-    with make(env) as manager:
-        manager.launch()
-        play(manager)
-        event(manager)
-        found = {}
-        while 0 not in found:
-            for env_id, timestep in play(manager).items():
-                if timestep.done:
-                    found[env_id] = timestep.info["eval_episode_return"]
-        assert found[0] == 3.0
 
 
 @every_native_env
@@ -69,19 +37,6 @@ def test_reseeding_resets_the_count_of_rebuilds(env: str) -> None:
                 pass
         assert runs[0] == runs[1]
         assert runs[0][1] != runs[0][2]
-
-
-@every_native_env
-def test_reseeding_keeps_the_count_of_failures_in_a_row(env: str) -> None:
-    with make(env, n=1) as manager:
-        manager.launch()
-        for _ in range(2):
-            manager.step_batch(np.array([RAISE]))
-        manager.seed(5)
-        manager.reset()
-        assert manager.failure_count == 2
-        with pytest.raises(EnvError, match="failed 3 times"):
-            manager.step_batch(np.array([RAISE]))
 
 
 class Careless(gym.vector.VectorEnv[Any, Any, Any]):

@@ -59,7 +59,7 @@ def reports(number: int) -> dict[str, Any]:
     return {"score": [1, 0.5][number], "winner": [None, 1][number], "text": ["a", 3][number]}
 
 
-@pytest.mark.parametrize("kind", ["vector", "in_process", "subprocess", "async_subprocess"])
+@pytest.mark.parametrize("kind", ["in_process", "subprocess"])
 def test_infos_arrive_as_the_env_gave_them(kind: str) -> None:
     with create_env_manager({"type": kind, "episode_num": 2}, [Reporting] * 2) as manager:
         manager.launch()
@@ -132,7 +132,9 @@ def make(kind: str, env_fns: list[Any], **cfg: Any) -> EnvManager:
     return create_env_manager({"type": kind, "episode_num": 1, **cfg}, env_fns)
 
 
-@pytest.mark.parametrize("kind", ["next_step", "in_process", "subprocess"])
+@pytest.mark.parametrize(
+    "kind", ["next_step", "in_process", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
 def test_mask_that_no_action_follows_may_allow_none(kind: str) -> None:
     with make(kind, [Ending, _Longer]) as manager:
         manager.launch()
@@ -169,8 +171,16 @@ class Outside(Reporting):
         return {"x": np.array([9.5 if is_over else 0])}, 1.0, is_over, False, {}
 
 
-@pytest.mark.parametrize("is_dict", [False, True])
-@pytest.mark.parametrize("kind", ["in_process", "subprocess", "next_step", "same_step"])
+@pytest.mark.parametrize(
+    ("kind", "is_dict"),
+    [
+        ("in_process", False),
+        ("in_process", True),
+        ("next_step", False),
+        ("same_step", False),
+        pytest.param("subprocess", True, marks=pytest.mark.slow),
+    ],
+)
 def test_observation_beyond_its_bounds_is_used_and_reported_once_a_run(
     kind: str, is_dict: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,7 +65,14 @@ class RecordedInSameStep(Recorded):
 VECTOR = {
     each.__name__: each for each in (NextStep, SameStep, Disabled, Recorded, RecordedInSameStep)
 }
-SINGLE = ("in_process", "subprocess", "async_subprocess")
+every_kind_and_form = pytest.mark.parametrize(
+    ("kind", "is_dict"),
+    [
+        *(("in_process", False), ("in_process", True), ("NextStep", False), ("NextStep", True)),
+        *(("SameStep", False), ("SameStep", True), ("Disabled", False)),
+        *(pytest.param("subprocess", each, marks=pytest.mark.slow) for each in (False, True)),
+    ],
+)
 
 
 def make(kind: str, count: int = 2, **section: Any) -> EnvManager:
@@ -96,8 +103,7 @@ def last_infos(manager: EnvManager, is_dict: bool) -> list[Mapping[str, Any]]:
     return [step.episode_info.get(row, {}) for row in range(manager.env_num)]
 
 
-@pytest.mark.parametrize("is_dict", [False, True])
-@pytest.mark.parametrize("kind", [*SINGLE, *("NextStep", "SameStep", "Disabled")])
+@every_kind_and_form
 def test_chosen_numbers_are_in_the_info_of_the_episode(kind: str, is_dict: bool) -> None:
     with make(kind, info_numbers=["is_success", "score", "absent"]) as manager:
         assert last_infos(manager, is_dict) == [NUMBERS, NUMBERS]
@@ -123,7 +129,7 @@ def test_statistics_that_the_env_reports_itself_are_kept() -> None:
         assert last_infos(manager, True)[0] == {"score": 70, "name": "x", "time": 3.0}
 
 
-@pytest.mark.parametrize("kind", ["in_process", "subprocess", "NextStep", "SameStep"])
+@pytest.mark.parametrize("kind", ["in_process", "NextStep"])
 def test_chosen_name_without_a_number_ends_the_run_and_names_env_and_key(kind: str) -> None:
     with (
         make(kind, kwargs={"grade": "A"}, info_numbers=["grade"]) as manager,
@@ -159,8 +165,7 @@ def test_numbers_are_bools_ints_floats_and_arrays_of_one(value: Any, number: flo
     assert number_of(value) == number
 
 
-@pytest.mark.parametrize("is_dict", [False, True])
-@pytest.mark.parametrize("kind", [*SINGLE, "NextStep", "SameStep"])
+@every_kind_and_form
 def test_return_is_the_sum_of_the_rewards_beneath_the_wrappers(kind: str, is_dict: bool) -> None:
     with make(kind, **SCALED) as manager:
         assert last_infos(manager, is_dict) == [{"eval_episode_return": 6.0}] * 2
@@ -217,11 +222,10 @@ def test_return_that_the_env_has_recorded_itself_counts(kind: str, wrappers: lis
         assert last_infos(manager, is_dict=False) == [{"eval_episode_return": 6.0}] * 2
 
 
-@pytest.mark.parametrize("is_dict", [False, True])
 @pytest.mark.parametrize("kind", ["Recorded", "RecordedInSameStep"])
-def test_return_that_a_vector_env_has_recorded_counts(kind: str, is_dict: bool) -> None:
+def test_return_that_a_vector_env_has_recorded_counts(kind: str) -> None:
     with make(kind) as manager:
-        assert last_infos(manager, is_dict) == [{"eval_episode_return": 6.0}] * 2
+        assert last_infos(manager, is_dict=False) == [{"eval_episode_return": 6.0}] * 2
 
 
 def test_return_that_the_env_reports_is_used_in_both_forms() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 from dingsdk.envs import EnvFn, EnvManager, create_env_manager, get_vec_env_setting, make_env_fns
@@ -92,13 +91,6 @@ def test_vec_env_setting_gives_the_configured_numbers_of_envs() -> None:
     assert len(evaluator_cfgs) == 2
     assert get_vec_env_setting(cfg, eval_=False)[2] == []
     manager.close()
-
-
-def test_vec_env_setting_gives_one_env_by_default_and_refuses_unknown_ids() -> None:
-    _, collector_cfgs, evaluator_cfgs = get_vec_env_setting({"env_id": "CartPole-v1"})
-    assert (len(collector_cfgs), len(evaluator_cfgs)) == (1, 1)
-    with pytest.raises(UnknownEnvError, match="NoSuchEnv-v0"):
-        get_vec_env_setting({"env_id": "NoSuchEnv-v0"})
 
 
 def test_missing_package_error_includes_the_hint_of_gymnasium() -> None:
@@ -231,17 +223,6 @@ def test_pickled_env_fn_includes_its_wrapper_types() -> None:
     guarded.close()
 
 
-@pytest.mark.usefixtures("_wrapper_types")
-@pytest.mark.parametrize("mode", ["auto", pytest.param("async", marks=pytest.mark.slow)])
-def test_vector_envs_are_wrapped_in_child_processes_too(mode: str) -> None:
-    cfg = {"type": "vector", "vectorization_mode": mode}
-    with create_env_manager(cfg, make_env_fns(LIMITED, 1)) as manager:
-        assert manager.capabilities.per_env_seed
-        manager.launch()
-        truncated = [bool(manager.step_batch(np.array([i % 2])).truncated[0]) for i in range(4)]
-    assert truncated == [False, False, False, True]
-
-
 def test_unknown_wrapper_and_manager_types_are_refused() -> None:
     with pytest.raises(UnknownPluginError):
         EnvFn({"env_id": "CartPole-v1", "wrappers": ["no_such_wrapper"]})()
@@ -249,12 +230,3 @@ def test_unknown_wrapper_and_manager_types_are_refused() -> None:
         create_env_manager({"type": "vectr"}, make_env_fns({"env_id": "CartPole-v1"}, 1))
     with pytest.raises(UnknownKeyError):
         create_env_manager({"type": "base", "x": 1}, make_env_fns({"env_id": "CartPole-v1"}, 1))
-
-
-def test_env_fns_of_the_same_config_are_equal_and_repr_shows_it() -> None:
-    cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 9}, "wrappers": ["flatten_obs"]}
-    one, same, other = EnvFn(cfg), EnvFn(cfg), EnvFn({**cfg, "wrappers": []})
-    assert len({one, same, other}) == 2
-    assert one != cfg
-    text = "EnvFn('CartPole-v1', kwargs={'max_episode_steps': 9}, wrappers=[])"
-    assert repr(other) == text

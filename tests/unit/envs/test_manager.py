@@ -25,7 +25,6 @@ from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
     EnvError,
-    NonFiniteError,
     PolicyOutputError,
 )
 
@@ -68,17 +67,6 @@ def test_closed_manager_refuses_env_methods() -> None:
         manager.enable_save_replay("replays")
     with pytest.raises(ClosedError):
         manager.get_state()
-
-
-def test_continuous_actions_are_cast_and_checked() -> None:
-    with make(IN_PROCESS, env_id="Pendulum-v1") as manager:
-        manager.launch()
-        manager.step_batch(np.full((2, 1), 2.0))
-        manager.step({0: np.array([-2.0]), 1: np.array([0])})
-        with pytest.raises(NonFiniteError, match="NaN"):
-            manager.step_batch(np.array([[0.0], [np.nan]]))
-        with pytest.raises(PolicyOutputError, match=r"with \[2\.5\]"):
-            manager.step_batch(np.array([[0.0], [2.5]]))
 
 
 def test_random_actions_are_for_ready_envs() -> None:
@@ -128,9 +116,8 @@ def test_envs_that_cannot_render_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert caught.value.path == "env.kwargs.render_mode"
 
 
-@pytest.mark.parametrize("cfg", [*ALL, {"type": "subprocess"}])
-def test_actions_that_are_no_dict_are_refused(cfg: dict[str, Any]) -> None:
-    with make(cfg) as manager:
+def test_actions_that_are_no_dict_are_refused() -> None:
+    with make(IN_PROCESS) as manager:
         manager.launch()
         for actions in (None, np.array([0, 1]), [0, 1], 0.5):
             with pytest.raises(PolicyOutputError, match="takes a dict of actions"):
@@ -142,15 +129,6 @@ def test_actions_that_are_no_dict_are_refused(cfg: dict[str, Any]) -> None:
 def test_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
     with make(IN_PROCESS) as manager, pytest.raises(ConfigTypeError, match="seed"):
         manager.seed(seed)
-
-
-def test_reset_of_no_env_changes_nothing() -> None:
-    with make(IN_PROCESS) as manager:
-        manager.launch()
-        before = starts(manager)
-        manager.reset({})
-        assert starts(manager) == before
-        assert manager.failure_count == 0
 
 
 def test_envs_are_seeded_from_a_branch_of_the_seed_tree() -> None:
@@ -243,8 +221,7 @@ def test_meanwhile_is_called_while_envs_step_in_threads() -> None:
         assert manager.step_batch(np.zeros(2, np.int64)).terminated.all()
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_env_is_not_reset_after_its_last_episode(threads: int) -> None:
+def test_env_is_not_reset_after_its_last_episode() -> None:
     may_end, envs = threading.Event(), list[OneStep]()
     may_end.set()
 
@@ -252,7 +229,7 @@ def test_env_is_not_reset_after_its_last_episode(threads: int) -> None:
         envs.append(OneStep(may_end))
         return envs[-1]
 
-    cfg = {"type": "in_process", "threads": threads, "episode_num": 2}
+    cfg = {"type": "in_process", "episode_num": 2}
     with create_env_manager(cfg, [make_env] * 2) as manager:
         manager.launch()
         while not manager.done:

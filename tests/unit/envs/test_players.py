@@ -120,11 +120,6 @@ def test_reset_clears_the_warnings_of_illegal_actions() -> None:
     assert EnvLogger.mqueue == []
 
 
-def test_game_with_one_player_works() -> None:
-    env = PlayersEnv(Sums((2,)))
-    assert (env.player_num, env.reset(seed=0)[0].tolist()) == (1, [[0, 0, -1]])
-
-
 def test_info_shows_which_player_left_early() -> None:
     env = PlayersEnv(Sums((1, 2)))
     env.reset(seed=0)
@@ -236,36 +231,6 @@ class Ticks(gym.Env[Any, Any]):
 
     def _info(self) -> Any:
         return {PLAYERS: [{"acts_next": self.time % 2 == player} for player in (0, 1)]}
-
-
-class Three(gym.Env[Any, Any]):
-    """Three players. In each step one of them has no turn: player 1, then 2, then 1 again."""
-
-    player_num = 3
-    observation_space = gym.spaces.Box(0, 9, (3, 1), np.float32)
-    action_space = gym.spaces.MultiDiscrete([4, 4, 4])
-
-    def __init__(self) -> None:
-        self.time, self.shapes = 0, list[tuple[int, ...]]()
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros((3, 1), np.float32), self._info()
-
-    def step(self, action: Any) -> Any:
-        self.shapes.append(np.shape(action))
-        self.time += 1
-        return np.zeros((3, 1), np.float32), np.ones(3), False, False, self._info()
-
-    def _info(self) -> Any:
-        return {PLAYERS: [{"acts_next": player != 1 + self.time % 2} for player in range(3)]}
-
-
-def test_env_gets_an_action_for_every_player() -> None:
-    env = OpponentEnv(three := Three(), "random")
-    env.reset(seed=0)
-    for _ in range(2):
-        env.step(1)
-    assert three.shapes == [(3,), (3,)]
 
 
 def test_step_includes_the_rewards_of_the_opponents_turns() -> None:
@@ -462,16 +427,6 @@ def test_points_of_an_episode_compare_the_returns_of_all_players(
         assert env.step(0)[4]["episode_info"] == {"length": 2, "points": points}
 
 
-def test_points_of_an_episode_do_not_depend_on_the_episode_before() -> None:
-    env = OpponentEnv(Shares(), "random")
-    points = []
-    for shares in ((3, 0, 0), (1, 0, 2)):
-        env.reset(options={"shares": shares})
-        env.step(0)
-        points.append(env.step(0)[4]["episode_info"]["points"])
-    assert points == [1.0, 0.0]
-
-
 def test_reset_repeats_until_the_player_has_a_turn() -> None:
     env = OpponentEnv(Plain(lost=2), "random")
     obs, _ = env.reset(seed=1)
@@ -516,19 +471,3 @@ def test_observations_without_a_mask_are_flattened_for_each_player() -> None:
     assert obs.dtype == np.float32
     assert obs.tolist() == [[0, 1, 2, 3, 0, 0, 1], [4, 5, 6, 7, 1, 0, 0]]
     assert env.observation_space.shape == (2, 7)
-
-
-def test_players_env_has_the_metadata_of_its_game_renders_and_closes_it() -> None:
-    class Drawn(Sums):
-        closed = 0
-
-        def render(self) -> Any:
-            return np.full((2, 2, 3), 7, np.uint8)
-
-        def close(self) -> None:
-            self.closed += 1
-
-    env = PlayersEnv(game := Drawn())
-    assert (env.metadata, env.render().shape) == (Sums.metadata, (2, 2, 3))
-    env.close()
-    assert game.closed == 1

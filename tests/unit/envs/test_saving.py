@@ -38,7 +38,7 @@ def play(env: gym.Env[Any, Any], actions: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize(
     "env_id",
-    ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "FrozenLake-v1", "Blackjack-v1"],
+    ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"],
 )
 def test_env_continues_in_another_instance(env_id: str, **kwargs: Any) -> None:
     goes_on(gym.make(env_id, **kwargs), gym.make(env_id, **kwargs))
@@ -58,7 +58,7 @@ def goes_on(env: gym.Env[Any, Any], other: gym.Env[Any, Any], steps: int = 300) 
     assert play(other, actions[57:]) == expected
 
 
-@pytest.mark.parametrize("env_id", ["Hopper-v5", "Ant-v5", "HalfCheetah-v5"])
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "Ant-v5"])
 def test_mujoco_env_continues_in_another_instance(
     env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,15 +68,6 @@ def test_mujoco_env_continues_in_another_instance(
     goes_on(env, other, steps=299)
     first, second = (each.unwrapped.data for each in (env, other))  # type: ignore[attr-defined]
     assert first.time == second.time
-
-
-@pytest.mark.parametrize(
-    ("game", "kwargs"),
-    [("Pong", {"repeat_action_probability": 0.0}), ("Breakout", {"frameskip": (2, 5)})],
-)
-def test_atari_env_continues_in_another_instance(game: str, kwargs: dict[str, Any]) -> None:
-    pytest.importorskip("ale_py", reason="the extra atari is not installed")
-    test_env_continues_in_another_instance(f"ALE/{game}-v5", obs_type="ram", **kwargs)
 
 
 def test_atari_preprocessing_continues_in_another_instance() -> None:
@@ -114,21 +105,6 @@ def test_atari_env_with_continuous_actions_cannot_be_saved() -> None:
     pytest.importorskip("ale_py", reason="the extra atari is not installed")
     with pytest.raises(NotSavableError, match="continuous actions"):
         env_state(gym.make("ALE/Pong-v5", continuous=True))
-
-
-def test_emulator_that_a_wrapper_refers_to_is_saved_once() -> None:
-    ale_py = pytest.importorskip("ale_py", reason="the extra atari is not installed")
-    gym.register_envs(ale_py)
-
-    class Lives(gym.Wrapper[Any, Any, Any, Any]):
-        def __init__(self, env: Any) -> None:
-            super().__init__(env)
-            self.ale = env.unwrapped.ale
-            self.lives = 5
-
-    layers = env_state(Lives(gym.make("ALE/Pong-v5", obs_type="ram")))["layers"]
-    assert [each["type"] for each in layers if "ale" in each["attributes"]] == ["AtariEnv"]
-    assert layers[0]["attributes"]["lives"] == 5
 
 
 def test_state_of_another_simulator_is_refused() -> None:

@@ -209,11 +209,6 @@ def test_first_value_beyond_the_bounds_of_a_box_is_named() -> None:
         assert not ObservationSchema(space).is_bounded
 
 
-def test_infinite_observations_do_not_count_as_nan() -> None:
-    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    assert ObservationSchema(space).conform([np.inf, 0]).tolist() == [np.inf, 0]
-
-
 def columns(count: int) -> dict[str, Any]:
     return {
         "box": np.tile(np.array([0, 2], np.float32), (count, 1)),
@@ -277,9 +272,3 @@ def test_infos_of_a_vector_env_are_split_by_env() -> None:
     assert type(first["steps"]) is int
     nested = {"box": np.array([[1.0], [2.0]]), "inner": {"n": [3, 4]}}
     assert part_of(nested, 1) == {"box": np.array([2.0]), "inner": {"n": 4}}
-
-
-def test_error_names_three_of_the_invalid_actions() -> None:
-    with pytest.raises(PolicyOutputError) as caught:
-        ActionChecker(gym.spaces.Discrete(3)).batch(np.array([9, 4, 2, 5, 5, 7]), 6)
-    assert caught.value.found == "int64[6] with [4, 5, 7]"

@@ -115,12 +115,6 @@ def test_evaluations_leave_out_wrappers_that_are_only_for_training(
     assert [each.get("is_evaluation", False) for each in get_vec_env_setting(section)[2]] == [True]
 
 
-def test_running_scale_of_rewards_is_left_out_of_evaluations() -> None:
-    section = {"env_id": "CartPole-v1", "wrappers": ["NormalizeReward", "episode_statistics"]}
-    assert EnvFn({**section, "is_evaluation": True}).wrappers == [{"type": "episode_statistics"}]
-    assert len(EnvFn(section).wrappers) == 2
-
-
 def test_evaluate_must_be_true_or_false() -> None:
     with pytest.raises(ConfigError, match="whose evaluate is not true or false"):
         make({**CLIP, "evaluate": "no"})
@@ -243,13 +237,6 @@ def test_record_video_without_moviepy_names_the_package(
 
 
 @needs("video")
-def test_record_video_records_each_hundredth_whole_episode_by_default(tmp_path: Path) -> None:
-    env = make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
-    assert env.video_length == np.inf
-    assert [n for n in range(201) if env.episode_trigger(n)] == [0, 100, 200]
-
-
-@needs("video")
 @pytest.mark.slow
 def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path), "every": 2}
@@ -271,45 +258,3 @@ def test_error_names_a_wrapper_that_cannot_be_made() -> None:
         make("frame_stck")
     with pytest.raises(UnknownPluginError):
         make("vector")  # a module of gymnasium.wrappers, not a wrapper
-
-
-OWN = """
-import gymnasium as gym
-
-class Own(gym.Env):
-    observation_space = gym.spaces.Box(-1, 1, (2,))
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, size=1):
-        self.size = size
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), float(self.size), False, False, {}
-
-def make_own(size):
-    return Own(size + 1)
-"""
-
-
-@pytest.mark.parametrize(("name", "size"), [("Own", 3), ("make_own", 4)])
-def test_env_is_named_by_its_class_or_by_a_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int
-) -> None:
-    (tmp_path / f"own_{name}.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    env_cfg = {
-        "env_id": f"own_{name}:{name}",
-        "kwargs": {"size": 3, "max_episode_steps": 2},
-        "wrappers": ["episode_statistics"],
-    }
-    with create_env_manager({"type": "vector"}, make_env_fns(env_cfg, 2)) as manager:
-        manager.launch()
-        assert manager.step_batch(np.zeros(2, int)).reward.tolist() == [size, size]
-        assert manager.step_batch(np.zeros(2, int)).truncated.all()
-    with pytest.raises(ConfigError, match="length"):
-        EnvFn({**env_cfg, "kwargs": {"length": 3}})()
-    assert isinstance(EnvFn(env_cfg)().unwrapped, gym.Env)

@@ -169,21 +169,6 @@ def test_an_empty_data_set_is_refused(make_evaluator) -> None:
         make_evaluator([]).eval()
 
 
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_evaluation_works_in_a_process_group(make_evaluator, tmp_path, as_dict) -> None:
-    import torch.distributed as dist
-
-    evaluator = make_evaluator([_batch(2)], Accuracy(as_dict), multi_gpu=True)
-    evaluator.policy.get_attribute = {"device": "cpu"}.__getitem__
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
-    )
-    try:
-        assert evaluator.eval() == (False, {"acc": 0.5} if as_dict else 0.5)
-    finally:
-        dist.destroy_process_group()
-
-
 def test_result_is_the_mean_over_all_ranks(make_evaluator, monkeypatch) -> None:
     import torch.distributed as dist
 

@@ -18,7 +18,7 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.data import derive_seed
 from dingsdk.errors import NonFiniteError, TaskFail
-from dingsdk.plugins import PluginManager, default_manager, use_manager
+from dingsdk.plugins import default_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
 from dingsdk.runtime.connections import parse_address
 from dingsdk.testing import open_files
@@ -181,34 +181,6 @@ def test_exploration_of_a_server_is_the_same_for_the_same_seed(tmp_path: Path) -
     assert explored("run-3", None) != explored("run-4", None)
 
 
-class TellsEnvs(DQNPolicy):
-    """A policy whose actions are the env ids."""
-
-    def act(self, obs: Any, env_ids: Any = None, **setting: Any) -> dict[str, Any]:
-        return {**super().act(obs, env_ids, **setting), "action": np.array(env_ids)}
-
-
-def test_each_row_of_a_batch_has_its_own_env_id(tmp_path: Path) -> None:
-    manager, store = PluginManager(), Store()
-    found: list[list[int]] = []
-    manager.registry("policies").register("tells_envs", TellsEnvs)
-    publish(store, policy_of(2), 1)
-    cfg = {**CFG, "type": "tells_envs"}
-
-    def ask(rows: int) -> None:
-        with Collector(tmp_path, policy_of(5), 1) as collector:
-            found.append(collector.act(OBS[:rows]))
-
-    with (
-        use_manager(manager),
-        closing(InferenceServer(cfg, store, tmp_path, "inference-0")) as made,
-        waiting(made, partial(ask, 2), partial(ask, 3)),
-    ):
-        assert made.batch_count == 1
-    assert [len(each) for each in sorted(found, key=len)] == [2, 3]
-    assert sorted(env_id for each in found for env_id in each) == [0, 1, 2, 3, 4]
-
-
 def test_observations_of_another_shape_do_not_affect_other_requests(tmp_path: Path) -> None:
     store, expected, by_itself = Store(), best(policy_of(2)), best(policy_of(5))
     publish(store, policy_of(2), 1)
@@ -225,45 +197,6 @@ def test_observations_of_another_shape_do_not_affect_other_requests(tmp_path: Pa
         waiting(server, partial(ask, "good", OBS), partial(ask, "bad", OBS.repeat(2, axis=1))),
     ):
         assert found == {"good": expected, "bad": by_itself}
-
-
-def test_store_is_read_at_intervals_or_for_an_unknown_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, looks = Store(), []
-    newest = store.newest
-
-    def noted(policy_id: str, newer_than: int | None = None) -> Any:
-        looks.append(newer_than)
-        return newest(policy_id, newer_than)
-
-    monkeypatch.setattr(store, "newest", noted)
-    monkeypatch.setattr(server_module, "LOOK_S", PATIENCE_S)
-    publish(store, policy_of(2), 1)
-    with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)) as server:
-        for version in (1, 1, 0, 2, 1):
-            server._look("p", version)
-        assert looks == [None, 1]
-        monkeypatch.setattr(server_module, "LOOK_S", 0.0)
-        server._look("p", 1)
-        assert looks == [None, 1, 1]
-
-
-def test_requests_for_exact_versions_are_in_separate_batches(tmp_path: Path) -> None:
-    store = Store()
-    server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
-    for version in (1, 2):
-        publish(store, policy_of(version), version)
-        server._look("p", version)
-    found: dict[int, list[int]] = {}
-
-    def ask(version: int) -> None:
-        with Collector(tmp_path, policy_of(5), version, is_exact=True) as collector:
-            found[version] = collector.act()
-
-    with closing(server), waiting(server, partial(ask, 1), partial(ask, 2)):
-        assert found == {version: best(policy_of(version)) for version in (1, 2)}
-        assert (server.request_count, server.batch_count) == (2, 2)
 
 
 def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
@@ -314,22 +247,6 @@ def test_recurrent_state_is_kept_per_row(tmp_path: Path) -> None:
         assert server.request_count == 5
 
 
-def test_recurrent_states_of_one_batch_are_not_mixed(tmp_path: Path) -> None:
-    store = Store()
-    publish(store, policy_of(2, R2D2Policy, type="r2d2"), 1)
-    expected = best(policy_of(2, R2D2Policy, type="r2d2"))
-    server = InferenceServer({**CFG, "type": "r2d2"}, store, tmp_path, "inference-0", seed=1)
-    found: dict[int, list[int]] = {}
-
-    def ask(index: int) -> None:
-        with Collector(tmp_path, policy_of(5, R2D2Policy, type="r2d2"), 1) as collector:
-            found[index] = collector.act(OBS[8 * index : 8 * index + 8])
-
-    with closing(server), waiting(server, partial(ask, 0), partial(ask, 1)):
-        assert found[0] + found[1] == expected
-        assert server.batch_count == 1
-
-
 def test_collector_acts_by_itself_while_there_is_no_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -360,24 +277,6 @@ def test_server_that_does_not_answer_costs_one_deadline(
         assert collector.act() == by_itself
         assert collector.act() == by_itself
         assert idle._requests.qsize() == 1  # the second request was not sent
-
-
-def test_lost_server_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(client, "RETRY_S", 0.0)
-    store, own = Store(), policy_of(5)
-    publish(store, policy_of(2), 9)
-    with Collector(tmp_path, own, 3) as collector:
-        with serving(tmp_path, store):
-            collector.act()
-            (file,) = (tmp_path / FOLDER).glob("*.address")
-            address = file.read_bytes()
-        file.touch(0o600)
-        file.write_bytes(address)  # as left by a killed server
-        for _ in range(3):
-            assert collector.act() == best(own)
-    assert caplog.text.count("collector-0 acts by itself") == 1
 
 
 def test_collectors_are_spread_over_the_servers(
@@ -522,19 +421,6 @@ def test_failed_server_fails_the_tasks_of_its_worker(
     over.set()
     assert worker.stop_job()
     transport.close()
-
-
-def test_closed_client_closes_its_connection(tmp_path: Path) -> None:
-    store = Store()
-    publish(store, policy_of(2), 1)
-    with serving(tmp_path, store), Collector(tmp_path, policy_of(5), 1) as collector:
-        collector.act()
-        link = collector.client._channel
-        assert link is not None
-        for _ in range(2):
-            collector.client.close()
-        assert link._sock.fileno() == -1
-        assert collector.client._channel is None
 
 
 class Asked(InferenceClient):

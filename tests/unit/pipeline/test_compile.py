@@ -484,7 +484,6 @@ REFUSED = (
             ("serial", "policy.other.serial_commander", "base", "one_vs_one"),
             ("parallel", "policy.collect.parallel_collector", "zergling", "marine"),
             ("parallel", "policy.other.commander", "solo", "one_vs_one"),
-            ("serial", "env_manager", "envpool", "vector, subprocess or async_subprocess"),
         )
     ),
     *(
