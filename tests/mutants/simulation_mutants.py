@@ -131,7 +131,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the limiter of a new home counts from zero",
-            f"{_COORDINATOR}.coordinator:Coordinator.begin_home",
+            f"{_COORDINATOR}.coordinator:Coordinator.new_home",
             "payloads.home_counts or None",
             "None",
         ),
@@ -195,9 +195,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The learner is killed, and then the coordinator": [
         Mutant(
             "the journal does not record a new home",
-            f"{_COORDINATOR}.coordinator:Coordinator.begin_home",
-            "self._note(Restarted(state.task_id))",
-            "pass",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState.apply",
+            "self.begin_home(found)",
+            "found.buffer_id in self.buffers or self.begin_home(found)",
         ),
     ],
     "A worker reports while the coordinator is down": [

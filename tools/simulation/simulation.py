@@ -859,8 +859,8 @@ class _WatchedCoordinator(Coordinator):
             self._simulation.lost(info, reason)
         super()._on_lost(info, reason)
 
-    def begin_home(self, state: Any) -> Mapping[str, Any]:
-        home = super().begin_home(state)
+    def new_home(self, state: Any) -> Mapping[str, Any]:
+        home = super().new_home(state)
         return {**home, "number": self._home}
 
     def _new_payloads(self, state: Any) -> Any:

@@ -20,15 +20,12 @@ from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.coordinator.journal import (
-    BufferClosed,
-    BufferOpened,
     EvaluationRecorded,
     Fact,
     Journal,
     Keeper,
     Progressed,
     Pushed,
-    Restarted,
     Settled,
     TrainingBegan,
 )
@@ -477,12 +474,6 @@ class Coordinator(Configurable):
         """Return the payloads that the task works for; call with the condition held."""
         return self._state.buffers.get(state.buffer_id)
 
-    def open_buffer(self, state: TaskState) -> None:
-        """Create the replay buffer that a learner task names, if it does not exist."""
-        with self.condition:
-            if self._state.open_buffer(state):
-                self._note(BufferOpened(state.task_id))
-
     def _new_payloads(self, state: TaskState) -> LivePayloads:
         policy = self._cfg["policy"]
         collect = policy["collect"]
@@ -800,17 +791,13 @@ class Coordinator(Configurable):
         payloads = self.payloads_of(state)
         return payloads is None or (payloads.has_news and not self._is_behind)
 
-    def begin_home(self, state: TaskState) -> Mapping[str, Any]:
-        """Announce all live payloads to the new home of a buffer.
+    def new_home(self, state: TaskState) -> Mapping[str, Any]:
+        """Return what the new home of a buffer must know.
 
-        Returns:
-            What the home must know: ``counts`` of an earlier home, and the ``pace`` of episodes.
+        These are the ``counts`` of an earlier home, and the ``pace`` of episodes.
         """
         with self.condition:
-            self._record_reports(state)
             payloads = self._state.buffers[state.buffer_id]
-            payloads.restart()
-            self._note(Restarted(state.task_id))
             pace = EpisodePace.of(self._cfg)
             return {
                 "counts": payloads.home_counts or None,
@@ -838,7 +825,6 @@ class Coordinator(Configurable):
             self._state.learner_tasks += has_trained_out
             if self._state.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
                 self.system_shutdown_flag = True
-            self._note_task(BufferClosed(state.buffer_id, self._state.learner_tasks))
 
     def commander_statistics(self) -> dict[str, float]:
         """Return the values that the commander plots as curves."""
@@ -990,6 +976,7 @@ class Coordinator(Configurable):
                     role.drive(self, state, task)
             finally:
                 with self.condition:
+                    self._record_reports(state)
                     self._take_back(state)
                     self.condition.notify_all()
         except Exception as raised:

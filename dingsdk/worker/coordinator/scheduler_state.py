@@ -31,15 +31,12 @@ from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.journal import (
     Assigned,
-    BufferClosed,
-    BufferOpened,
     EvaluationRecorded,
     Fact,
     Progressed,
     Pushed,
     Queued,
     Recovered,
-    Restarted,
     Settled,
     TaskEnded,
     TaskRecord,
@@ -306,13 +303,13 @@ class SchedulerState:
     def _set_elapsed(self, seconds: float) -> None:
         self._collecting_since = self._clock() - seconds if seconds > 0 else None
 
-    def open_buffer(self, state: TaskState) -> bool:
-        """Create the replay buffer of a learner's task; return False if it exists already."""
-        if state.buffer_id in self.buffers:
-            return False
-        self.buffers[state.buffer_id] = self._new_payloads(state)
-        self._iterations.setdefault(state.task_id, 0)
-        return True
+    def begin_home(self, state: TaskState) -> None:
+        """Let another worker hold the rows of a learner's task; the first one opens the buffer."""
+        payloads = self.buffers.get(state.buffer_id)
+        if payloads is None:
+            payloads = self.buffers[state.buffer_id] = self._new_payloads(state)
+            self._iterations.setdefault(state.task_id, 0)
+        payloads.restart()
 
     def note_policy_lag(self) -> None:
         """Store the lag of trained rows; with several learners, the largest mean lag."""
@@ -394,12 +391,14 @@ class SchedulerState:
         """Report a queued task to the commander as failed."""
         self._queues[state.role].remove(state)
         self.notify_fail(state)
-        self._note_over(state.task_id)
+        self._note_over(state)
 
     def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
         state.worker = worker
         state.attempt += 1
         self.running[state.task_id] = state
+        if state.owns_buffer:
+            self.begin_home(state)
         if self.note is not None:
             self.note(Assigned(state.task_id, state.attempt, state.payload_prefix))
         return state
@@ -455,7 +454,7 @@ class SchedulerState:
         before = len(queue)
         outcome, is_fatal = self._end(state, error)
         if not is_fatal:  # a fatal error ends the run; a resumed run continues the task
-            self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
+            self._note_over(state, queue[-1] if len(queue) > before else None)
         return outcome, is_fatal
 
     def _end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
@@ -574,14 +573,6 @@ class SchedulerState:
             # Counted once more, so that a check of the ended run finds rows that were lost.
             self._ended_counts += replace(payloads.counts(), live=payloads.count_live())
 
-    def end_closed(self, buffer_id: str) -> None:
-        """End the learner's task of a closed buffer, unless it has ended."""
-        for state in [each for each in self.running.values() if each.buffer_id == buffer_id]:
-            if state.role == "learner":
-                del self.running[state.task_id]
-                finished = {"task_id": state.task_id, "buffer_id": buffer_id}
-                self.commander.finish_learner_task(state.task_id, finished)
-
     def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
         """Set ``train_iterations`` of this section for all running and queued learner tasks."""
         limit = {"train_iterations": learner_cfg["train_iterations"]}
@@ -593,7 +584,7 @@ class SchedulerState:
     def learner_of(self, buffer_id: str) -> TaskState:
         """Return the learner task that owns a buffer; raises LookupError."""
         for state in self._out:
-            if state.buffer_id == buffer_id and "replay_buffer_cfg" in state.task:
+            if state.buffer_id == buffer_id and state.owns_buffer:
                 return state
         raise LookupError(f"no task has the buffer {buffer_id}")
 
@@ -676,10 +667,6 @@ class SchedulerState:
                 raise CheckpointCorruptError(
                     f"the journal has a fact that does not fit those before it: {fact!r:.200}"
                 ) from error
-        for fact in recovered.facts:
-            if isinstance(fact, BufferClosed):
-                # The coordinator may have died before it recorded the end of the task.
-                self.end_closed(fact.buffer_id)
         self.note = note
         if recovered.state is not None or recovered.facts:
             self.commander.resume()
@@ -701,22 +688,23 @@ class SchedulerState:
             self._restore(fact.task)
             self._load_commander(fact.commander)
         elif isinstance(fact, Assigned):
-            self._restore_given(self._find(fact.task_id), fact.attempt, fact.payload_prefix)
+            found = self._find(fact.task_id)
+            self._restore_given(found, fact.attempt, fact.payload_prefix)
+            if found.owns_buffer:
+                self.begin_home(found)
         elif isinstance(fact, TaskEnded):
             found = self._find(fact.task_id)
             self.running.pop(fact.task_id, None)
             if found in self._queues[found.role]:
                 self._queues[found.role].remove(found)
             self._ended_env_steps, self.episodes = fact.env_steps, fact.episodes
+            self.learner_tasks = fact.learner_tasks
             if fact.retried is not None:
                 self._restore(fact.retried)
+            if fact.has_closed:
+                self._end_learner(fact.task_id)
+                self.close_buffer(found.buffer_id)
             self._load_commander(fact.commander)
-        elif isinstance(fact, BufferOpened):
-            self.open_buffer(self.running[fact.task_id])
-        elif isinstance(fact, BufferClosed):
-            self.learner_tasks = fact.learner_tasks
-            self._end_learner(self.learner_of(fact.buffer_id).task_id)
-            self.close_buffer(fact.buffer_id)
         elif isinstance(fact, EvaluationRecorded):
             self.evaluations.append(fact.evaluation)
         elif isinstance(fact, Progressed):
@@ -727,14 +715,11 @@ class SchedulerState:
                 self.buffers[fact.buffer_id].push(msgspec.structs.asdict(fact), fact.env_steps)
             except (ConflictError, ProtocolError, SchemaMismatchError) as error:
                 _log.debug("refused, as it was before: %s", error)
-        elif isinstance(fact, Restarted | Settled | TrainingBegan):
+        elif isinstance(fact, Settled | TrainingBegan):
             self._apply_training(fact)
 
-    def _apply_training(self, fact: Restarted | Settled | TrainingBegan) -> None:
+    def _apply_training(self, fact: Settled | TrainingBegan) -> None:
         payloads = self.buffers[self.running[fact.task_id].buffer_id]
-        if isinstance(fact, Restarted):
-            payloads.restart()
-            return
         self.note_iteration(fact.task_id, fact.train_iter)
         if isinstance(fact, TrainingBegan):
             if not isinstance(payloads, OnPolicyPayloads):
@@ -792,11 +777,12 @@ class SchedulerState:
     def _load_commander(self, state: bytes) -> None:
         self.commander.load_state_dict(decode_json("commander", state, _COMMANDER_BYTES))
 
-    def _note_over(self, task_id: str, retried: TaskState | None = None) -> None:
+    def _note_over(self, state: TaskState, retried: TaskState | None = None) -> None:
         if self.note is not None:
             again = None if retried is None else _record(retried)
+            has_closed = state.owns_buffer and state.buffer_id not in self.buffers
             counts = (self._ended_env_steps, self._commander_state(), again, self.episodes)
-            self.note(TaskEnded(task_id, *counts))
+            self.note(TaskEnded(state.task_id, *counts, self.learner_tasks, has_closed))
 
     @property
     def is_evaluating(self) -> bool:

@@ -137,6 +137,9 @@ class Site:
         running.clear()
         running.update(before)
 
+    def open_buffer(self, learner: TaskState) -> None:
+        self.coordinator._state.begin_home(learner)
+
     def finish(self, *, is_evaluation: bool, **finished: Any) -> dict[str, Any]:
         info = {"step_count": 7, **finished}
         with self.out(self.task(is_evaluation=is_evaluation)) as (task_id, _):
@@ -326,7 +329,7 @@ def test_run_begins_with_its_first_collector(site: Site) -> None:
 def test_close_keeps_the_sample_counts_of_buffers(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator.start()
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     site.send("a")
     for _ in range(2):
         assert site.coordinator.close() == []
@@ -355,7 +358,7 @@ def test_info_and_error_write_to_the_log(site: Site, caplog: pytest.LogCaptureFi
 
 def test_changes_wake_waiting_threads(site: Site) -> None:
     coordinator, learner = site.coordinator, site.task("learner")
-    coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     assert site.hears(coordinator.notify)
     assert site.hears(lambda: site.send("a"))
     assert site.hears(lambda: site.hear(learner))
@@ -379,7 +382,7 @@ def test_collector_may_take_enough_steps_for_one_sample_per_env(
     with closing(Site(tmp_path, *sets, example="cartpole-ppo")) as site:
         if players > 1:
             site.commander.max_players = players  # type: ignore[attr-defined]
-        site.coordinator.open_buffer(site.task("learner"))
+        site.open_buffer(site.task("learner"))
         site.send("a", rows=7)
         payloads = site.coordinator.payloads_of(site.task())
         assert isinstance(payloads, OnPolicyPayloads)
@@ -439,7 +442,7 @@ def test_ask_rejects_another_incarnation_and_its_timeout_names_the_config_key(
 def test_rows_on_a_replay_server_are_counted_by_the_server(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "system.replay.type=server")) as site:
         learner = site.task("learner")
-        site.coordinator.open_buffer(learner)
+        site.open_buffer(learner)
         assert isinstance(site.coordinator.payloads_of(learner), ServedPayloads)
         meta, send = {"rows": 4, "policy_iter": 0}, site.coordinator.deal_with_collector_send_data
         with site.out(learner) as ids:
@@ -516,10 +519,7 @@ def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> No
     assert site.announced(learner) == [], "it has no buffer"
     assert coordinator.confirmed_of(learner) is None
     assert coordinator.has_news(learner)
-    coordinator.open_buffer(learner)
-    payloads = coordinator.payloads_of(learner)
-    coordinator.open_buffer(learner)
-    assert coordinator.payloads_of(learner) is payloads
+    site.open_buffer(learner)
     site.finish(is_evaluation=False)
     assert (coordinator.confirmed_of(learner), coordinator.env_steps_of(learner)) == (0, 7)
     assert site.send("b", "a", "b") == [True] * 3
@@ -540,12 +540,13 @@ def test_new_home_of_a_buffer_is_told_all_live_payloads_and_the_counts_of_the_la
     site: Site,
 ) -> None:
     learner, coordinator = site.task("learner"), site.coordinator
-    coordinator.open_buffer(learner)
-    assert coordinator.begin_home(learner) == {"counts": None, "pace": None}
+    site.open_buffer(learner)
+    assert coordinator.new_home(learner) == {"counts": None, "pace": None}
     site.send("a", "b", "c")
     assert site.announced(learner) == ["a", "b", "c"]
     site.hear(learner, left=[("a", 4), ("b", 1)], counts={"limiter": 3})
-    assert coordinator.begin_home(learner) == {"counts": {"limiter": 3}, "pace": None}
+    site.open_buffer(learner)  # for another worker
+    assert coordinator.new_home(learner) == {"counts": {"limiter": 3}, "pace": None}
     assert coordinator.confirmed_of(learner) == 0
     assert site.announced(learner) == ["b", "c"]
     coordinator.deal_with_learner_known(learner, ["c"])  # as after a restart of the coordinator
@@ -564,7 +565,7 @@ def test_payload_is_deleted_when_no_buffer_needs_it(site: Site) -> None:
     site.coordinator.deal_with_learner_known(learner, ["a"])  # it has no buffer
     assert site.send("a") == [True]
     assert site.stored("a") == [False]
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     site.send("b", "c", "d")
     site.hear(learner, left=[("b", 4), ("c", 3)], lost=[("d", "missing")], reason="overwritten")
     assert site.stored("b", "c", "d") == [False, True, False]
@@ -597,7 +598,7 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
     meta, send = {"rows": 4, "policy_iter": 0}, coordinator.deal_with_collector_send_data
     assert send("t", "b", "a", meta)
     assert caplog.messages == ["payload a is dropped: task t or buffer b has ended"]
-    coordinator.open_buffer(site.task("learner"))
+    site.open_buffer(site.task("learner"))
     assert send("t", "b", "b", meta)
     assert caplog.messages[1:] == ["payload b vanished before it was acknowledged"]
     assert task.waiting == {"c": 6}
@@ -607,7 +608,7 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
 
 def test_stored_payload_restarts_the_storage_timeout(site: Site) -> None:
     limit_s = site.coordinator.cfg.storage_timeout_s
-    site.coordinator.open_buffer(site.task("learner"))
+    site.open_buffer(site.task("learner"))
     site.coordinator.deal_with_storage(site.task(), "the disk is full")
     site.pass_time(limit_s - 10.0, 1.0)
     site.send("p")
@@ -636,7 +637,7 @@ def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
     tmp_path: Path, example: str, sets: tuple[str, ...], limit: int | None
 ) -> None:
     with closing(Site(tmp_path, *sets, example=example)) as site:
-        site.coordinator.open_buffer(site.task("learner"))
+        site.open_buffer(site.task("learner"))
         assert site.coordinator.limits_of(site.task())["step_limit"] == limit
         assert site.coordinator.limits_of(site.task(is_evaluation=True)) == {"step_limit": None}
 
@@ -650,7 +651,7 @@ def test_new_collect_setting_is_sent_once(site: Site) -> None:
 
 def test_status_has_the_last_reported_loss(site: Site) -> None:
     learner = site.task("learner")
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     assert site.coordinator.status().loss is None
     for step, loss in enumerate(({"loss": 0.5}, {}, {"loss": 0.25})):
         site.hear(learner, step, **loss)
@@ -660,7 +661,7 @@ def test_status_has_the_last_reported_loss(site: Site) -> None:
 def test_training_of_an_on_policy_learner_ends_with_its_report(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, learner = site.coordinator, site.task("learner")
-        coordinator.open_buffer(learner)
+        site.open_buffer(learner)
         site.hear(learner)
         site.send("a", "b")
         told: list[str] = []
@@ -696,7 +697,7 @@ def test_driver_is_given_the_task_with_its_worker(site: Site) -> None:
 def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, task = site.coordinator, site.task()
-        coordinator.open_buffer(site.task("learner"))
+        site.open_buffer(site.task("learner"))
         payloads = coordinator.payloads_of(task)
         assert isinstance(payloads, OnPolicyPayloads)
         assert payloads.admit("t")["step_limit"] > 0
@@ -742,7 +743,7 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator._state.running[learner.task_id] = learner
     assert site.coordinator.running_tasks() == [learner]
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     info = {"learner_done": True}
     site.hear(learner, 9, **info)
     assert (site.coordinator.status().train_iter, learner.progress) == (9, 9)
@@ -874,7 +875,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     coordinator, collector, learner = site.coordinator, site.task(), site.task("learner")
     evaluator, collector.env_steps = site.task(is_evaluation=True), 49
     coordinator._last_env_step = 50
-    coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     coordinator._state.running = {"c": collector, "l": learner}
     asked: list[str] = []
     site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
@@ -988,7 +989,7 @@ def test_lost_task_is_logged_only_when_it_is_given_up(
 ) -> None:
     with closing(Site(tmp_path, "system.coordinator.max_attempts=2")) as site:
         state = site.task()
-        site.coordinator.open_buffer(state)
+        site.open_buffer(state)
         site.coordinator._run(state)  # its worker has not joined, so it counts as lost
         assert caplog.messages == []
         again = site.coordinator._state._queues[state.role][-1]

@@ -8,7 +8,7 @@ import pytest
 
 from dingsdk.errors import StorageFullError
 from dingsdk.runtime.files import Buffer, Folder
-from dingsdk.worker.coordinator.journal import RETRY_S, Journal, Keeper, Restarted
+from dingsdk.worker.coordinator.journal import RETRY_S, Assigned, Journal, Keeper
 
 
 class FullableFolder(Folder):
@@ -35,6 +35,7 @@ class Site:
             Journal(self.disk), lambda: {"version": 7}, self._hold_up, lambda: self.now
         )
         self.keeper.journal.open()
+        self.keeper.save_state()
 
     def _hold_up(self, reason: str) -> None:
         self.held_up = reason
@@ -42,7 +43,7 @@ class Site:
     def known(self) -> tuple[object, list[str]]:
         """Return what another coordinator would read: the state, and the task ids of the facts."""
         found = Journal(Folder(self.path)).read()
-        tasks = [each.task_id for each in found.facts if isinstance(each, Restarted)]
+        tasks = [each.task_id for each in found.facts if isinstance(each, Assigned)]
         return found.state, tasks
 
 
@@ -53,25 +54,25 @@ def site(tmp_path: Path) -> Site:
 
 def test_fact_is_not_acknowledged_if_the_disk_is_full(site: Site) -> None:
     site.disk.refuses_facts = True
-    assert not site.keeper.acknowledge(Restarted("a"))
+    assert not site.keeper.acknowledge(Assigned("a", 1, ""))
     assert (site.keeper.is_behind, bool(site.held_up)) == (False, True)
 
     site.disk.refuses_facts = False
-    assert site.keeper.acknowledge(Restarted("b"))
+    assert site.keeper.acknowledge(Assigned("b", 1, ""))
     assert site.held_up == ""
-    assert site.known() == (None, ["b"])
+    assert site.known() == ({"version": 7}, ["b"])
 
 
 def test_nothing_is_acknowledged_after_an_unwritten_fact_until_the_state_is_saved(
     site: Site,
 ) -> None:
     site.disk.refuses_facts = site.disk.refuses_states = True
-    site.keeper.note(Restarted("a"))
+    site.keeper.note(Assigned("a", 1, ""))
     assert site.keeper.is_behind
     assert site.keeper.is_state_due
 
     site.disk.refuses_facts = False
-    assert not site.keeper.acknowledge(Restarted("b"))
+    assert not site.keeper.acknowledge(Assigned("b", 1, ""))
     site.keeper.save_state()
     assert site.keeper.is_behind
     assert site.held_up
@@ -83,17 +84,17 @@ def test_nothing_is_acknowledged_after_an_unwritten_fact_until_the_state_is_save
     site.disk.refuses_states = False
     site.keeper.save_state()
     assert (site.keeper.is_behind, site.held_up) == (False, "")
-    assert site.keeper.acknowledge(Restarted("c"))
+    assert site.keeper.acknowledge(Assigned("c", 1, ""))
     assert site.known() == ({"version": 7}, ["c"])
 
 
 def test_facts_are_acknowledged_if_only_the_state_cannot_be_saved(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert site.keeper.acknowledge(Restarted("a"))
+    assert site.keeper.acknowledge(Assigned("a", 1, ""))
     site.disk.refuses_states = True
     site.keeper.save_state()
     assert caplog.messages == ["the state of the run is not saved, its facts are: no room"]
     assert (site.keeper.is_behind, site.held_up) == (False, "")
-    assert site.keeper.acknowledge(Restarted("b"))
-    assert site.known() == (None, ["a", "b"])
+    assert site.keeper.acknowledge(Assigned("b", 1, ""))
+    assert site.known() == ({"version": 7}, ["a", "b"])

@@ -13,13 +13,13 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import decode_json, encode_frame
-from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError
+from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError, WorkerLostError
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator, create_buffer
-from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import SETTLE_S
 from dingsdk.worker.coordinator.journal import Journal
@@ -44,7 +44,7 @@ class Learner:
         self.state = state
         self.train_iter = train_iter
         self.trained_rows = 0
-        told = life.coordinator.begin_home(state)
+        told = life.coordinator.new_home(state)
         store = life.coordinator.data_store
         self.home: Home
 
@@ -136,9 +136,14 @@ class Life:
         self.scheduler.produce(role)
         state = self.scheduler.assign(role)
         assert state is not None
-        if role == "learner":
-            self.coordinator.open_buffer(state)
         return state
+
+    def replace_learner(self, state: TaskState) -> TaskState:
+        """Lose the worker of a learner's task, and give the task to another one."""
+        self.coordinator._record_reports(state)
+        self.scheduler.end(state, WorkerLostError("it was killed", reason=LEFT))
+        self.join(f"l{self.now}", "learner")
+        return self.give("learner")
 
     def collect(self) -> TaskState:
         """End the first task, which is an evaluation, and return a collecting task."""
@@ -246,6 +251,7 @@ def test_state_after_a_restart_is_the_one_before_it(
             if (admission := life.payloads(task).admission) is not None:
                 admission.forget(collector.task_id)  # it is not waited for
             if step % 60 == 59:
+                task = life.replace_learner(task)
                 learner = Learner(life, task, learner.train_iter)
             else:
                 learner.rejoin(life)
@@ -284,6 +290,7 @@ def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator
     learner = Learner(life, task)
     learner.exchange(life)
     assert len(life.news(task)) == 4
+    task = life.replace_learner(task)
     learner = Learner(life, task, train_iter=1)  # the training is in its checkpoint
     learner.exchange(life)
     assert life.coordinator.status().samples.evicted == {"trained": 4 * ROWS}
@@ -466,7 +473,7 @@ def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> 
     assert not after.give("collector").is_evaluation
 
 
-def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
+def test_finished_learner_task_is_not_repeated_by_the_next_coordinator(
     tmp_path: Path, transport: Any
 ) -> None:
     two = ["system.coordinator.max_learner_tasks=2"]
@@ -475,6 +482,7 @@ def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
     first = life.give("learner")
     finished = {"task_id": first.task_id, "buffer_id": first.buffer_id}
     life.coordinator.deal_with_learner_finish_task(first.task_id, finished)
+    life.scheduler.end(first, None)
 
     after = Life(tmp_path, transport, "naive", more=two)
     assert not after.scheduler.orphans

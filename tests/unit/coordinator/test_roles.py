@@ -111,10 +111,7 @@ class Control:
     def names(self) -> list[str]:
         return [message["name"] for message in self.messages]
 
-    def open_buffer(self, state: TaskState) -> None:
-        self._note("open")
-
-    def begin_home(self, state: TaskState) -> dict[str, Any]:
+    def new_home(self, state: TaskState) -> dict[str, Any]:
         self._note("home")
         return HOME
 
@@ -465,7 +462,7 @@ def test_learner_gets_announcements_until_it_is_done() -> None:
     ]
     assert control.timeouts == ["start_timeout_s", *["learn_timeout_s"] * 2, "answer_timeout_s"]
     assert [call[0] for call in control.calls] == [
-        *("open", "home", "started"),
+        *("home", "started"),
         *("get_data", "info", "storage") * 2,
         *("info", "finish"),
     ]

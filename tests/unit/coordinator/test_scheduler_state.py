@@ -300,7 +300,6 @@ def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         state = site.assigned("learner", **task)
         record.note_iteration(state.task_id, train_iter)
-    assert [record.open_buffer(state) for _ in range(2)] == [True, False]
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
         site.state.finish_learner(state, {"buffer_id": state.buffer_id})
@@ -522,10 +521,10 @@ def test_run_is_trained_out_when_all_learners_wait_for_data(
     site: Site, idle: tuple[bool, bool]
 ) -> None:
     for number, is_idle in enumerate(idle):
-        site.open_buffer(f"b{number}").is_idle = is_idle
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         site.assigned("learner", **task)
+        site.state.buffers[f"b{number}"].is_idle = is_idle
     assert site.state.is_trained_out() is all(idle)
 
 
@@ -591,19 +590,6 @@ def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
     assert other.state.learner_of("b").task_id == "l"
     with pytest.raises(LookupError, match="no task has the buffer x"):
         other.state.learner_of("x")
-
-
-def test_closed_buffer_ends_its_learner_and_no_other_task(site: Site) -> None:
-    for buffer_id in "ab":
-        site.open_buffer(buffer_id)
-        site.join(f"l-{buffer_id}", "learner")
-        site.join(f"c-{buffer_id}")
-        site.assigned("learner", **TRAINING, task_id=f"train-{buffer_id}", buffer_id=buffer_id)
-        site.assigned(**collecting(), task_id=f"collect-{buffer_id}", buffer_id=buffer_id)
-    for _ in range(2):
-        site.state.end_closed("a")
-        assert site.state.running.keys() == {"collect-a", "train-b", "collect-b"}
-        assert site.commander.trained == [{"task_id": "train-a", "buffer_id": "a"}]
 
 
 # Counting -----------------------------------------------------------------------------------
