@@ -169,8 +169,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the reports of a home are not in the journal",
-            f"{_COORDINATOR}.coordinator:Coordinator._record_reports",
-            "self._note(fact)",
+            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
+            "self._note(Settled(task_id, train_iter, home))",
             "pass",
         ),
         Mutant(
@@ -499,8 +499,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
-            "payloads.is_unrecorded or self._is_behind",
-            "False",
+            "[] if self._is_behind else ",
+            "",
         ),
     ],
 }

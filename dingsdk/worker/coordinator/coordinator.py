@@ -55,8 +55,6 @@ _OF_HOME = (
 """Keys of a learner's info that tell about the home of its buffer."""
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""
-SETTLE_S = 0.25
-"""Shortest time between two records in the journal of what the home of a buffer reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +165,6 @@ class Coordinator(Configurable):
             self._state.note = self._note_task
         self._rejoin_s = rejoin_s
         self._orphans_until = -math.inf
-        self._unrecorded: dict[str, Settled] = {}
-        """Of learner tasks: what their homes have reported, and is not in the journal."""
         self._jobs: list[Job] = []
         self._loss: float | None = None
         self._looked_at = self._swept_at = self._owned_at = clock()
@@ -723,13 +719,11 @@ class Coordinator(Configurable):
             self._state.note_iteration(task_id, train_iter)
             self._state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
-            payloads.settle(info)
-            if payloads.is_unrecorded:
+            if payloads.settle(info):
                 home = {name: info.get(name) for name in _OF_HOME}
-                self._unrecorded[task_id] = Settled(task_id, train_iter, home)
-                has_time = self.clock() - payloads.recorded_at < SETTLE_S and not self.is_ending
-                if self._keeper is None or payloads.admission is not None or not has_time:
-                    self._record_reports(state)
+                self._note(Settled(task_id, train_iter, home))
+                if payloads.dataset_rows:
+                    self._note(Progressed(task_id, 0, self.elapsed_s))
             garbage = self._take_garbage(payloads)
             self._state.note_policy_lag()
             self.condition.notify_all()
@@ -741,22 +735,7 @@ class Coordinator(Configurable):
     def _take_garbage(self, payloads: LivePayloads) -> list[str]:
         """Return the ids of payloads to delete now."""
         # A restarted coordinator needs all payloads whose end is not in the journal yet.
-        if payloads.is_unrecorded or self._is_behind:
-            return []
-        payloads.recorded = payloads.confirmed
-        return payloads.take_garbage()
-
-    def _record_reports(self, state: TaskState) -> None:
-        """Record what the home of a task's buffer has reported since the last record of it.
-
-        Each answer of a learner repeats all of it, so the newest one is enough.
-        """
-        fact, payloads = self._unrecorded.pop(state.task_id, None), self.payloads_of(state)
-        if fact is not None and payloads is not None:
-            self._note(fact)
-            if payloads.dataset_rows:
-                self._note(Progressed(state.task_id, 0, self.elapsed_s))
-            payloads.is_unrecorded, payloads.recorded_at = False, self.clock()
+        return [] if self._is_behind else payloads.take_garbage()
 
     def _learner(self, task_id: str) -> TaskState:
         state = self._state.running.get(task_id)
@@ -772,14 +751,16 @@ class Coordinator(Configurable):
                 payloads.rejoin(known)
 
     def confirmed_of(self, state: TaskState) -> int | None:
-        """Return the number of the newest report of a task's home that is recorded.
+        """Return the number of the newest report that a task's home need not repeat.
 
-        The home keeps later reports, which a restarted coordinator would miss. None: the buffer is
-        closed.
+        0 while the journal lacks reports, which a restarted coordinator would miss. None: the
+        buffer is closed.
         """
         with self.condition:
             payloads = self.payloads_of(state)
-            return None if payloads is None else payloads.recorded
+            if payloads is None:
+                return None
+            return 0 if self._is_behind else payloads.confirmed
 
     def env_steps_of(self, state: TaskState) -> int:
         """Return the env steps that were collected for the player of a learner's task."""
@@ -820,7 +801,6 @@ class Coordinator(Configurable):
         """
         with self.condition:
             state = self._learner(task_id)
-            self._record_reports(state)
             self._state.finish_learner(state, finished)
             self._state.learner_tasks += has_trained_out
             if self._state.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
@@ -976,7 +956,6 @@ class Coordinator(Configurable):
                     role.drive(self, state, task)
             finally:
                 with self.condition:
-                    self._record_reports(state)
                     self._take_back(state)
                     self.condition.notify_all()
         except Exception as raised:

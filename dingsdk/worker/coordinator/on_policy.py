@@ -111,9 +111,9 @@ class OnPolicyPayloads(LivePayloads):
         """Record which payloads a learner trains on that has survived its coordinator."""
         self._drawn = dict.fromkeys(name for name in known if name in self._live)
 
-    def settle(self, info: Mapping[str, Any]) -> None:
+    def settle(self, info: Mapping[str, Any]) -> bool:
         is_first, self._train_iter = self._train_iter is None, int(info["learner_step"])
-        super().settle(info)
+        has_news = super().settle(info)
         if is_first:
             if self._train_iter >= self._began_at + self._trainings:
                 # The learner saved a checkpoint after the training, and was lost before its report.
@@ -127,7 +127,7 @@ class OnPolicyPayloads(LivePayloads):
             self.lag = self.admission.lag
         if is_first:
             self.admission.begin(self._train_iter)
-        self.is_unrecorded |= is_first
+        return has_news or is_first
 
     def _leave(self, name: str, payload: Payload, reason: str, rows: int) -> None:
         super()._leave(name, payload, reason, rows)

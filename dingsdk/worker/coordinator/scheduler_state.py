@@ -727,7 +727,6 @@ class SchedulerState:
             payloads.begin_training(fact.train_iter)
         else:
             payloads.settle({**fact.info, "learner_step": fact.train_iter})
-            payloads.recorded, payloads.is_unrecorded = payloads.confirmed, False
 
     @property
     def orphans(self) -> list[TaskState]:

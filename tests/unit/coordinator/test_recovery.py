@@ -21,7 +21,6 @@ from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator, create_buffer
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
-from dingsdk.worker.coordinator.coordinator import SETTLE_S
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
@@ -81,7 +80,6 @@ class Learner:
 
     def exchange(self, life: Life) -> list[str]:
         """Get announcements, train on a batch, and report; return the announced payloads."""
-        life.now += SETTLE_S
         confirmed, news = life.coordinator.confirmed_of(self.state), life.news(self.state)
         assert confirmed is not None
         self.home.announce(news)
@@ -140,7 +138,6 @@ class Life:
 
     def replace_learner(self, state: TaskState) -> TaskState:
         """Lose the worker of a learner's task, and give the task to another one."""
-        self.coordinator._record_reports(state)
         self.scheduler.end(state, WorkerLostError("it was killed", reason=LEFT))
         self.join(f"l{self.now}", "learner")
         return self.give("learner")
@@ -304,34 +301,6 @@ def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator
         assert after.push(collector, f"p{number}", 1)
     admission.forget(collector.task_id)  # it is not waited for
     assert learner.exchange(after) == ["p4", "p5", "p6", "p7"]
-
-
-def test_reports_of_a_moment_are_one_record_and_delete_their_payloads_together(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    task, collector = life.begin(4)
-    learner, store = Learner(life, task), transport.data_store()
-    learner.exchange(life)
-    assert isinstance(learner.home, TableHome)
-    for number in range(4, 8):
-        learner.home.buffer.clear()
-        learner.send_info(life, 1)
-        life.push(collector, f"p{number}")
-        learner.home.announce(life.news(task))
-        learner.train()
-    evicted = life.coordinator.status().samples.evicted
-    assert evicted == {"cleared": 7 * ROWS}
-    assert life.coordinator.confirmed_of(task) == 1
-    assert all(store.has(f"p{number}", 0.0) for number in range(8))
-    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    assert after.coordinator.status().samples.evicted == {}
-    life = after
-    learner.rejoin(life)
-    learner.exchange(life)
-    assert life.coordinator.status().samples.evicted == evicted
-    assert [number for number in range(8) if store.has(f"p{number}", 0.0)] == [7]
-    life.coordinator.validate_state()
 
 
 def test_reports_are_kept_until_they_are_in_the_journal(tmp_path: Path, transport: Any) -> None:
