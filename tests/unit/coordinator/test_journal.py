@@ -119,16 +119,6 @@ def test_state_that_was_not_written_whole_leaves_the_facts_before_it(tmp_path: P
         assert (found.state, found.facts) == ({}, FACTS[:1])
 
 
-def test_link_in_place_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
-    begun(tmp_path)
-    path = tmp_path / "000001.facts"
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointCorruptError, match=f"{path} cannot be used: ") as caught:
-        recovered(tmp_path)
-    assert caught.value.facts["path"] == str(path)
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_damaged_state_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     made = begun(tmp_path)
@@ -230,14 +220,6 @@ def test_fact_is_written_when_a_full_disk_has_room_again(tmp_path: Path) -> None
     assert same(recovered(tmp_path).facts, FACTS[1:2])
 
 
-def test_next_fact_replaces_one_that_failed_to_be_written(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    with failing_calls(("writev",), 1, errno.EPERM), pytest.raises(RunFolderError):
-        made.append(FACTS[0])
-    made.append(FACTS[1])
-    assert same(recovered(tmp_path).facts, FACTS[1:2])
-
-
 def test_state_is_due_after_a_number_of_facts_or_bytes(tmp_path: Path) -> None:
     made = begun(tmp_path, snapshot_facts=3)
     for _ in range(2):
@@ -276,9 +258,3 @@ def test_owner_file_of_another_version_is_refused_by_its_version(
     with pytest.raises(CheckpointVersionError, match=r"owner\.json: format version 4; ") as caught:
         recovered(tmp_path)
     assert (caught.value.found, caught.value.expected) == (4, 3)
-
-
-def test_owner_file_that_is_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "owner.json").mkdir()
-    with pytest.raises((RunFolderError, CheckpointCorruptError), match=r"owner\.json"):
-        journal(tmp_path).open()

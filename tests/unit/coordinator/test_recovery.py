@@ -303,25 +303,6 @@ def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator
     assert learner.exchange(after) == ["p4", "p5", "p6", "p7"]
 
 
-def test_reports_are_kept_until_they_are_in_the_journal(tmp_path: Path, transport: Any) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    task, _ = life.begin(4)
-    learner = Learner(life, task)
-    learner.exchange(life)
-    assert isinstance(learner.home, TableHome)
-    learner.home.buffer.clear()
-    with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
-        for _ in range(2):  # the coordinator processes a report and cannot write it
-            learner.exchange(life)
-    assert life.keeper.is_behind
-    assert life.coordinator.status().samples.evicted == {"cleared": 4 * ROWS}
-    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    assert after.coordinator.status().samples.evicted == {}
-    learner.rejoin(after)
-    assert after.coordinator.status().samples.evicted == {"cleared": 4 * ROWS}
-    after.coordinator.validate_state()
-
-
 def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     tmp_path: Path, transport: Any
 ) -> None:
@@ -517,16 +498,6 @@ def test_task_whose_error_ended_the_run_is_resumed(tmp_path: Path, transport: An
     assert after.give("learner").task["resume"]
 
 
-def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=5)
-    life.begin(payloads=6)
-    assert life.keeper.is_state_due
-    life.coordinator._has_news = True
-    life.coordinator._dispatch_once()
-    assert not life.keeper.is_state_due
-    assert len(list((tmp_path / "journal").glob("*.facts"))) == 1
-
-
 def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
     tmp_path: Path, transport: Any
 ) -> None:
@@ -588,21 +559,3 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
         {"tasks": state["running"]},
         {"tasks": other.state_dict()["running"]},
     )
-
-
-def test_payload_that_is_reported_again_after_its_removal_counts_once(
-    tmp_path: Path, transport: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    life = Life(tmp_path, transport, "on-policy")
-    task, collector = life.begin(payloads=8)
-    learner = Learner(life, task)
-    learner.exchange(life), learner.exchange(life)
-    assert not transport.data_store().has("p0", 0.0)
-    after = Life(tmp_path, transport, "on-policy")
-    again = after.scheduler.running[collector.task_id]
-    again.waiting = {"p0": ROWS}
-    ids, report = (again.task_id, again.buffer_id), {"rows": ROWS, "policy_iter": 0}
-    assert after.coordinator.deal_with_collector_send_data(*ids, "p0", report)
-    samples = after.coordinator.status().samples
-    assert (samples.collected, samples.acknowledged) == (8 * ROWS, 8 * ROWS)
-    assert "vanished" not in caplog.text

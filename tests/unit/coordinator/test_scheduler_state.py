@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.scheduler_state import (
     LOSS_WINDOW_S,
     TASK_TIMEOUT_S,
-    QuietWatch,
     SchedulerState,
 )
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -163,30 +161,6 @@ TRAINING = {"replay_buffer_cfg": BUFFER}
 # Starting tasks -----------------------------------------------------------------------------
 
 
-def test_task_is_requested_only_if_a_worker_is_idle_and_none_is_queued(site: Site) -> None:
-    site.open_buffer()
-    site.commander.tasks["collector"] += [{"task_id": n, "buffer_id": "b"} for n in "123"]
-    site.state.produce("collector")
-    assert len(site.commander.tasks["collector"]) == 3
-    site.join("c0")
-    site.state.produce("collector")
-    site.state.produce("collector")
-    assert len(site.commander.tasks["collector"]) == 2
-    found = site.state.assign("collector")
-    assert found is not None
-    assert (found.task_id, found.attempt, found.began_at) == ("1", 1, math.inf)
-    assert site.state.running == {"1": found}
-
-
-def test_collector_task_waits_for_the_buffer_of_its_learner(site: Site) -> None:
-    site.join("c0")
-    site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b"})
-    site.state.produce("collector")
-    assert site.state.assign("collector") is None
-    site.open_buffer()
-    assert site.state.assign("collector") is not None
-
-
 @pytest.mark.parametrize(
     ("role", "limit_s"),
     [("collector", 30.0), ("learner", 600.0), ("auditor", TASK_TIMEOUT_S)],
@@ -250,17 +224,6 @@ def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run
     assert record.train_iter == 9
 
 
-def test_worker_is_idle_again_after_its_task(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    for error in (None, DingError("no")):
-        state = site.assigned(**collecting())
-        assert not site.state.pool.has_idle("collector")
-        site.state.end(state, error)
-        assert site.state.pool.has_idle("collector")
-        assert site.state.running == {}
-
-
 # Lost workers -------------------------------------------------------------------------------
 
 
@@ -280,16 +243,6 @@ def test_lost_learner_task_resumes_from_its_checkpoint(site: Site) -> None:
     assert again.task["resume"]
     assert (again.task_id, again.attempt) == ("t", 2)
     assert again.payload_prefix != state.payload_prefix
-
-
-def test_lost_task_of_another_role_is_retried_unchanged(site: Site) -> None:
-    site.join("a0", "auditor")
-    state = site.assigned("auditor")
-    assert site.lose(state) == (None, False)
-    again = site.state.assign("auditor")
-    assert again is not None
-    assert (again.task, again.attempt) == ({"task_id": "audit"}, 2)
-    assert [Auditor(cfg, RUN_CFG).worker_num for cfg in ({}, {"num": 3})] == [1, 3]
 
 
 def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None:
@@ -429,16 +382,6 @@ def test_finished_evaluation_resets_the_count(site: Site) -> None:
         assert site.state.end(done, None) == (None, False)
 
 
-def test_finished_collector_does_not_reset_the_count_of_evaluations(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    for n in range(2):
-        give_up(site, str(n))
-        done = site.assigned(**{**collecting(), "task_id": f"done{n}"})
-        site.state.end(done, None)
-    assert give_up(site, "last")[1]
-
-
 def test_lost_collector_is_not_retried_after_its_learner_is_done(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
@@ -498,22 +441,6 @@ def test_only_evaluations_are_assigned_after_collecting_has_ended(site: Site) ->
     state = site.state.assign("collector")
     assert state is not None
     assert (state.task_id, state.is_evaluation) == ("e", True)
-
-
-def test_no_last_evaluation_is_assigned_if_the_commander_has_none(site: Site) -> None:
-    site.join("c0")
-    assert site.state.assign_last_evaluation() == (None, False)
-
-
-def test_collector_that_makes_progress_is_not_given_up(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    state = site.assigned(**collecting())
-    for _ in range(5):
-        site.now += LEASE_S
-        site.state.note_progress(state, 1)
-        assert site.lose(state) == (None, False)
-        state = site.assigned()
 
 
 @pytest.mark.parametrize("idle", [(True, True), (False, True), (True, False)])
@@ -606,17 +533,6 @@ def test_rows_that_wait_at_the_end_of_their_task_stay_unacknowledged(site: Site)
         state.waiting = {}
 
 
-def test_time_after_a_task_does_not_count_for_the_pace(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    state = site.assigned(**collecting())
-    site.now += 5.0
-    site.state.end(state, None)
-    site.now += 1000.0
-    site.state.pace.look()
-    assert site.state.pace.paces() == {}
-
-
 def report(steps: int, *, done: bool = False) -> dict[str, Any]:
     return {"cur_step": steps, "collector_done": done}
 
@@ -689,13 +605,6 @@ def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     assert site.state.env_steps == 0
     assert site.commander.finished[-1]["step_count"] == 90
     assert not site.state.is_evaluating
-
-
-def test_report_without_the_flag_does_not_end_a_collector(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    state = site.assigned(**collecting())
-    assert not site.state.progress(state, {"cur_step": 1})
 
 
 def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) -> None:
@@ -776,13 +685,6 @@ def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tas
     assert "collector c0 has reported no progress" in said
 
 
-def test_quiet_time_starts_with_the_run() -> None:
-    now = 5.0
-    watch = QuietWatch(30.0, lambda: now)
-    now = 35.0
-    assert watch.is_news(None)
-
-
 def test_progress_ends_a_quiet_time_and_the_next_one_is_reported_too() -> None:
     site = Site(quiet_after_s=30.0)
     site.join("c0")
@@ -801,27 +703,6 @@ def test_progress_ends_a_quiet_time_and_the_next_one_is_reported_too() -> None:
     state.waits_for = "room for 8 rows in the replay buffer"
     site.now += 30
     assert "collector c0 waits for room for 8 rows in the replay buffer" in site.state.why_quiet()
-
-
-def test_run_that_waits_for_storage_is_not_reported_as_quiet() -> None:
-    site = Site(quiet_after_s=30.0)
-    site.state.why_quiet()
-    site.state.outage.note("t", "no space left")
-    site.now += 31
-    assert site.state.why_quiet() == ""
-
-
-def test_pause_of_the_coordinator_does_not_count_as_quiet_time() -> None:
-    site = Site(quiet_after_s=30.0, storage_timeout_s=40.0)
-    site.state.why_quiet()
-    site.state.outage.note("t", "no space left")
-    site.now += 1000.0
-    site.state.postpone(1000.0)
-    assert site.state.outage.failure() is None
-    site.state.outage.note("t", "")
-    assert site.state.why_quiet() == ""
-    site.now += 30.0
-    assert "no learner has joined" in site.state.why_quiet()
 
 
 def test_episodes_of_ended_collecting_tasks_are_counted(site: Site) -> None:

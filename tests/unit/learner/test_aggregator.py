@@ -7,7 +7,6 @@ import copy
 import os
 import signal
 import struct
-import threading
 import time
 from collections.abc import Collection, Iterator
 from multiprocessing import Pipe
@@ -314,11 +313,6 @@ def test_logs_are_averaged_and_sequences_joined() -> None:
     assert merge_logs([[], []]) == []
 
 
-@pytest.mark.parametrize("logs", [["a", "b"], [True, False], [None, 3.0]])
-def test_values_that_are_not_numbers_come_from_the_first_rank(logs: list[object]) -> None:
-    assert merge_logs(logs) is logs[0]
-
-
 @contextlib.contextmanager
 def linked_ranks(rank_s: float = 20.0) -> Iterator[tuple[LearnerAggregator, Connection]]:
     """Yield rank 0 and the other end of its link, where the test plays rank 1."""
@@ -398,16 +392,6 @@ def test_rank_that_stops_receiving_or_sending_is_lost() -> None:
             ranks._ranks[0].answer(time.monotonic() + 20.0)
 
 
-def test_last_answer_of_a_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "NOTICE_S", 20.0)
-    with linked_ranks() as (ranks, other):
-        late = threading.Timer(0.03, aggregator._send, (other, *FAILED))
-        late.start()
-        error = ranks._find_lost(ConnectionError("the connection is closed"))
-        late.join()
-    assert str(error) == "rank 1 of the learner failed: NaN"
-
-
 class Ended:
     """Stands for a process that has ended."""
 
@@ -425,25 +409,6 @@ def child_rank(number: int, exit_code: int) -> aggregator._Rank:
     link, theirs = Pipe()
     theirs.close()
     return aggregator._Rank(number, link, 20.0, Ended(exit_code))  # type: ignore[arg-type]
-
-
-def test_rank_that_ended_because_another_was_lost_is_not_blamed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(aggregator, "NOTICE_S", 0.0)
-    link, theirs = Pipe()
-    with link, theirs:
-        ranks = LearnerAggregator.__new__(LearnerAggregator)
-        ranks._rank_s = 0.0
-        ranks._ranks = [child_rank(1, 0), aggregator._Rank(2, link, 20.0)]
-        assert str(ranks._find_lost(ConnectionError())) == (
-            "rank 2 of the learner did not answer in time"
-        )
-        ranks._ranks = [child_rank(1, -9), aggregator._Rank(2, link, 20.0)]
-        error = ranks._find_lost(ConnectionError())
-        assert str(error) == "rank 1 of the learner died: killed by SIGKILL"
-        assert isinstance(error, WorkerCrashedError)
-        assert (error.worker_id, error.exit_code) == ("rank-1", -9)
 
 
 def test_error_for_a_script_without_a_main_guard_says_so() -> None:
