@@ -251,9 +251,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The disk is full for a long time, or for all processes": [
         Mutant(
             "time of a stopped coordinator counts as a full disk",
-            f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
-            "+= seconds",
-            "+= 0 * seconds",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState.__init__",
+            "StorageOutage(cfg.storage_timeout_s, self._now)",
+            "StorageOutage(cfg.storage_timeout_s, clock)",
         ),
         Mutant(
             "journal records that did not fit on the disk are lost",
@@ -383,7 +383,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "time of a stopped coordinator counts against leases",
             f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
-            "self._state.postpone(stalled_s)",
+            "self._state.stopped_s += stalled_s",
             "pass",
         ),
     ],
@@ -477,8 +477,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "rows of a saved but unreported training are trained on again",
             f"{_COORDINATOR}.on_policy:OnPolicyPayloads.begin_training",
-            "self._began_at = train_iter",
-            "self._began_at = train_iter + 1",
+            "self.began_at = train_iter",
+            "self.began_at = train_iter + 1",
         ),
         Mutant(
             "unacknowledged rows count as delivered",

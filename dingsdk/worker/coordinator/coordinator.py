@@ -19,6 +19,7 @@ from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
+from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.journal import (
     EvaluationRecorded,
     Fact,
@@ -491,12 +492,9 @@ class Coordinator(Configurable):
             # player's next step.
             turns = unroll_len if players == 1 else players * (unroll_len + 1)
             least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
-
-        def note(train_iter: int) -> None:
-            self._note(TrainingBegan(state.task_id, train_iter))
-
         lag = math.inf if max_lag is None else int(max_lag)
-        return OnPolicyPayloads(int(n_sample), lag, trainings, least_steps, row_steps, note)
+        admission = Admission(int(n_sample), lag, least_steps, row_steps)
+        return OnPolicyPayloads(admission, trainings)
 
     def _take_back(self, state: TaskState) -> None:
         """Withdraw a task's grant, for any way it ended."""
@@ -697,7 +695,8 @@ class Coordinator(Configurable):
             if payloads is None or self._is_behind:
                 return None
             news = payloads.take_news(batch_size)
-            if news and payloads.admission is not None:
+            if news and isinstance(payloads, OnPolicyPayloads):
+                self._note(TrainingBegan(task_id, payloads.began_at))
                 self.condition.notify_all()  # collectors may collect for the next training
             return news or None
 
@@ -876,7 +875,7 @@ class Coordinator(Configurable):
             stalled_s, self._looked_at = now - self._looked_at, now
             if stalled_s > self.cfg.lease_s / RENEWALS:
                 # This process was stopped or busy: renewals may wait to be received.
-                self._state.postpone(stalled_s)
+                self._state.stopped_s += stalled_s
             silent = self._state.pool.silent()
             failure = self._state.outage.failure()
             changed = self._state.pace.look()

@@ -126,11 +126,6 @@ class WorkerPool:
         self._lease_ends[worker_id] = self._clock() + self._lease_s
         return True
 
-    def postpone(self, seconds: float) -> None:
-        """Extend every lease by a time in which no renewal could be received."""
-        for worker_id in self._lease_ends:
-            self._lease_ends[worker_id] += seconds
-
     def silent(self) -> list[WorkerInfo]:
         """Return the workers whose lease is over."""
         now = self._clock()
@@ -179,10 +174,6 @@ class StorageOutage:
         """Note that something was stored; the time limit starts again."""
         self._still_since = self._clock()
 
-    def postpone(self, seconds: float) -> None:
-        """Do not count a time in which nothing could be received."""
-        self._still_since += seconds
-
     def failure(self) -> StorageFullError | None:
         """Return the error that ends the run if nothing could be stored for too long, else None."""
         still_s = self._clock() - self._still_since
@@ -206,10 +197,6 @@ class QuietWatch:
         self._since = clock()
         self._has_said = False
 
-    def postpone(self, seconds: float) -> None:
-        """Do not count a time in which nothing could be received."""
-        self._since += seconds
-
     def is_news(self, progress: object) -> bool:
         """Return True once each time that ``progress`` has stayed the same for ``limit_s``."""
         if progress != self._progress:
@@ -232,6 +219,8 @@ class SchedulerState:
         unheard: Learner tasks that have not reported their iteration since the journal was read:
             a learner that was killed goes back to its checkpoint.
         policy_lag: How old trained rows were; None if it is not measured.
+        stopped_s: Seconds in which this process was stopped, so that it could receive nothing; they
+            count neither for leases nor for other limits.
     """
 
     def __init__(
@@ -244,16 +233,17 @@ class SchedulerState:
         first_env_steps: int = 0,
     ) -> None:
         self.commander = commander
-        self.pool = WorkerPool(cfg.lease_s, clock)
-        self.outage = StorageOutage(cfg.storage_timeout_s, clock)
-        self.quiet = QuietWatch(cfg.quiet_after_s, clock)
-        self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, clock)
+        self._clock = clock
+        self.stopped_s = 0.0
+        self.pool = WorkerPool(cfg.lease_s, self._now)
+        self.outage = StorageOutage(cfg.storage_timeout_s, self._now)
+        self.quiet = QuietWatch(cfg.quiet_after_s, self._now)
+        self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, self._now)
         self.running: dict[str, TaskState] = {}
         self.buffers: dict[str, LivePayloads] = {}
         self._roles = roles
         self._queues: dict[str, deque[TaskState]] = {name: deque() for name in roles}
         self._cfg = cfg
-        self._clock = clock
         self._new_payloads = new_payloads
         self._ended_env_steps = first_env_steps
         self.episodes = 0
@@ -272,6 +262,9 @@ class SchedulerState:
         self.unheard: set[str] = set()
         self.policy_lag: PolicyLag | None = None
         self.evaluations: list[Mapping[str, Any]] = []
+
+    def _now(self) -> float:
+        return self._clock() - self.stopped_s
 
     @property
     def train_iter(self) -> int:
@@ -333,7 +326,7 @@ class SchedulerState:
             return
         task = ask()
         if task is not None:
-            queue.append(state := TaskState(task["task_id"], role, task, self._clock()))
+            queue.append(state := TaskState(task["task_id"], role, task, self._now()))
             if self.note is not None:
                 self.note(Queued(_record(state), self._commander_state()))
 
@@ -347,7 +340,7 @@ class SchedulerState:
             return None
         state = queue[0]
         limit_s = float(getattr(self._cfg, f"{role}_task_timeout", TASK_TIMEOUT_S))
-        if self._clock() - state.start_time > limit_s:
+        if self._now() - state.start_time > limit_s:
             self._withdraw(state)
             return None
         if not self._roles[role].can_run(state, self.buffers):
@@ -372,7 +365,7 @@ class SchedulerState:
         worker = None if task is None else self.pool.take("collector")
         if task is None or worker is None:
             return None, False
-        state = TaskState(task["task_id"], "collector", task, self._clock())
+        state = TaskState(task["task_id"], "collector", task, self._now())
         return self._give(state, worker), False
 
     def is_trained_out(self) -> bool:
@@ -430,7 +423,7 @@ class SchedulerState:
     def begin(self, state: TaskState) -> None:
         """Record that a task's worker has built its env or policy and now works."""
         assert state.worker is not None  # assigned
-        state.began_at = self._clock()
+        state.began_at = self._now()
         if state.is_evaluation:
             state.run_env_steps = self.env_steps_of(state)
         self.pace.start(state.worker.worker_id, state.kind)
@@ -485,7 +478,7 @@ class SchedulerState:
                     state.task_id,
                     state.role,
                     role.retried(state),
-                    self._clock(),
+                    self._now(),
                     attempt=state.attempt,
                     losses=state.losses,
                     mark=max(state.mark, state.progress) if role.resumes else 0,
@@ -500,17 +493,10 @@ class SchedulerState:
 
     def _losses(self, state: TaskState) -> tuple[float, ...]:
         """Return the losses that count against a task whose worker was just lost."""
-        now = self._clock()
+        now = self._now()
         has_progressed = state.progress > state.mark and now - state.began_at >= self._cfg.lease_s
         before = () if has_progressed else state.losses
         return (*(at for at in before if now - at < LOSS_WINDOW_S), now)
-
-    def postpone(self, seconds: float) -> None:
-        """Extend leases and limits by a time in which this process was stopped."""
-        for each in (self.pool, self.outage, self.quiet):
-            each.postpone(seconds)
-        for state in self._queued:
-            state.start_time += seconds
 
     def has_task(self, task_id: str) -> bool:
         """Return whether a task is running or queued."""
@@ -754,7 +740,7 @@ class SchedulerState:
         self.end(state, WorkerLostError(text, reason=LEFT))
 
     def _restore(self, record: TaskRecord) -> TaskState:
-        state = TaskState(**msgspec.structs.asdict(record), start_time=self._clock())
+        state = TaskState(**msgspec.structs.asdict(record), start_time=self._now())
         self._queues[record.role].append(state)
         return state
 

@@ -30,6 +30,7 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator import TaskState
+from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.live_payloads import ServedPayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 
@@ -708,7 +709,7 @@ def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
 
 def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> None:
     coordinator, found = site.coordinator, list[bool]()
-    b, c = OnPolicyPayloads(4, 0), OnPolicyPayloads(4, 0)
+    b, c = (OnPolicyPayloads(Admission(4, 0)) for _ in range(2))
     coordinator._state.buffers |= {"b": b, "c": c}
     coordinator._last_env_step = 10
     rows = iter(range(9))

@@ -31,11 +31,14 @@ class Run:
     def __init__(
         self, n_sample: int = ROWS, max_lag: int = 0, trainings: int = 1, iters: int = 1
     ) -> None:
-        self._args = (n_sample, max_lag, trainings)
-        self.payloads = OnPolicyPayloads(*self._args)
+        self._args = (n_sample, max_lag)
+        self.trainings, self.iters = trainings, iters
+        self.payloads = self._new_payloads()
         self.store: dict[str, SampleBatch] = {}
-        self.iters, self.trainings = iters, trainings
         self.begin_learner(0)
+
+    def _new_payloads(self) -> OnPolicyPayloads:
+        return OnPolicyPayloads(Admission(*self._args), self.trainings)
 
     def begin_learner(self, checkpoint: int) -> None:
         """Begin with a new learner, which loads a checkpoint."""
@@ -45,7 +48,7 @@ class Run:
 
     def restart_coordinator(self) -> None:
         """Continue with a coordinator that has what the earlier one saved."""
-        earlier, self.payloads = self.payloads, OnPolicyPayloads(*self._args)
+        earlier, self.payloads = self.payloads, self._new_payloads()
         self.payloads.load_state_dict(earlier.state_dict())
         assert self.payloads.state_dict() == earlier.state_dict()
 
@@ -346,7 +349,7 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
     max_lag: int, collectors: int, turns: list[int]
 ) -> None:
     """Collectors and a learner take turns in any order; every sent row is trained on in time."""
-    payloads = OnPolicyPayloads(N_SAMPLE, max_lag)
+    payloads = OnPolicyPayloads(Admission(N_SAMPLE, max_lag))
     crew = [Collector(f"c{n}", payloads) for n in range(collectors)]
     published, trained, training = 0, list[int](), dict[str, int]()
 

@@ -193,7 +193,7 @@ def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
     site.state.lose(info)
     assert site.state.has_task("t")
     site.now += 3600.0
-    site.state.postpone(3600.0)
+    site.state.stopped_s += 3600.0
     site.join("w0", "learner")
     assert site.state.assign("learner") is not None
     assert site.state.has_task("t")
