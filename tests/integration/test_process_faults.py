@@ -120,7 +120,7 @@ class CrashCluster(ProcessCluster):
 
     def unreadable(self) -> int:
         """Return how many samples were given up because their payload could not be read."""
-        evicted = self.coordinator.status().evicted
+        evicted = self.coordinator.status().samples.evicted
         return evicted.get("missing", 0) + evicted.get("corrupt", 0)
 
     def half_written(self) -> set[Path]:

@@ -80,5 +80,5 @@ def test_payloads_that_wait_for_room_are_kept(cluster: JobCluster, pause: Pause)
     pause.is_over.set()
     until = cluster.train_iter() + 50
     cluster.expect(lambda: cluster.train_iter() > until)
-    assert cluster.coordinator.status().evicted.get("missing", 0) == 0
+    assert cluster.coordinator.status().samples.evicted.get("missing", 0) == 0
     cluster.coordinator.validate_state()

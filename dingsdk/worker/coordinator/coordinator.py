@@ -65,8 +65,6 @@ class CoordinatorStatus:
     env_steps: int
     train_iter: int
     """With several learners, the lowest train iteration."""
-    is_train_iter_known: bool
-    """False while a learner of a resumed run has not reported whether it went back."""
     buffer_count: int
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
@@ -87,11 +85,6 @@ class CoordinatorStatus:
     """The last ``total_loss`` that a learner reported."""
     players: Mapping[str, PlayerProgress] = field(default_factory=dict)
     """The progress of each player, if several train."""
-
-    @property
-    def evicted(self) -> Mapping[str, int]:
-        """Samples that were removed from the buffer, by reason."""
-        return self.samples.evicted
 
 
 class Coordinator(Configurable):
@@ -314,7 +307,6 @@ class Coordinator(Configurable):
             return CoordinatorStatus(
                 env_steps=now.env_steps,
                 train_iter=self._state.train_iter,
-                is_train_iter_known=self._state.is_train_iter_known,
                 buffer_count=sum(each.count() for each in now.buffers.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),

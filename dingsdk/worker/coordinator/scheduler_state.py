@@ -216,8 +216,6 @@ class SchedulerState:
 
     Attributes:
         learner_tasks: How many learner tasks have finished their training.
-        unheard: Learner tasks that have not reported their iteration since the journal was read:
-            a learner that was killed goes back to its checkpoint.
         policy_lag: How old trained rows were; None if it is not measured.
         stopped_s: Seconds in which this process was stopped, so that it could receive nothing; they
             count neither for leases nor for other limits.
@@ -259,7 +257,6 @@ class SchedulerState:
         self._iterations: dict[str, int] = {}  # of learner tasks that are out, or were given up
         self._ended_iter = 0
         self.learner_tasks = 0
-        self.unheard: set[str] = set()
         self.policy_lag: PolicyLag | None = None
         self.evaluations: list[Mapping[str, Any]] = []
 
@@ -275,12 +272,6 @@ class SchedulerState:
     def note_iteration(self, task_id: str, train_iter: int) -> None:
         """Store the iteration of a learner task."""
         self._iterations[task_id] = train_iter
-        self.unheard.discard(task_id)
-
-    @property
-    def is_train_iter_known(self) -> bool:
-        """Whether all learners with unfinished tasks have reported their iteration."""
-        return not any(map(self.has_task, self.unheard))
 
     @property
     def elapsed_s(self) -> float:
@@ -665,7 +656,6 @@ class SchedulerState:
                 report = {"cur_step": state.env_steps + state.lost_env_steps}
                 self.commander.update_collector_info(state.task_id, report)
         self.note_policy_lag()
-        self.unheard = set(self._iterations)
         return [name for each in self.buffers.values() for name in each.take_garbage()]
 
     def apply(self, fact: Fact) -> None:
@@ -774,18 +764,14 @@ class SchedulerState:
         """Whether an evaluation is running."""
         return any(state.is_evaluation for state in self.running.values())
 
-    @property
-    def live_payloads(self) -> set[str]:
-        """Data ids that the buffers or a learner may still need."""
-        return {name for each in self.buffers.values() for name in each.live_ids()}
-
     def find_live(self) -> Callable[[str], bool]:
         """Return a function that returns whether a payload may still be announced or read.
 
         All payloads of a collector with a running task are live: while the buffer has no room,
         its stored payloads may wait for a long time before they are announced.
         """
-        known = self.live_payloads.union(*(state.waiting for state in self.running.values()))
+        buffered = (each.live_ids() for each in self.buffers.values())
+        known = set[str]().union(*buffered, *(state.waiting for state in self.running.values()))
         owners = {state.payload_prefix for state in self.running.values()}
         return lambda data_id: data_id in known or data_id.partition("-")[0] in owners
 

@@ -520,7 +520,7 @@ def test_payload_is_deleted_when_no_buffer_needs_it(site: Site) -> None:
     site.send("b", "c", "d")
     site.hear(learner, left=[("b", 4), ("c", 3)], lost=[("d", "missing")], reason="overwritten")
     assert site.stored("b", "c", "d") == [False, True, False]
-    assert site.coordinator.status().evicted == {"overwritten": 7, "missing": 4}
+    assert site.coordinator.status().samples.evicted == {"overwritten": 7, "missing": 4}
     assert site.send("b") == [True], "a late repeat"
     assert site.stored("b") == [False]
     site.coordinator.validate_state()
