@@ -377,7 +377,7 @@ def test_hooks_that_hang_on_close_are_abandoned_and_closed_only_once(
                 gate.wait(60)
 
     learner = make_learner(scripted(lambda data: {}), QUIET)
-    learner.hook_close_s = 3.0
+    learner.hook_close_s = 1.0
     for name in ("hangs too", "hangs", "quick"):
         learner.register_hook(Hook(name, 50, position="after_iter"))
     began = time.monotonic()
