@@ -191,7 +191,8 @@ def test_payload_of_a_collector_killed_before_announcing_it_is_deleted(
     cluster.arm("written")
     found = cluster.seen("written")
     cluster.expect_return(found["worker"], before[found["worker"]])
-    assert found["data_id"] not in cluster.coordinator._state.live_payloads
+    (payloads,) = cluster.coordinator._state.buffers.values()
+    assert found["data_id"] not in payloads.live_ids()
     cluster.expect(lambda: found["data_id"] not in cluster.payloads())
 
 
