@@ -127,12 +127,8 @@ class RecordFiles:
         self.size_bytes += size
         return size
 
-    def read(self, number: int, end: int | None = None) -> tuple[list[tuple[int, memoryview]], int]:
+    def read(self, number: int) -> tuple[list[tuple[int, memoryview]], int]:
         """Return the records of a file with their offsets, and its size without a torn record.
-
-        Args:
-            number: Number of the file.
-            end: Number of bytes to read; None for all.
 
         Raises:
             CheckpointCorruptError: it is missing, no regular file, or damaged before its end.
@@ -140,7 +136,7 @@ class RecordFiles:
         name = self.name_of(number)
         path = self._folder.path / name
         try:
-            content = self._folder.view(name, _MAX_BYTES, map_above=_COPIED_BYTES)[:end]
+            content = self._folder.view(name, _MAX_BYTES, map_above=_COPIED_BYTES)
         except (DataCorruptError, DataMissingError) as error:
             text = f"{path} cannot be used: {error}; {self._advice}"
             raise CheckpointCorruptError(text, path=str(path)) from error

@@ -127,7 +127,7 @@ def test_second_run_on_a_data_folder_is_refused_and_the_first_continues(tmp_path
 
     until = cluster.train_iter() + 20
     cluster.expect(lambda: cluster.train_iter() > until)
-    assert cluster.coordinator.status().evicted.get("missing", 0) == 0
+    assert cluster.coordinator.status().samples.evicted.get("missing", 0) == 0
     cluster.coordinator.validate_state()
     cluster.close()
 

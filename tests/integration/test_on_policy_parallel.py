@@ -47,7 +47,7 @@ def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
 
     def look(self: Coordinator, *args: Any, **kwargs: Any) -> Any:
         self.validate_state()
-        found.append(dict(self.status().evicted))
+        found.append(dict(self.status().samples.evicted))
         return close(self, *args, **kwargs)
 
     monkeypatch.setattr(Coordinator, "close", look)

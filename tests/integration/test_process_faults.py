@@ -121,7 +121,7 @@ class CrashCluster(ProcessCluster):
 
     def unreadable(self) -> int:
         """Return how many samples were given up because their payload could not be read."""
-        evicted = self.coordinator.status().evicted
+        evicted = self.coordinator.status().samples.evicted
         return evicted.get("missing", 0) + evicted.get("corrupt", 0)
 
     def half_written(self) -> set[Path]:
@@ -192,7 +192,8 @@ def test_payload_of_a_collector_killed_before_announcing_it_is_deleted(
     cluster.arm("written")
     found = cluster.seen("written")
     cluster.expect_return(found["worker"], before[found["worker"]])
-    assert found["data_id"] not in cluster.coordinator._state.live_payloads
+    (payloads,) = cluster.coordinator._state.buffers.values()
+    assert found["data_id"] not in payloads.live_ids()
     cluster.expect(lambda: found["data_id"] not in cluster.payloads())
 
 

@@ -270,7 +270,7 @@ def test_on_policy_parallel_run_stays_within_the_policy_lag_limit(
 
     def look(self: Coordinator, *args: Any, **kwargs: Any) -> Any:
         self.validate_state()
-        evicted.append(dict(self.status().evicted))
+        evicted.append(dict(self.status().samples.evicted))
         return close(self, *args, **kwargs)
 
     monkeypatch.setattr(Coordinator, "close", look)

@@ -50,10 +50,10 @@ def expect_replaced(cluster: JobCluster, harm: Callable[[str], None]) -> None:
     # Before the acknowledgement, so that the learner has not read them. More are damaged until one
     # is counted: rows overwritten before the learner reports them count as overwritten.
     cluster.coordinator.announced = harm
-    cluster.expect(lambda: status().evicted.get("corrupt", 0) > 0)
+    cluster.expect(lambda: status().samples.evicted.get("corrupt", 0) > 0)
     cluster.coordinator.announced = None
     assert store.corrupt_count > 0
-    assert status().evicted.get("missing", 0) == 0
+    assert status().samples.evicted.get("missing", 0) == 0
     cluster.coordinator.validate_state()
     before = status().train_iter
     cluster.expect(lambda: status().train_iter > before + 5)

@@ -62,7 +62,8 @@ def test_payloads_that_wait_for_room_are_kept(cluster: JobCluster, pause: Pause)
 
     def waiting() -> set[str]:
         with cluster.coordinator.condition:
-            return set(store._payloads) - cluster.coordinator._state.live_payloads
+            (payloads,) = cluster.coordinator._state.buffers.values()
+            return store._payloads.keys() - payloads.live_ids()
 
     def no_more_come() -> bool:
         before = set(store._payloads)
@@ -80,5 +81,5 @@ def test_payloads_that_wait_for_room_are_kept(cluster: JobCluster, pause: Pause)
     pause.is_over.set()
     until = cluster.train_iter() + 50
     cluster.expect(lambda: cluster.train_iter() > until)
-    assert cluster.coordinator.status().evicted.get("missing", 0) == 0
+    assert cluster.coordinator.status().samples.evicted.get("missing", 0) == 0
     cluster.coordinator.validate_state()

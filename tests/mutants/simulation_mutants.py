@@ -131,7 +131,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the limiter of a new home counts from zero",
-            f"{_COORDINATOR}.coordinator:Coordinator.begin_home",
+            f"{_COORDINATOR}.coordinator:Coordinator.new_home",
             "payloads.home_counts or None",
             "None",
         ),
@@ -169,8 +169,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the reports of a home are not in the journal",
-            f"{_COORDINATOR}.coordinator:Coordinator._record_reports",
-            "self._note(fact)",
+            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
+            "self._note(Settled(task_id, train_iter, home))",
             "pass",
         ),
         Mutant(
@@ -195,9 +195,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The learner is killed, and then the coordinator": [
         Mutant(
             "the journal does not record a new home",
-            f"{_COORDINATOR}.coordinator:Coordinator.begin_home",
-            "self._note(Restarted(state.task_id))",
-            "pass",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState.apply",
+            "self.begin_home(found)",
+            "found.buffer_id in self.buffers or self.begin_home(found)",
         ),
     ],
     "A worker reports while the coordinator is down": [
@@ -251,9 +251,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The disk is full for a long time, or for all processes": [
         Mutant(
             "time of a stopped coordinator counts as a full disk",
-            f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
-            "+= seconds",
-            "+= 0 * seconds",
+            f"{_COORDINATOR}.scheduler_state:SchedulerState.__init__",
+            "StorageOutage(cfg.storage_timeout_s, self._now)",
+            "StorageOutage(cfg.storage_timeout_s, clock)",
         ),
         Mutant(
             "journal records that did not fit on the disk are lost",
@@ -383,7 +383,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "time of a stopped coordinator counts against leases",
             f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
-            "self._state.postpone(stalled_s)",
+            "self._state.stopped_s += stalled_s",
             "pass",
         ),
     ],
@@ -477,8 +477,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "rows of a saved but unreported training are trained on again",
             f"{_COORDINATOR}.on_policy:OnPolicyPayloads.begin_training",
-            "self._began_at = train_iter",
-            "self._began_at = train_iter + 1",
+            "self.began_at = train_iter",
+            "self.began_at = train_iter + 1",
         ),
         Mutant(
             "unacknowledged rows count as delivered",
@@ -499,8 +499,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
-            "payloads.is_unrecorded or self._is_behind",
-            "False",
+            "[] if self._is_behind else ",
+            "",
         ),
     ],
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dingsdk.runtime.files import Folder
-from dingsdk.worker.coordinator.journal import Fact, Journal, Restarted
+from dingsdk.worker.coordinator.journal import Assigned, Fact, Journal
 
 
 class JournalMachine(RuleBasedStateMachine):
@@ -29,10 +29,11 @@ class JournalMachine(RuleBasedStateMachine):
         found = self.journal.open()
         first = 0 if found.state is None else int(found.state["facts"])
         assert [number_of(fact) for fact in found.facts] == list(range(first, self.taken))
+        self.save()
 
     @rule()
     def append(self) -> None:
-        self.journal.append(Restarted(str(self.taken)))
+        self.journal.append(Assigned(str(self.taken), 1, ""))
         self.taken += 1
 
     @rule()
@@ -69,7 +70,7 @@ class JournalMachine(RuleBasedStateMachine):
         refused = 0
         for _ in range(appended):
             try:
-                old.append(Restarted(str(taken)))
+                old.append(Assigned(str(taken), 1, ""))
             except OSError:
                 refused += 1
         assert refused == appended
@@ -88,7 +89,7 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 def number_of(fact: Fact) -> int:
-    assert isinstance(fact, Restarted)
+    assert isinstance(fact, Assigned)
     return int(fact.task_id)
 
 

@@ -859,8 +859,8 @@ class _WatchedCoordinator(Coordinator):
             self._simulation.lost(info, reason)
         super()._on_lost(info, reason)
 
-    def begin_home(self, state: Any) -> Mapping[str, Any]:
-        home = super().begin_home(state)
+    def new_home(self, state: Any) -> Mapping[str, Any]:
+        home = super().new_home(state)
         return {**home, "number": self._home}
 
     def _new_payloads(self, state: Any) -> Any:
@@ -881,12 +881,13 @@ class _WatchedCoordinator(Coordinator):
             if self._is_current:
                 self._home = oracle.begin_home(payloads.trained_rows)
 
-        def settle_all(info: Mapping[str, Any]) -> None:
+        def settle_all(info: Mapping[str, Any]) -> bool:
             returned = set(getattr(payloads, "_returned", ())) & set(payloads.live_ids())
-            settle(info)
+            has_news = settle(info)
             if self._is_current:
                 gone = sorted(returned.difference(payloads.live_ids()))
                 simulation.judge(oracle.settled, payloads.confirmed, gone)
+            return bool(has_news)
 
         payloads.push, payloads.restart = push_one, restart_all  # type: ignore[method-assign]
         payloads.settle = settle_all  # type: ignore[method-assign]

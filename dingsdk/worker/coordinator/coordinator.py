@@ -19,16 +19,14 @@ from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
+from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.journal import (
-    BufferClosed,
-    BufferOpened,
     EvaluationRecorded,
     Fact,
     Journal,
     Keeper,
     Progressed,
     Pushed,
-    Restarted,
     Settled,
     TrainingBegan,
 )
@@ -58,8 +56,6 @@ _OF_HOME = (
 """Keys of a learner's info that tell about the home of its buffer."""
 TICK_S = 0.02
 """Longest pause between two checks for tasks to assign."""
-SETTLE_S = 0.25
-"""Shortest time between two records in the journal of what the home of a buffer reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +65,6 @@ class CoordinatorStatus:
     env_steps: int
     train_iter: int
     """With several learners, the lowest train iteration."""
-    is_train_iter_known: bool
-    """False while a learner of a resumed run has not reported whether it went back."""
     buffer_count: int
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
@@ -91,11 +85,6 @@ class CoordinatorStatus:
     """The last ``total_loss`` that a learner reported."""
     players: Mapping[str, PlayerProgress] = field(default_factory=dict)
     """The progress of each player, if several train."""
-
-    @property
-    def evicted(self) -> Mapping[str, int]:
-        """Samples that were removed from the buffer, by reason."""
-        return self.samples.evicted
 
 
 class Coordinator(Configurable):
@@ -170,8 +159,6 @@ class Coordinator(Configurable):
             self._state.note = self._note_task
         self._rejoin_s = rejoin_s
         self._orphans_until = -math.inf
-        self._unrecorded: dict[str, Settled] = {}
-        """Of learner tasks: what their homes have reported, and is not in the journal."""
         self._jobs: list[Job] = []
         self._loss: float | None = None
         self._looked_at = self._swept_at = self._owned_at = clock()
@@ -320,7 +307,6 @@ class Coordinator(Configurable):
             return CoordinatorStatus(
                 env_steps=now.env_steps,
                 train_iter=self._state.train_iter,
-                is_train_iter_known=self._state.is_train_iter_known,
                 buffer_count=sum(each.count() for each in now.buffers.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
@@ -477,12 +463,6 @@ class Coordinator(Configurable):
         """Return the payloads that the task works for; call with the condition held."""
         return self._state.buffers.get(state.buffer_id)
 
-    def open_buffer(self, state: TaskState) -> None:
-        """Create the replay buffer that a learner task names, if it does not exist."""
-        with self.condition:
-            if self._state.open_buffer(state):
-                self._note(BufferOpened(state.task_id))
-
     def _new_payloads(self, state: TaskState) -> LivePayloads:
         policy = self._cfg["policy"]
         collect = policy["collect"]
@@ -504,12 +484,9 @@ class Coordinator(Configurable):
             # player's next step.
             turns = unroll_len if players == 1 else players * (unroll_len + 1)
             least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
-
-        def note(train_iter: int) -> None:
-            self._note(TrainingBegan(state.task_id, train_iter))
-
         lag = math.inf if max_lag is None else int(max_lag)
-        return OnPolicyPayloads(int(n_sample), lag, trainings, least_steps, row_steps, note)
+        admission = Admission(int(n_sample), lag, least_steps, row_steps)
+        return OnPolicyPayloads(admission, trainings)
 
     def _take_back(self, state: TaskState) -> None:
         """Withdraw a task's grant, for any way it ended."""
@@ -710,7 +687,8 @@ class Coordinator(Configurable):
             if payloads is None or self._is_behind:
                 return None
             news = payloads.take_news(batch_size)
-            if news and payloads.admission is not None:
+            if news and isinstance(payloads, OnPolicyPayloads):
+                self._note(TrainingBegan(task_id, payloads.began_at))
                 self.condition.notify_all()  # collectors may collect for the next training
             return news or None
 
@@ -732,13 +710,11 @@ class Coordinator(Configurable):
             self._state.note_iteration(task_id, train_iter)
             self._state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
-            payloads.settle(info)
-            if payloads.is_unrecorded:
+            if payloads.settle(info):
                 home = {name: info.get(name) for name in _OF_HOME}
-                self._unrecorded[task_id] = Settled(task_id, train_iter, home)
-                has_time = self.clock() - payloads.recorded_at < SETTLE_S and not self.is_ending
-                if self._keeper is None or payloads.admission is not None or not has_time:
-                    self._record_reports(state)
+                self._note(Settled(task_id, train_iter, home))
+                if payloads.dataset_rows:
+                    self._note(Progressed(task_id, 0, self.elapsed_s))
             garbage = self._take_garbage(payloads)
             self._state.note_policy_lag()
             self.condition.notify_all()
@@ -750,22 +726,7 @@ class Coordinator(Configurable):
     def _take_garbage(self, payloads: LivePayloads) -> list[str]:
         """Return the ids of payloads to delete now."""
         # A restarted coordinator needs all payloads whose end is not in the journal yet.
-        if payloads.is_unrecorded or self._is_behind:
-            return []
-        payloads.recorded = payloads.confirmed
-        return payloads.take_garbage()
-
-    def _record_reports(self, state: TaskState) -> None:
-        """Record what the home of a task's buffer has reported since the last record of it.
-
-        Each answer of a learner repeats all of it, so the newest one is enough.
-        """
-        fact, payloads = self._unrecorded.pop(state.task_id, None), self.payloads_of(state)
-        if fact is not None and payloads is not None:
-            self._note(fact)
-            if payloads.dataset_rows:
-                self._note(Progressed(state.task_id, 0, self.elapsed_s))
-            payloads.is_unrecorded, payloads.recorded_at = False, self.clock()
+        return [] if self._is_behind else payloads.take_garbage()
 
     def _learner(self, task_id: str) -> TaskState:
         state = self._state.running.get(task_id)
@@ -781,14 +742,16 @@ class Coordinator(Configurable):
                 payloads.rejoin(known)
 
     def confirmed_of(self, state: TaskState) -> int | None:
-        """Return the number of the newest report of a task's home that is recorded.
+        """Return the number of the newest report that a task's home need not repeat.
 
-        The home keeps later reports, which a restarted coordinator would miss. None: the buffer is
-        closed.
+        0 while the journal lacks reports, which a restarted coordinator would miss. None: the
+        buffer is closed.
         """
         with self.condition:
             payloads = self.payloads_of(state)
-            return None if payloads is None else payloads.recorded
+            if payloads is None:
+                return None
+            return 0 if self._is_behind else payloads.confirmed
 
     def env_steps_of(self, state: TaskState) -> int:
         """Return the env steps that were collected for the player of a learner's task."""
@@ -800,17 +763,13 @@ class Coordinator(Configurable):
         payloads = self.payloads_of(state)
         return payloads is None or (payloads.has_news and not self._is_behind)
 
-    def begin_home(self, state: TaskState) -> Mapping[str, Any]:
-        """Announce all live payloads to the new home of a buffer.
+    def new_home(self, state: TaskState) -> Mapping[str, Any]:
+        """Return what the new home of a buffer must know.
 
-        Returns:
-            What the home must know: ``counts`` of an earlier home, and the ``pace`` of episodes.
+        These are the ``counts`` of an earlier home, and the ``pace`` of episodes.
         """
         with self.condition:
-            self._record_reports(state)
             payloads = self._state.buffers[state.buffer_id]
-            payloads.restart()
-            self._note(Restarted(state.task_id))
             pace = EpisodePace.of(self._cfg)
             return {
                 "counts": payloads.home_counts or None,
@@ -833,12 +792,10 @@ class Coordinator(Configurable):
         """
         with self.condition:
             state = self._learner(task_id)
-            self._record_reports(state)
             self._state.finish_learner(state, finished)
             self._state.learner_tasks += has_trained_out
             if self._state.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
                 self.system_shutdown_flag = True
-            self._note_task(BufferClosed(state.buffer_id, self._state.learner_tasks))
 
     def commander_statistics(self) -> dict[str, float]:
         """Return the values that the commander plots as curves."""
@@ -910,7 +867,7 @@ class Coordinator(Configurable):
             stalled_s, self._looked_at = now - self._looked_at, now
             if stalled_s > self.cfg.lease_s / RENEWALS:
                 # This process was stopped or busy: renewals may wait to be received.
-                self._state.postpone(stalled_s)
+                self._state.stopped_s += stalled_s
             silent = self._state.pool.silent()
             failure = self._state.outage.failure()
             changed = self._state.pace.look()

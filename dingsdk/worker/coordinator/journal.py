@@ -1,8 +1,8 @@
 """The journal of a coordinator: facts on disk, from which another coordinator can continue.
 
-A journal is a folder of numbered files, ``000003.facts``, with facts in the order in which they
-became true. The first fact of a file may have the coordinator's whole state; then earlier files are
-not needed. ``owner.json`` names the current writer.
+A journal is a folder with a numbered file, ``000003.facts``: first the coordinator's whole state,
+then facts in the order in which they became true. Another state begins the next file, and the file
+before it is deleted. ``owner.json`` names the current writer.
 
 A fact is a record of :mod:`dingsdk.runtime.records`, with its content in MessagePack.
 """
@@ -37,7 +37,7 @@ from dingsdk.errors import (
 from dingsdk.runtime.files import Folder
 from dingsdk.runtime.records import RecordFiles, damaged_at
 
-VERSION = 7
+VERSION = 8
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
@@ -53,18 +53,12 @@ class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A change of a run's state."""
 
 
-class Begun(Fact, frozen=True):
-    """The first fact of each file: the writer's epoch and run, the valid size of the previous file.
+class Saved(Fact, frozen=True):
+    """The first fact of each file: the coordinator's whole state."""
 
-    Bytes that another writer appends to the previous file later are ignored. ``state`` is the
-    coordinator's whole state, None if it is in an earlier file.
-    """
-
-    epoch: int
-    after_bytes: int = 0
+    run: str
+    state: dict[str, Any]
     version: int = VERSION
-    run: str = ""
-    state: dict[str, Any] | None = None
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -88,7 +82,7 @@ class Queued(Fact, frozen=True):
 
 
 class Assigned(Fact, frozen=True):
-    """A queued task was assigned to a worker."""
+    """A queued task was assigned to a worker, which begins to hold the rows of a learner's task."""
 
     task_id: str
     attempt: int
@@ -98,7 +92,8 @@ class Assigned(Fact, frozen=True):
 class TaskEnded(Fact, frozen=True):
     """A task ended, or its worker was lost and the task is queued again as ``retried``.
 
-    ``env_steps`` and ``episodes`` are the totals of all tasks that have ended.
+    ``env_steps``, ``episodes`` and ``learner_tasks`` are the totals of all tasks that have ended.
+    ``has_closed`` says whether a learner's task ended with its replay buffer.
     """
 
     task_id: str
@@ -106,19 +101,8 @@ class TaskEnded(Fact, frozen=True):
     commander: bytes
     retried: TaskRecord | None = None
     episodes: int = 0
-
-
-class BufferOpened(Fact, frozen=True):
-    """A learner's task got its replay buffer."""
-
-    task_id: str
-
-
-class BufferClosed(Fact, frozen=True):
-    """A learner's task ended, and its replay buffer with it."""
-
-    buffer_id: str
-    learner_tasks: int
+    learner_tasks: int = 0
+    has_closed: bool = False
 
 
 class Pushed(Fact, frozen=True):
@@ -132,12 +116,6 @@ class Pushed(Fact, frozen=True):
     digest: str | None = None
     versions: list[tuple[int, int]] = []
     episodes: int = 1
-
-
-class Restarted(Fact, frozen=True):
-    """Another learner begins to hold the rows of a task's buffer."""
-
-    task_id: str
 
 
 class Settled(Fact, frozen=True):
@@ -170,14 +148,11 @@ class EvaluationRecorded(Fact, frozen=True):
 
 
 _FACTS = (
-    Begun
+    Saved
     | Queued
     | Assigned
     | TaskEnded
-    | BufferOpened
-    | BufferClosed
     | Pushed
-    | Restarted
     | Settled
     | TrainingBegan
     | Progressed
@@ -224,7 +199,7 @@ class Recovered:
     """The content of a journal.
 
     Attributes:
-        state: The newest state, None if there is none.
+        state: The newest state; None in a new journal.
         facts: The facts since that state, in order.
     """
 
@@ -236,7 +211,7 @@ class Journal:
     """Writes facts, and reads those of earlier coordinators. Not thread safe: the caller locks.
 
     Each ``open`` begins a new epoch and takes over the journal. Facts that the previous writer
-    appends after that are refused.
+    appends after that are refused. The first ``append`` comes after the first ``save``.
 
     Args:
         run: Id of the run. A journal of another run is refused.
@@ -267,7 +242,7 @@ class Journal:
         self._owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
         self._least_bytes = self._due_bytes = snapshot_bytes
         self._due_facts = snapshot_facts
-        self._bytes = self._facts = 0  # in all files since the newest state
+        self._bytes = self._facts = 0  # since the newest state
         self.epoch = 0
 
     def open(self) -> Recovered:
@@ -283,8 +258,7 @@ class Journal:
         content = encode_json(_OWNER_KIND, {"epoch": self.epoch, "name": self._owner})
         # Written before the journal is read: a previous owner that appends later sees the change.
         self._disk.write_atomic(OWNER_NAME, [content], durable=True)
-        found, self._files.number, self._files.size_bytes = self._read_all()
-        self._begin(None)
+        found, self._files.number = self._read_all()
         return found
 
     def read(self) -> Recovered:
@@ -341,15 +315,13 @@ class Journal:
             StorageFullError, RunFolderError: the state is not written; all facts stay.
             RunDirLockedError: as ``append``.
         """
-        self._begin(state)
+        begun = _encoder.encode(Saved(self._run, state))
+        self.check_owner()  # it may write a file of the same number
+        with self._written():
+            self._files.begin(self._files.number + 1, begun)
         self._files.remove_before(self._files.number)
         self._due_bytes = max(self._least_bytes, self._files.size_bytes)
         self._bytes = self._facts = 0
-
-    def _begin(self, state: dict[str, Any] | None) -> None:
-        begun = Begun(self.epoch, self._files.size_bytes, run=self._run, state=state)
-        with self._written():
-            self._files.begin(self._files.number + 1, _encoder.encode(begun))
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
@@ -361,25 +333,19 @@ class Journal:
             raise
         self.check_owner()
 
-    def _read_all(self) -> tuple[Recovered, int, int]:
-        """Return the content, the newest file's number, and its size without a torn record."""
+    def _read_all(self) -> tuple[Recovered, int]:
+        """Return the content, and the newest file's number."""
         last = max(self._files.numbers(), default=0)
-        found, size, end = Recovered(), 0, None
         for number in range(last, 0, -1):
-            records, read_bytes = self._files.read(number, end)
             path = self._disk.path / self._files.name_of(number)
-            facts = decode_facts(records, path)
-            begun = facts[0] if facts else None  # None: its writer died before the first record
-            if begun is not None:
-                _check_version(path, getattr(begun, "version", None))
-                self._check_run(path, getattr(begun, "run", None))
-            found.facts[:0] = facts[1:]
-            size = read_bytes if number == last else size
-            end = getattr(begun, "after_bytes", None)
-            found.state = getattr(begun, "state", None)
-            if found.state is not None:
-                break
-        return found, last, size
+            facts = decode_facts(self._files.read(number)[0], path)
+            if facts:
+                saved = facts[0]
+                _check_version(path, getattr(saved, "version", None))
+                self._check_run(path, getattr(saved, "run", None))
+                return Recovered(getattr(saved, "state", None), facts[1:]), last
+            # The writer died before the state was complete, so the file before it still exists.
+        return Recovered(), last
 
     def _check_run(self, path: Path, run: object) -> None:
         if run != self._run:

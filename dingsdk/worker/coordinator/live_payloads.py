@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,9 +84,6 @@ class LivePayloads:
     Attributes:
         trained_rows: Number of rows trained on in total; repeated rows count again.
         confirmed: Number of the newest report of the home that was processed.
-        recorded: Number of the newest report that a restarted coordinator would know.
-        is_unrecorded: Whether payloads or their rows have changed since then.
-        recorded_at: When such a change was recorded last, monotonic seconds.
         is_idle: Whether the home had nothing to train on when it answered last.
         home_counts: The newest ``counts()`` of the home.
         admission: Limits how much collectors collect, if the age of rows is bounded (on-policy).
@@ -120,9 +116,8 @@ class LivePayloads:
         self.dataset_rows = 0
         """Rows of a data set that the home holds; nothing is announced to it then."""
         self.trained_rows = 0
-        self.is_idle = self.is_unrecorded = False
-        self.confirmed = self.recorded = 0
-        self.recorded_at = -math.inf
+        self.is_idle = False
+        self.confirmed = 0
         self.home_counts: Mapping[str, Any] | None = None
 
     @property
@@ -193,8 +188,8 @@ class LivePayloads:
     def restart(self) -> None:
         """Announce all live payloads again, to a new home."""
         self._news = dict.fromkeys(self._live)
-        self.confirmed = self.recorded = 0
-        self.is_idle = self.is_unrecorded = False
+        self.confirmed = 0
+        self.is_idle = False
         self._earlier_trained_rows = self.trained_rows
         for payload in self._live.values():
             self._evicted.subtract(payload.left)
@@ -238,8 +233,8 @@ class LivePayloads:
             if len(self._retired) > RETIRED_KEPT:
                 del self._retired[next(iter(self._retired))]
 
-    def settle(self, info: Mapping[str, Any]) -> None:
-        """Process what the home reports with an answer."""
+    def settle(self, info: Mapping[str, Any]) -> bool:
+        """Process what the home reports with an answer; return whether to record it."""
         before = self.confirmed
         self.note_reports(info["reports"])
         self.is_idle = bool(info["is_idle"])
@@ -250,7 +245,7 @@ class LivePayloads:
         if info.get("lag"):
             self.lag = PolicyLag(*info["lag"])
         # Without payloads, the journal would not know how far the training is.
-        self.is_unrecorded |= self.confirmed > before or self.dataset_rows > 0
+        return self.confirmed > before or self.dataset_rows > 0
 
     def take_garbage(self) -> list[str]:
         """Return the ids of payloads to delete."""
@@ -327,7 +322,7 @@ class LivePayloads:
         self._retired = dict.fromkeys(map(str, state["retired"]))
         self._evicted = Counter(state["evicted"])
         self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
-        self.confirmed = self.recorded = int(state["confirmed"])
+        self.confirmed = int(state["confirmed"])
         self.home_counts = state["home_counts"]
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}
         self._waiting_rows = sum(each.rows for each in self._live.values() if not each.is_inserted)
@@ -361,9 +356,9 @@ class ServedPayloads(LivePayloads):
     def can_train(self) -> bool:
         return True
 
-    def settle(self, info: Mapping[str, Any]) -> None:
+    def settle(self, info: Mapping[str, Any]) -> bool:
         self._figures = info["figures"] or self._figures  # none until the learner has asked
-        super().settle(info)
+        return super().settle(info)
 
     def count(self) -> int:
         return self._figures.get("count", 0)

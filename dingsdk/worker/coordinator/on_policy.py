@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,28 +17,18 @@ class OnPolicyPayloads(LivePayloads):
     """The payloads of an on-policy learner: a training takes all that wait, each payload once.
 
     Args:
-        n_sample: Rows that a training needs, >= 1.
-        max_lag: See ``Admission``.
+        admission: Says who may collect, and when a training may begin.
         trainings: How many times the learner trains on the same rows, >= 1.
-        least_steps: See ``Admission``.
-        row_steps: See ``Admission``.
-        note: Called with the learner's train iteration when a training begins.
+
+    Attributes:
+        began_at: The learner's train iteration when the newest training began.
     """
 
     admission: Admission
 
-    def __init__(
-        self,
-        n_sample: int,
-        max_lag: float,
-        trainings: int = 1,
-        least_steps: int = 1,
-        row_steps: int = 1,
-        note: Callable[[int], None] = lambda train_iter: None,
-    ) -> None:
+    def __init__(self, admission: Admission, trainings: int = 1) -> None:
         super().__init__(math.inf)
-        self.admission = Admission(n_sample, max_lag, least_steps, row_steps)
-        self._note_training = note
+        self.admission = admission
         self._trainings = trainings
         self._drawn: dict[str, None] = {}
         """Payloads of the training under way."""
@@ -48,8 +38,7 @@ class OnPolicyPayloads(LivePayloads):
         """Versions of the rows that the home reports as trained on."""
         self._train_iter: int | None = None
         """The learner's iteration; None before its first report."""
-        self._began_at = 0
-        """Iteration at which the newest training began."""
+        self.began_at = 0
 
     @property
     def waiting(self) -> int:
@@ -90,15 +79,13 @@ class OnPolicyPayloads(LivePayloads):
         """Return all announcements of a training that begins now, else an empty list."""
         if not self.has_news:
             return []
-        train_iter = self._train_iter or 0
-        self._note_training(train_iter)
-        self.begin_training(train_iter)
+        self.begin_training(self._train_iter or 0)
         number = self.admission.newest + 1
         return [msgspec.to_builtins(self._announcement(name, number)) for name in self._drawn]
 
     def begin_training(self, train_iter: int) -> None:
         """Let the learner, which is at ``train_iter``, train on all live payloads."""
-        self._began_at = train_iter
+        self.began_at = train_iter
         self._drawn, self._returned = dict.fromkeys(self._live), {}
 
     def restart(self) -> None:
@@ -111,11 +98,11 @@ class OnPolicyPayloads(LivePayloads):
         """Record which payloads a learner trains on that has survived its coordinator."""
         self._drawn = dict.fromkeys(name for name in known if name in self._live)
 
-    def settle(self, info: Mapping[str, Any]) -> None:
+    def settle(self, info: Mapping[str, Any]) -> bool:
         is_first, self._train_iter = self._train_iter is None, int(info["learner_step"])
-        super().settle(info)
+        has_news = super().settle(info)
         if is_first:
-            if self._train_iter >= self._began_at + self._trainings:
+            if self._train_iter >= self.began_at + self._trainings:
                 # The learner saved a checkpoint after the training, and was lost before its report.
                 for name in self._returned:
                     if (payload := self._live.get(name)) is not None:
@@ -127,7 +114,7 @@ class OnPolicyPayloads(LivePayloads):
             self.lag = self.admission.lag
         if is_first:
             self.admission.begin(self._train_iter)
-        self.is_unrecorded |= is_first
+        return has_news or is_first
 
     def _leave(self, name: str, payload: Payload, reason: str, rows: int) -> None:
         super()._leave(name, payload, reason, rows)
@@ -145,7 +132,7 @@ class OnPolicyPayloads(LivePayloads):
             "drawn": list(self._drawn),
             "returned": list(self._returned),
             "train_iter": self._train_iter,
-            "began_at": self._began_at,
+            "began_at": self.began_at,
             "admission": self.admission.state_dict(),
         }
 
@@ -153,6 +140,6 @@ class OnPolicyPayloads(LivePayloads):
         super()._load(state)
         self._drawn = dict.fromkeys(map(str, state["drawn"]))
         self._returned = dict.fromkeys(map(str, state["returned"]))
-        self._train_iter, self._began_at = state["train_iter"], int(state["began_at"])
+        self._train_iter, self.began_at = state["train_iter"], int(state["began_at"])
         self.admission.load_state_dict(state["admission"])
         self.lag = self.admission.lag

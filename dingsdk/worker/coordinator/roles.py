@@ -72,8 +72,7 @@ class LearnerRole(Role):
 
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a learner, exchange messages with it until it is done, then close it."""
-        coordinator.open_buffer(state)
-        home = coordinator.begin_home(state)
+        home = coordinator.new_home(state)
         start = {"name": "learner_start_task", "task_info": {**task, "home": home}}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)

@@ -31,15 +31,12 @@ from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.journal import (
     Assigned,
-    BufferClosed,
-    BufferOpened,
     EvaluationRecorded,
     Fact,
     Progressed,
     Pushed,
     Queued,
     Recovered,
-    Restarted,
     Settled,
     TaskEnded,
     TaskRecord,
@@ -129,11 +126,6 @@ class WorkerPool:
         self._lease_ends[worker_id] = self._clock() + self._lease_s
         return True
 
-    def postpone(self, seconds: float) -> None:
-        """Extend every lease by a time in which no renewal could be received."""
-        for worker_id in self._lease_ends:
-            self._lease_ends[worker_id] += seconds
-
     def silent(self) -> list[WorkerInfo]:
         """Return the workers whose lease is over."""
         now = self._clock()
@@ -182,10 +174,6 @@ class StorageOutage:
         """Note that something was stored; the time limit starts again."""
         self._still_since = self._clock()
 
-    def postpone(self, seconds: float) -> None:
-        """Do not count a time in which nothing could be received."""
-        self._still_since += seconds
-
     def failure(self) -> StorageFullError | None:
         """Return the error that ends the run if nothing could be stored for too long, else None."""
         still_s = self._clock() - self._still_since
@@ -209,10 +197,6 @@ class QuietWatch:
         self._since = clock()
         self._has_said = False
 
-    def postpone(self, seconds: float) -> None:
-        """Do not count a time in which nothing could be received."""
-        self._since += seconds
-
     def is_news(self, progress: object) -> bool:
         """Return True once each time that ``progress`` has stayed the same for ``limit_s``."""
         if progress != self._progress:
@@ -232,9 +216,9 @@ class SchedulerState:
 
     Attributes:
         learner_tasks: How many learner tasks have finished their training.
-        unheard: Learner tasks that have not reported their iteration since the journal was read:
-            a learner that was killed goes back to its checkpoint.
         policy_lag: How old trained rows were; None if it is not measured.
+        stopped_s: Seconds in which this process was stopped, so that it could receive nothing; they
+            count neither for leases nor for other limits.
     """
 
     def __init__(
@@ -247,16 +231,17 @@ class SchedulerState:
         first_env_steps: int = 0,
     ) -> None:
         self.commander = commander
-        self.pool = WorkerPool(cfg.lease_s, clock)
-        self.outage = StorageOutage(cfg.storage_timeout_s, clock)
-        self.quiet = QuietWatch(cfg.quiet_after_s, clock)
-        self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, clock)
+        self._clock = clock
+        self.stopped_s = 0.0
+        self.pool = WorkerPool(cfg.lease_s, self._now)
+        self.outage = StorageOutage(cfg.storage_timeout_s, self._now)
+        self.quiet = QuietWatch(cfg.quiet_after_s, self._now)
+        self.pace = PaceBoard(cfg.straggler_factor, cfg.straggler_window_s, self._now)
         self.running: dict[str, TaskState] = {}
         self.buffers: dict[str, LivePayloads] = {}
         self._roles = roles
         self._queues: dict[str, deque[TaskState]] = {name: deque() for name in roles}
         self._cfg = cfg
-        self._clock = clock
         self._new_payloads = new_payloads
         self._ended_env_steps = first_env_steps
         self.episodes = 0
@@ -272,9 +257,11 @@ class SchedulerState:
         self._iterations: dict[str, int] = {}  # of learner tasks that are out, or were given up
         self._ended_iter = 0
         self.learner_tasks = 0
-        self.unheard: set[str] = set()
         self.policy_lag: PolicyLag | None = None
         self.evaluations: list[Mapping[str, Any]] = []
+
+    def _now(self) -> float:
+        return self._clock() - self.stopped_s
 
     @property
     def train_iter(self) -> int:
@@ -285,12 +272,6 @@ class SchedulerState:
     def note_iteration(self, task_id: str, train_iter: int) -> None:
         """Store the iteration of a learner task."""
         self._iterations[task_id] = train_iter
-        self.unheard.discard(task_id)
-
-    @property
-    def is_train_iter_known(self) -> bool:
-        """Whether all learners with unfinished tasks have reported their iteration."""
-        return not any(map(self.has_task, self.unheard))
 
     @property
     def elapsed_s(self) -> float:
@@ -306,13 +287,13 @@ class SchedulerState:
     def _set_elapsed(self, seconds: float) -> None:
         self._collecting_since = self._clock() - seconds if seconds > 0 else None
 
-    def open_buffer(self, state: TaskState) -> bool:
-        """Create the replay buffer of a learner's task; return False if it exists already."""
-        if state.buffer_id in self.buffers:
-            return False
-        self.buffers[state.buffer_id] = self._new_payloads(state)
-        self._iterations.setdefault(state.task_id, 0)
-        return True
+    def begin_home(self, state: TaskState) -> None:
+        """Let another worker hold the rows of a learner's task; the first one opens the buffer."""
+        payloads = self.buffers.get(state.buffer_id)
+        if payloads is None:
+            payloads = self.buffers[state.buffer_id] = self._new_payloads(state)
+            self._iterations.setdefault(state.task_id, 0)
+        payloads.restart()
 
     def note_policy_lag(self) -> None:
         """Store the lag of trained rows; with several learners, the largest mean lag."""
@@ -336,7 +317,7 @@ class SchedulerState:
             return
         task = ask()
         if task is not None:
-            queue.append(state := TaskState(task["task_id"], role, task, self._clock()))
+            queue.append(state := TaskState(task["task_id"], role, task, self._now()))
             if self.note is not None:
                 self.note(Queued(_record(state), self._commander_state()))
 
@@ -350,7 +331,7 @@ class SchedulerState:
             return None
         state = queue[0]
         limit_s = float(getattr(self._cfg, f"{role}_task_timeout", TASK_TIMEOUT_S))
-        if self._clock() - state.start_time > limit_s:
+        if self._now() - state.start_time > limit_s:
             self._withdraw(state)
             return None
         if not self._roles[role].can_run(state, self.buffers):
@@ -375,7 +356,7 @@ class SchedulerState:
         worker = None if task is None else self.pool.take("collector")
         if task is None or worker is None:
             return None, False
-        state = TaskState(task["task_id"], "collector", task, self._clock())
+        state = TaskState(task["task_id"], "collector", task, self._now())
         return self._give(state, worker), False
 
     def is_trained_out(self) -> bool:
@@ -394,12 +375,14 @@ class SchedulerState:
         """Report a queued task to the commander as failed."""
         self._queues[state.role].remove(state)
         self.notify_fail(state)
-        self._note_over(state.task_id)
+        self._note_over(state)
 
     def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
         state.worker = worker
         state.attempt += 1
         self.running[state.task_id] = state
+        if state.owns_buffer:
+            self.begin_home(state)
         if self.note is not None:
             self.note(Assigned(state.task_id, state.attempt, state.payload_prefix))
         return state
@@ -431,7 +414,7 @@ class SchedulerState:
     def begin(self, state: TaskState) -> None:
         """Record that a task's worker has built its env or policy and now works."""
         assert state.worker is not None  # assigned
-        state.began_at = self._clock()
+        state.began_at = self._now()
         if state.is_evaluation:
             state.run_env_steps = self.env_steps_of(state)
         self.pace.start(state.worker.worker_id, state.kind)
@@ -455,7 +438,7 @@ class SchedulerState:
         before = len(queue)
         outcome, is_fatal = self._end(state, error)
         if not is_fatal:  # a fatal error ends the run; a resumed run continues the task
-            self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
+            self._note_over(state, queue[-1] if len(queue) > before else None)
         return outcome, is_fatal
 
     def _end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
@@ -486,7 +469,7 @@ class SchedulerState:
                     state.task_id,
                     state.role,
                     role.retried(state),
-                    self._clock(),
+                    self._now(),
                     attempt=state.attempt,
                     losses=state.losses,
                     mark=max(state.mark, state.progress) if role.resumes else 0,
@@ -501,17 +484,10 @@ class SchedulerState:
 
     def _losses(self, state: TaskState) -> tuple[float, ...]:
         """Return the losses that count against a task whose worker was just lost."""
-        now = self._clock()
+        now = self._now()
         has_progressed = state.progress > state.mark and now - state.began_at >= self._cfg.lease_s
         before = () if has_progressed else state.losses
         return (*(at for at in before if now - at < LOSS_WINDOW_S), now)
-
-    def postpone(self, seconds: float) -> None:
-        """Extend leases and limits by a time in which this process was stopped."""
-        for each in (self.pool, self.outage, self.quiet):
-            each.postpone(seconds)
-        for state in self._queued:
-            state.start_time += seconds
 
     def has_task(self, task_id: str) -> bool:
         """Return whether a task is running or queued."""
@@ -574,14 +550,6 @@ class SchedulerState:
             # Counted once more, so that a check of the ended run finds rows that were lost.
             self._ended_counts += replace(payloads.counts(), live=payloads.count_live())
 
-    def end_closed(self, buffer_id: str) -> None:
-        """End the learner's task of a closed buffer, unless it has ended."""
-        for state in [each for each in self.running.values() if each.buffer_id == buffer_id]:
-            if state.role == "learner":
-                del self.running[state.task_id]
-                finished = {"task_id": state.task_id, "buffer_id": buffer_id}
-                self.commander.finish_learner_task(state.task_id, finished)
-
     def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
         """Set ``train_iterations`` of this section for all running and queued learner tasks."""
         limit = {"train_iterations": learner_cfg["train_iterations"]}
@@ -593,7 +561,7 @@ class SchedulerState:
     def learner_of(self, buffer_id: str) -> TaskState:
         """Return the learner task that owns a buffer; raises LookupError."""
         for state in self._out:
-            if state.buffer_id == buffer_id and "replay_buffer_cfg" in state.task:
+            if state.buffer_id == buffer_id and state.owns_buffer:
                 return state
         raise LookupError(f"no task has the buffer {buffer_id}")
 
@@ -676,10 +644,6 @@ class SchedulerState:
                 raise CheckpointCorruptError(
                     f"the journal has a fact that does not fit those before it: {fact!r:.200}"
                 ) from error
-        for fact in recovered.facts:
-            if isinstance(fact, BufferClosed):
-                # The coordinator may have died before it recorded the end of the task.
-                self.end_closed(fact.buffer_id)
         self.note = note
         if recovered.state is not None or recovered.facts:
             self.commander.resume()
@@ -692,7 +656,6 @@ class SchedulerState:
                 report = {"cur_step": state.env_steps + state.lost_env_steps}
                 self.commander.update_collector_info(state.task_id, report)
         self.note_policy_lag()
-        self.unheard = set(self._iterations)
         return [name for each in self.buffers.values() for name in each.take_garbage()]
 
     def apply(self, fact: Fact) -> None:
@@ -701,22 +664,23 @@ class SchedulerState:
             self._restore(fact.task)
             self._load_commander(fact.commander)
         elif isinstance(fact, Assigned):
-            self._restore_given(self._find(fact.task_id), fact.attempt, fact.payload_prefix)
+            found = self._find(fact.task_id)
+            self._restore_given(found, fact.attempt, fact.payload_prefix)
+            if found.owns_buffer:
+                self.begin_home(found)
         elif isinstance(fact, TaskEnded):
             found = self._find(fact.task_id)
             self.running.pop(fact.task_id, None)
             if found in self._queues[found.role]:
                 self._queues[found.role].remove(found)
             self._ended_env_steps, self.episodes = fact.env_steps, fact.episodes
+            self.learner_tasks = fact.learner_tasks
             if fact.retried is not None:
                 self._restore(fact.retried)
+            if fact.has_closed:
+                self._end_learner(fact.task_id)
+                self.close_buffer(found.buffer_id)
             self._load_commander(fact.commander)
-        elif isinstance(fact, BufferOpened):
-            self.open_buffer(self.running[fact.task_id])
-        elif isinstance(fact, BufferClosed):
-            self.learner_tasks = fact.learner_tasks
-            self._end_learner(self.learner_of(fact.buffer_id).task_id)
-            self.close_buffer(fact.buffer_id)
         elif isinstance(fact, EvaluationRecorded):
             self.evaluations.append(fact.evaluation)
         elif isinstance(fact, Progressed):
@@ -727,14 +691,11 @@ class SchedulerState:
                 self.buffers[fact.buffer_id].push(msgspec.structs.asdict(fact), fact.env_steps)
             except (ConflictError, ProtocolError, SchemaMismatchError) as error:
                 _log.debug("refused, as it was before: %s", error)
-        elif isinstance(fact, Restarted | Settled | TrainingBegan):
+        elif isinstance(fact, Settled | TrainingBegan):
             self._apply_training(fact)
 
-    def _apply_training(self, fact: Restarted | Settled | TrainingBegan) -> None:
+    def _apply_training(self, fact: Settled | TrainingBegan) -> None:
         payloads = self.buffers[self.running[fact.task_id].buffer_id]
-        if isinstance(fact, Restarted):
-            payloads.restart()
-            return
         self.note_iteration(fact.task_id, fact.train_iter)
         if isinstance(fact, TrainingBegan):
             if not isinstance(payloads, OnPolicyPayloads):
@@ -742,7 +703,6 @@ class SchedulerState:
             payloads.begin_training(fact.train_iter)
         else:
             payloads.settle({**fact.info, "learner_step": fact.train_iter})
-            payloads.recorded, payloads.is_unrecorded = payloads.confirmed, False
 
     @property
     def orphans(self) -> list[TaskState]:
@@ -770,7 +730,7 @@ class SchedulerState:
         self.end(state, WorkerLostError(text, reason=LEFT))
 
     def _restore(self, record: TaskRecord) -> TaskState:
-        state = TaskState(**msgspec.structs.asdict(record), start_time=self._clock())
+        state = TaskState(**msgspec.structs.asdict(record), start_time=self._now())
         self._queues[record.role].append(state)
         return state
 
@@ -792,21 +752,17 @@ class SchedulerState:
     def _load_commander(self, state: bytes) -> None:
         self.commander.load_state_dict(decode_json("commander", state, _COMMANDER_BYTES))
 
-    def _note_over(self, task_id: str, retried: TaskState | None = None) -> None:
+    def _note_over(self, state: TaskState, retried: TaskState | None = None) -> None:
         if self.note is not None:
             again = None if retried is None else _record(retried)
+            has_closed = state.owns_buffer and state.buffer_id not in self.buffers
             counts = (self._ended_env_steps, self._commander_state(), again, self.episodes)
-            self.note(TaskEnded(task_id, *counts))
+            self.note(TaskEnded(state.task_id, *counts, self.learner_tasks, has_closed))
 
     @property
     def is_evaluating(self) -> bool:
         """Whether an evaluation is running."""
         return any(state.is_evaluation for state in self.running.values())
-
-    @property
-    def live_payloads(self) -> set[str]:
-        """Data ids that the buffers or a learner may still need."""
-        return {name for each in self.buffers.values() for name in each.live_ids()}
 
     def find_live(self) -> Callable[[str], bool]:
         """Return a function that returns whether a payload may still be announced or read.
@@ -814,7 +770,8 @@ class SchedulerState:
         All payloads of a collector with a running task are live: while the buffer has no room,
         its stored payloads may wait for a long time before they are announced.
         """
-        known = self.live_payloads.union(*(state.waiting for state in self.running.values()))
+        buffered = (each.live_ids() for each in self.buffers.values())
+        known = set[str]().union(*buffered, *(state.waiting for state in self.running.values()))
         owners = {state.payload_prefix for state in self.running.values()}
         return lambda data_id: data_id in known or data_id.partition("-")[0] in owners
 

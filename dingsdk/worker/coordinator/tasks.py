@@ -66,6 +66,11 @@ class TaskState:
         self.is_evaluation = bool(self.task.get("collector_cfg", {}).get("eval_flag"))
 
     @property
+    def owns_buffer(self) -> bool:
+        """Whether its worker holds the rows of the replay buffer: it is the task of a learner."""
+        return "replay_buffer_cfg" in self.task
+
+    @property
     def player(self) -> str | None:
         """The player that it trains or evaluates; None for the first or the only player."""
         return self.task.get("player")

@@ -134,15 +134,6 @@ class LearnerHook(Hook):
         variables.
         """
 
-    def _lacks(self, attribute: str, error: Exception) -> HookError:
-        """Return the error for a policy without an attribute that each ``BasePolicy`` has."""
-        return HookError(
-            f"the learner hook {self.name!r} needs a policy with the attribute {attribute!r}, as "
-            f"each BasePolicy has: {error}",
-            name=self.name,
-            found=attribute,
-        )
-
     def close(self) -> None:
         """Release the hook's resources; called when the learner is closed, possibly twice.
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dingsdk.config import Count
+from dingsdk.errors import HookError
 from dingsdk.worker.learner.hooks import LearnerHook, PeriodArgs
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ class NormsHook(LearnerHook):
         try:
             norms = engine.policy.get_attribute("norms")
         except (NotImplementedError, KeyError, AttributeError) as error:
-            raise self._lacks("norms", error) from error
+            raise HookError(
+                f"the learner hook {self.name!r} needs a policy with the attribute 'norms', as "
+                f"each BasePolicy has: {error}",
+                name=self.name,
+                found="norms",
+            ) from error
         engine.add_log_vars(norms)
 
 

@@ -175,7 +175,7 @@ def test_payload_that_is_announced_again_adds_no_rows_at_once_or_later(cluster: 
     announce("second")
     cluster.expect(lambda: len(store) == 1)  # the first one was overwritten and deleted
     announce("first")
-    assert cluster.coordinator.status().evicted == {"overwritten": CAPACITY}
+    assert cluster.coordinator.status().samples.evicted == {"overwritten": CAPACITY}
     assert store.get("second") is not None
     assert len(store) == 1
     cluster.coordinator.validate_state()

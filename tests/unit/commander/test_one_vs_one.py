@@ -109,15 +109,6 @@ def test_snapshot_is_tried_again_after_the_store_was_full(
     assert commander.league.players["player_0_0"].train_iter == 130
 
 
-def test_snapshot_waits_until_its_policy_is_published(make_commander: Any) -> None:
-    commander = make_commander()
-    learner = start(commander)
-
-    commander.update_learner_info(learner["task_id"], {"learner_step": 120})
-
-    assert list(commander.league.players) == ["player_0"]
-
-
 def test_results_of_finished_jobs_are_counted_once(make_commander: Any) -> None:
     commander = make_commander()
     learner = start(commander)
@@ -256,19 +247,6 @@ def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: 
     assert len({task["collector_cfg"]["seed"] for task in tasks}) == 2
 
 
-def test_running_task_gets_the_epsilon_for_the_env_steps_of_its_player(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    start_two(commander)
-    first, second = (commander.get_collector_task()["task_id"] for _ in range(2))
-
-    commander.update_collector_info(second, {"cur_step": 250})
-    commander.update_collector_info("unknown", {"cur_step": 500})
-
-    assert commander.get_collect_setting(first) == {"eps": 1.0}
-    assert commander.get_collect_setting(second) == {"eps": pytest.approx(0.75)}
-    assert commander.get_collect_setting("unknown") is None
-
-
 def test_first_player_has_the_seed_of_a_solo_player(
     make_commander: Any, main_config: Any, clock: Any
 ) -> None:
@@ -326,22 +304,6 @@ def test_task_ends_early_for_an_evaluation_of_its_own_player_only(make_commander
     assert "player" not in commander.get_collector_task()
 
 
-def test_due_evaluation_waits_for_the_turn_of_its_player_if_places_are_free(
-    make_commander: Any,
-) -> None:
-    commander = make_commander(league=TWO)
-    learners = start_two(commander)
-    for _ in learners:
-        task = commander.get_collector_task()
-        commander.finish_collector_task(task["task_id"], {"step_count": 7})
-    train(commander, learners[1], 20)
-
-    tasks = [commander.get_collector_task() for _ in range(2)]
-
-    found = [(task.get("player"), task["collector_cfg"]["eval_flag"]) for task in tasks]
-    assert found == [(None, False), ("player_1", True)]
-
-
 def test_games_and_samples_count_for_the_player_that_they_were_played_for(
     make_commander: Any,
 ) -> None:
@@ -361,26 +323,6 @@ def test_games_and_samples_count_for_the_player_that_they_were_played_for(
     again = make_commander(league=TWO)
     again.load_state_dict(commander.state_dict())
     assert again.players() == commander.players()
-
-
-def test_turns_depend_on_the_collecting_tasks_and_not_on_evaluations(
-    make_commander: Any,
-) -> None:
-    commander = make_commander(league=TWO)
-    learners = start_two(commander)
-    found: list[tuple[str | None, bool]] = []
-    for train_iter in (5, 6, 20, 40, 41, 42, 43, 44):
-        train(commander, learners[0], train_iter)
-        task = commander.get_collector_task()
-        is_evaluation = task["collector_cfg"]["eval_flag"]
-        found.append((task.get("player"), is_evaluation))
-        if is_evaluation:
-            evaluate(commander, task, -1.0, losses=10)
-        else:
-            commander.finish_collector_task(task["task_id"], {"step_count": 7})
-
-    first, second, evaluation = (None, False), ("player_1", False), (None, True)
-    assert found == [first, second, evaluation, second, first, second, evaluation, first]
 
 
 def test_saved_state_contains_opponents_turns_and_running_games(make_commander: Any) -> None:
@@ -475,19 +417,6 @@ def test_player_that_has_trained_out_remains_an_opponent(make_commander: Any) ->
     assert task["collector_cfg"]["policy_update_path"] == [first["policy_id"]]
 
 
-def test_both_players_get_evaluations_after_collecting_has_ended(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    assert commander.get_eval_task() is None
-    learners = start_two(commander)
-    found = []
-    for learner in learners:
-        train(commander, learner, 15)
-    while (task := commander.get_eval_task()) is not None:
-        assert task["collector_cfg"]["eval_flag"]
-        found.append(task.get("player"))
-    assert found == [None, "player_1"]
-
-
 def test_resume_publishes_missing_policies_of_players_that_no_longer_train(
     make_commander: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -539,29 +468,6 @@ def test_resume_publishes_the_second_player_from_its_own_folder(
 
     version, state = other.policy_store.kept[second["policy_id"]]
     assert (version, int(state["w"])) == (20, 2)
-
-
-def test_resume_publishes_snapshots_of_another_run_with_their_versions(
-    make_commander: Any, tmp_path: Any
-) -> None:
-    first = make_commander()
-    learner = start(first)
-    for iteration in (100, 200):
-        train(first, learner, iteration)
-    league = {**LEAGUE, "load_path": str(tmp_path / "run" / "league")}
-    second, again = (make_commander(league=league, run="second") for _ in range(2))
-    start(second)
-    # This file names the newest snapshot that the run took itself.
-    assert not (tmp_path / "second" / "league" / "latest.json").exists()
-    again.load_state_dict(second.state_dict())
-
-    again.resume()
-
-    kept = again.policy_store.kept
-    assert {name: (at, int(state["w"])) for name, (at, state) in kept.items()} == {
-        "league-player_0_0": (100, 100),
-        "league-player_0_1": (200, 200),
-    }
 
 
 class Mode:
@@ -644,17 +550,6 @@ def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot(tmp_path: Any)
     assert list(run.commander.league.players) == ["player_0", "player_0_0"]
     run.own.model["w"].fill_(7)
     assert run.step(130) == 100
-
-
-def test_serial_opponent_is_drawn_again_after_games_per_opponent(tmp_path: Any) -> None:
-    run = SerialRun(tmp_path, games_per_opponent=2)
-    drawn = []
-    for games in ((), ((0, 1, -1),), ((0, 1, -1),), ((1, 1, -1),), ((1, 1, -1),), ()):
-        run.curves.clear()
-        run.step(1, *games)
-        drawn.append("commander_iter/past_players" in run.curves)
-
-    assert drawn == [True, False, True, False, True, False]
 
 
 def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
@@ -762,18 +657,6 @@ def test_league_continues_if_the_disk_is_full(
     assert list(commander.league.players) == ["player_0", "player_0_0"]
     assert not list((tmp_path / "run").glob("league/*.safetensors"))
     assert "player player_0_0 of the league is not saved" in caplog.text
-
-
-def test_statistics_contain_the_league_and_the_evaluation_opponent(make_commander: Any) -> None:
-    commander = make_commander()
-    learner = start(commander)
-    assert commander.statistics() == {"eval_opponent": 0, "past_players": 0}
-
-    train(commander, learner, 100)
-
-    assert commander.statistics() == {
-        "eval_opponent": 0, "past_players": 1, "win_rate_player_0_0": 0.5,
-    }  # fmt: skip
 
 
 def test_serial_league_continues_from_its_saved_state(tmp_path: Any) -> None:

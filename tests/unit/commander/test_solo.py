@@ -58,22 +58,6 @@ def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_time(com
     assert flags == [True, False, True, False, True]
 
 
-def test_long_evaluations_alternate_with_collecting_in_a_single_place(main_config, clock):
-    commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
-    learner = commander.get_learner_task()
-    flags = []
-    for train_iter in range(5):
-        train(commander, learner, train_iter)
-        task = commander.get_collector_task()
-        is_evaluation = task["collector_cfg"]["eval_flag"]
-        flags.append(is_evaluation)
-        clock.now += 11
-        result = eval_result() if is_evaluation else collect_result(0)
-        commander.finish_collector_task(task["task_id"], result)
-
-    assert flags == [True, False, True, False, True]
-
-
 def test_collect_setting_depends_only_on_the_newest_learner(main_config, clock):
     commander = SoloCommander(main_config(learner_task_space=2, collector_task_space=3), clock)
     commander._command = SimpleNamespace(get_setting_collect=dict)
@@ -97,14 +81,6 @@ def test_collect_setting_depends_only_on_the_newest_learner(main_config, clock):
     assert commander.get_collect_setting(task["task_id"]) == setting
     commander.finish_learner_task(second["task_id"], {"buffer_id": second["buffer_id"]})
     assert commander.state_dict()["learner_info"] == {}
-
-
-def test_learner_without_a_reported_iteration_is_not_evaluated_at_the_end(commander):
-    learner = start(commander)
-    commander.update_learner_info(learner["task_id"], {})
-    commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
-
-    assert commander.get_last_eval_task() is None
 
 
 def test_saved_commander_continues_with_another_clock(main_config, clock):
@@ -288,15 +264,6 @@ def test_evaluations_continue_by_time_after_collecting_has_ended(main_config, cl
     assert commander.get_eval_task() is None  # the goal is reached
 
 
-def test_no_task_ends_early_for_an_evaluation_if_there_is_one_place(main_config, clock):
-    commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
-    learner = start(commander)
-    task = commander.get_collector_task()
-    train(commander, learner, 5)
-    clock.now += 11
-    assert not commander.wants_end_of(task["task_id"])
-
-
 @pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
 def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, key):
     cfg = main_config(collector_task_space=2)
@@ -309,18 +276,6 @@ def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, k
     collect(commander, 1)
     train(commander, learner, 100)
     assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
-
-
-def test_trained_policy_is_evaluated_at_the_end(commander):
-    learner = start(commander)
-    train(commander, learner, 7)
-    commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
-
-    last = commander.get_last_eval_task()
-
-    assert last["collector_cfg"]["eval_flag"]
-    assert last["collector_cfg"]["policy_update_path"] == learner["policy_id"]
-    assert commander.finish_collector_task(last["task_id"], eval_result(480.0, 7)) is True
 
 
 @pytest.mark.parametrize("train_iter", [0, 7])

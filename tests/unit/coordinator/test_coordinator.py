@@ -19,22 +19,20 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     ClosedError,
     DingError,
-    SamplesLostError,
     StorageFullError,
     TaskTimeoutError,
     WorkerLostError,
 )
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
-from dingsdk.plugins import PluginManager, default_manager, hookimpl, use_manager
+from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator import TaskState
-from dingsdk.worker.coordinator.coordinator import _report_pace
+from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.live_payloads import ServedPayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
-from dingsdk.worker.coordinator.pace import Pace
 
 GRACE_S = 10.0
 
@@ -136,6 +134,9 @@ class Site:
         yield state.task_id, state.buffer_id
         running.clear()
         running.update(before)
+
+    def open_buffer(self, learner: TaskState) -> None:
+        self.coordinator._state.begin_home(learner)
 
     def finish(self, *, is_evaluation: bool, **finished: Any) -> dict[str, Any]:
         info = {"step_count": 7, **finished}
@@ -326,23 +327,13 @@ def test_run_begins_with_its_first_collector(site: Site) -> None:
 def test_close_keeps_the_sample_counts_of_buffers(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator.start()
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     site.send("a")
     for _ in range(2):
         assert site.coordinator.close() == []
     assert site.announced(learner) == [], "the buffer is closed"
     samples = site.coordinator.status().samples
     assert (samples.acknowledged, samples.live) == (4, 4)
-
-
-def test_commander_is_given_the_policies_of_the_run(site: Site) -> None:
-    cfg = site.coordinator._cfg
-    made = Coordinator(cfg, site.transport)._state.commander
-    assert made.policy_store is not None
-    made.policy_store.publish("p", {"w": np.zeros(1)}, 3)
-    newest = site.coordinator.policy_store.newest("p")
-    assert newest is not None
-    assert newest[0] == 3
 
 
 def test_info_and_error_write_to_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -355,7 +346,7 @@ def test_info_and_error_write_to_the_log(site: Site, caplog: pytest.LogCaptureFi
 
 def test_changes_wake_waiting_threads(site: Site) -> None:
     coordinator, learner = site.coordinator, site.task("learner")
-    coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     assert site.hears(coordinator.notify)
     assert site.hears(lambda: site.send("a"))
     assert site.hears(lambda: site.hear(learner))
@@ -379,7 +370,7 @@ def test_collector_may_take_enough_steps_for_one_sample_per_env(
     with closing(Site(tmp_path, *sets, example="cartpole-ppo")) as site:
         if players > 1:
             site.commander.max_players = players  # type: ignore[attr-defined]
-        site.coordinator.open_buffer(site.task("learner"))
+        site.open_buffer(site.task("learner"))
         site.send("a", rows=7)
         payloads = site.coordinator.payloads_of(site.task())
         assert isinstance(payloads, OnPolicyPayloads)
@@ -439,7 +430,7 @@ def test_ask_rejects_another_incarnation_and_its_timeout_names_the_config_key(
 def test_rows_on_a_replay_server_are_counted_by_the_server(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "system.replay.type=server")) as site:
         learner = site.task("learner")
-        site.coordinator.open_buffer(learner)
+        site.open_buffer(learner)
         assert isinstance(site.coordinator.payloads_of(learner), ServedPayloads)
         meta, send = {"rows": 4, "policy_iter": 0}, site.coordinator.deal_with_collector_send_data
         with site.out(learner) as ids:
@@ -448,36 +439,6 @@ def test_rows_on_a_replay_server_are_counted_by_the_server(tmp_path: Path) -> No
         samples = site.coordinator.status().samples
         assert (samples.acknowledged, samples.live, samples.evicted) == (10, 6, {"overwritten": 4})
         site.coordinator.validate_state()
-
-
-def test_orphaned_payloads_are_swept_twice_per_grace_time(site: Site) -> None:
-    swept: list[tuple[float, float]] = []
-
-    def sweep(is_live: Any, grace_s: float) -> int:
-        swept.append((site.now, grace_s))
-        return 0
-
-    site.coordinator.data_store = SimpleNamespace(sweep_orphans=sweep)  # type: ignore[assignment]
-    for _ in range(12):
-        site.now += 1.0
-        site.coordinator._sweep_orphans()
-    assert swept == [(105.0, GRACE_S), (110.0, GRACE_S)]
-
-
-def test_dispatcher_waits_for_a_notification_or_one_tick(site: Site) -> None:
-    site.coordinator._tick_s = 0.2
-
-    def took_s() -> float:
-        began = time.monotonic()
-        site.coordinator._dispatch_once()
-        return time.monotonic() - began
-
-    assert took_s() >= 0.19
-    site.coordinator._tick_s = 60.0
-    site.coordinator.notify()
-    assert took_s() < 30.0
-    site.coordinator._tick_s = 0.2
-    assert took_s() >= 0.19
 
 
 def test_close_names_jobs_that_do_not_end_in_time(site: Site) -> None:
@@ -516,10 +477,7 @@ def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> No
     assert site.announced(learner) == [], "it has no buffer"
     assert coordinator.confirmed_of(learner) is None
     assert coordinator.has_news(learner)
-    coordinator.open_buffer(learner)
-    payloads = coordinator.payloads_of(learner)
-    coordinator.open_buffer(learner)
-    assert coordinator.payloads_of(learner) is payloads
+    site.open_buffer(learner)
     site.finish(is_evaluation=False)
     assert (coordinator.confirmed_of(learner), coordinator.env_steps_of(learner)) == (0, 7)
     assert site.send("b", "a", "b") == [True] * 3
@@ -540,23 +498,17 @@ def test_new_home_of_a_buffer_is_told_all_live_payloads_and_the_counts_of_the_la
     site: Site,
 ) -> None:
     learner, coordinator = site.task("learner"), site.coordinator
-    coordinator.open_buffer(learner)
-    assert coordinator.begin_home(learner) == {"counts": None, "pace": None}
+    site.open_buffer(learner)
+    assert coordinator.new_home(learner) == {"counts": None, "pace": None}
     site.send("a", "b", "c")
     assert site.announced(learner) == ["a", "b", "c"]
     site.hear(learner, left=[("a", 4), ("b", 1)], counts={"limiter": 3})
-    assert coordinator.begin_home(learner) == {"counts": {"limiter": 3}, "pace": None}
+    site.open_buffer(learner)  # for another worker
+    assert coordinator.new_home(learner) == {"counts": {"limiter": 3}, "pace": None}
     assert coordinator.confirmed_of(learner) == 0
     assert site.announced(learner) == ["b", "c"]
     coordinator.deal_with_learner_known(learner, ["c"])  # as after a restart of the coordinator
     assert site.announced(learner) == ["b"]
-
-
-def test_more_acknowledged_than_collected_samples_are_an_error(site: Site) -> None:
-    site.coordinator.validate_state()
-    site.coordinator._state.unacknowledged_rows = -1
-    with pytest.raises(SamplesLostError):
-        site.coordinator.validate_state()
 
 
 def test_payload_is_deleted_when_no_buffer_needs_it(site: Site) -> None:
@@ -564,27 +516,14 @@ def test_payload_is_deleted_when_no_buffer_needs_it(site: Site) -> None:
     site.coordinator.deal_with_learner_known(learner, ["a"])  # it has no buffer
     assert site.send("a") == [True]
     assert site.stored("a") == [False]
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     site.send("b", "c", "d")
     site.hear(learner, left=[("b", 4), ("c", 3)], lost=[("d", "missing")], reason="overwritten")
     assert site.stored("b", "c", "d") == [False, True, False]
-    assert site.coordinator.status().evicted == {"overwritten": 7, "missing": 4}
+    assert site.coordinator.status().samples.evicted == {"overwritten": 7, "missing": 4}
     assert site.send("b") == [True], "a late repeat"
     assert site.stored("b") == [False]
     site.coordinator.validate_state()
-
-
-def test_pace_is_measured_from_the_start_of_the_task(site: Site) -> None:
-    task = site.task()
-    window_s = site.coordinator.cfg.straggler_window_s
-    site.now += 7.0
-    site.coordinator.deal_with_task_started(task)
-    assert task.began_at == site.now
-    site.now += window_s
-    with site.out(task) as (task_id, _):
-        site.coordinator.deal_with_collector_judge_finish(task_id, {"cur_step": 50})
-    site.coordinator._dispatch_once()
-    assert site.coordinator.status().paces["w0"].per_s == 50 / window_s
 
 
 def test_unused_samples_count_as_collected_but_not_as_acknowledged(
@@ -597,7 +536,7 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
     meta, send = {"rows": 4, "policy_iter": 0}, coordinator.deal_with_collector_send_data
     assert send("t", "b", "a", meta)
     assert caplog.messages == ["payload a is dropped: task t or buffer b has ended"]
-    coordinator.open_buffer(site.task("learner"))
+    site.open_buffer(site.task("learner"))
     assert send("t", "b", "b", meta)
     assert caplog.messages[1:] == ["payload b vanished before it was acknowledged"]
     assert task.waiting == {"c": 6}
@@ -607,7 +546,7 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
 
 def test_stored_payload_restarts_the_storage_timeout(site: Site) -> None:
     limit_s = site.coordinator.cfg.storage_timeout_s
-    site.coordinator.open_buffer(site.task("learner"))
+    site.open_buffer(site.task("learner"))
     site.coordinator.deal_with_storage(site.task(), "the disk is full")
     site.pass_time(limit_s - 10.0, 1.0)
     site.send("p")
@@ -615,13 +554,6 @@ def test_stored_payload_restarts_the_storage_timeout(site: Site) -> None:
     assert site.coordinator.failure is None
     site.pass_time(2.0, 1.0)
     assert isinstance(site.coordinator.failure, StorageFullError)
-
-
-def test_first_error_ends_the_run(site: Site) -> None:
-    first = DingError("first")
-    site.coordinator._fail(first)
-    site.coordinator._fail(DingError("second"))
-    assert site.coordinator.failure is first
 
 
 @pytest.mark.parametrize(
@@ -636,7 +568,7 @@ def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
     tmp_path: Path, example: str, sets: tuple[str, ...], limit: int | None
 ) -> None:
     with closing(Site(tmp_path, *sets, example=example)) as site:
-        site.coordinator.open_buffer(site.task("learner"))
+        site.open_buffer(site.task("learner"))
         assert site.coordinator.limits_of(site.task())["step_limit"] == limit
         assert site.coordinator.limits_of(site.task(is_evaluation=True)) == {"step_limit": None}
 
@@ -650,53 +582,17 @@ def test_new_collect_setting_is_sent_once(site: Site) -> None:
 
 def test_status_has_the_last_reported_loss(site: Site) -> None:
     learner = site.task("learner")
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     assert site.coordinator.status().loss is None
     for step, loss in enumerate(({"loss": 0.5}, {}, {"loss": 0.25})):
         site.hear(learner, step, **loss)
         assert site.coordinator.status().loss == (0.5 if step < 2 else 0.25)
 
 
-def test_training_of_an_on_policy_learner_ends_with_its_report(tmp_path: Path) -> None:
-    with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
-        coordinator, learner = site.coordinator, site.task("learner")
-        coordinator.open_buffer(learner)
-        site.hear(learner)
-        site.send("a", "b")
-        told: list[str] = []
-        assert site.hears(lambda: told.extend(site.announced(learner))), "collectors may go on"
-        assert told == ["a", "b"]
-        assert coordinator.status().policy_lag is None
-        trained = [("a", 4), ("b", 4)]
-        site.hear(learner, 4, left=trained, reason="trained", trained_rows=8)
-        assert site.stored("a", "b") == [False, False]
-        lag = coordinator.status().policy_lag
-        assert lag is not None
-        assert lag.largest == 0
-        assert coordinator.status().samples.trained == 8
-
-
-def test_driver_is_given_the_task_with_its_worker(site: Site) -> None:
-    given: list[Mapping[str, Any]] = []
-    site.coordinator.roles = {
-        **site.coordinator.roles,
-        "collector": SimpleNamespace(  # type: ignore[dict-item]
-            drive=lambda control, state, task: given.append(task),
-            go_on=lambda control, state: given.append({"goes on": state.task_id}),
-        ),
-    }
-    state = site.task()
-    state.worker = WorkerInfo("w0", "collector", {"gpu": 1})
-    site.coordinator._run(state)
-    site.coordinator._run(state, goes_on=True)
-    more = {"collector_id": "w0", "payload_prefix": state.payload_prefix}
-    assert given == [{**state.task, **more, "resource_info": {"gpu": 1}}, {"goes on": "t"}]
-
-
 def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, task = site.coordinator, site.task()
-        coordinator.open_buffer(site.task("learner"))
+        site.open_buffer(site.task("learner"))
         payloads = coordinator.payloads_of(task)
         assert isinstance(payloads, OnPolicyPayloads)
         assert payloads.admit("t")["step_limit"] > 0
@@ -704,22 +600,6 @@ def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_pa
         coordinator._run(task)  # its worker has not joined, so it counts as lost
         assert not payloads.admission.is_any_outstanding
         assert coordinator.held_up_by == ""
-
-
-def test_worker_without_a_matching_task_is_not_adopted(site: Site) -> None:
-    task = {"task_id": "t", "payload_prefix": "p"}
-    waiting = site.task("learner")
-    waiting.worker, waiting.payload_prefix = None, "p"
-    site.coordinator._state.running["t"] = waiting
-    others = [
-        WorkerInfo("a", "painter", {"task": task}),
-        WorkerInfo("b", "learner", {"task": "t"}),
-        WorkerInfo("c", "learner"),
-        WorkerInfo("d", "learner", {"task": {**task, "payload_prefix": "q"}}),
-        WorkerInfo("e", "collector", {"task": task}),
-    ]
-    assert [site.coordinator._adopted(each) for each in others] == [None] * len(others)
-    assert site.coordinator._adopted(WorkerInfo("f", "learner", {"task": task})) is waiting
 
 
 @pytest.mark.parametrize("is_ending", [False, True])
@@ -742,7 +622,7 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator._state.running[learner.task_id] = learner
     assert site.coordinator.running_tasks() == [learner]
-    site.coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     info = {"learner_done": True}
     site.hear(learner, 9, **info)
     assert (site.coordinator.status().train_iter, learner.progress) == (9, 9)
@@ -816,14 +696,6 @@ def test_quiet_run_is_logged_but_not_while_it_waits_for_storage(
     assert "nothing has happened" not in caplog.text
 
 
-def test_run_continues_when_the_waiting_worker_has_room_again(site: Site) -> None:
-    site.coordinator.deal_with_storage(site.task(), "the disk is full")
-    site.coordinator.deal_with_storage(site.task(), "")
-    assert site.coordinator.held_up_by == ""
-    site.pass_time(site.coordinator.cfg.storage_timeout_s + 2.0, 1.0)
-    assert site.coordinator.failure is None
-
-
 def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
     def fail() -> None:
         raise KeyError("what")
@@ -835,17 +707,9 @@ def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
     assert str(site.coordinator.failure) == "dispatcher: KeyError: 'what'"
 
 
-def test_finish_evaluations_does_not_wait_if_none_is_due(site: Site) -> None:
-    assert not site.coordinator.finish_evaluations(0.0)
-    assert site.coordinator.is_ending
-    site.coordinator._on_join(WorkerInfo("c0", "collector"))
-    site.coordinator._dispatch_once()
-    assert site.coordinator.finish_evaluations(0.0)
-
-
 def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> None:
     coordinator, found = site.coordinator, list[bool]()
-    b, c = OnPolicyPayloads(4, 0), OnPolicyPayloads(4, 0)
+    b, c = (OnPolicyPayloads(Admission(4, 0)) for _ in range(2))
     coordinator._state.buffers |= {"b": b, "c": c}
     coordinator._last_env_step = 10
     rows = iter(range(9))
@@ -874,7 +738,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     coordinator, collector, learner = site.coordinator, site.task(), site.task("learner")
     evaluator, collector.env_steps = site.task(is_evaluation=True), 49
     coordinator._last_env_step = 50
-    coordinator.open_buffer(learner)
+    site.open_buffer(learner)
     coordinator._state.running = {"c": collector, "l": learner}
     asked: list[str] = []
     site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
@@ -952,49 +816,3 @@ def test_last_evaluation_is_repeated_if_its_worker_is_lost(site: Site) -> None:
     assert not site.coordinator.finish_evaluations(0.0)
     site.coordinator._dispatch_once()  # the commander is asked again
     assert site.coordinator.finish_evaluations(0.0)
-
-
-class Observer:
-    """A plugin that records the paces passed to its hook."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, float, bool]] = []
-
-    @hookimpl
-    def dingsdk_pace_changed(
-        self, worker_id: str, relative_pace: float, is_straggler: bool
-    ) -> None:
-        self.told.append((worker_id, relative_pace, is_straggler))
-
-
-def test_straggler_and_its_recovery_are_logged_and_passed_to_the_hook(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO", "dingsdk.worker.coordinator")
-    observer, manager = Observer(), PluginManager()
-    manager.register_plugin(observer)
-    with use_manager(manager):
-        _report_pace("c0", Pace("collector", 12.5, 0.25, True))
-        _report_pace("c0", Pace("collector", 50.0, None, False))
-    assert observer.told == [("c0", 0.25, True), ("c0", 0.0, False)]
-    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("WARNING", "collector c0 is a straggler: 12.5 per s, 0.25 of the median of the others"),
-        ("INFO", "collector c0 has caught up: 50 per s"),
-    ]
-
-
-def test_lost_task_is_logged_only_when_it_is_given_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with closing(Site(tmp_path, "system.coordinator.max_attempts=2")) as site:
-        state = site.task()
-        site.coordinator.open_buffer(state)
-        site.coordinator._run(state)  # its worker has not joined, so it counts as lost
-        assert caplog.messages == []
-        again = site.coordinator._state._queues[state.role][-1]
-        again.worker = state.worker
-        site.coordinator._run(again)
-        ((level, text),) = [(each.levelname, each.getMessage()) for each in caplog.records]
-        assert level == "ERROR"
-        assert "w0" in text
-        assert site.coordinator.failure is None

@@ -34,37 +34,6 @@ def names(payloads: LivePayloads) -> list[str]:
     return [each["data_id"] for each in payloads.take_news()]
 
 
-def test_home_gets_each_announcement_once_in_order_of_arrival() -> None:
-    payloads = LivePayloads(8)
-    assert all(announce(payloads, name) for name in "abc")
-    assert not announce(payloads, "b")
-    assert names(payloads) == ["a", "b", "c"]
-    assert announce(payloads, "d")
-    assert names(payloads) == ["d"]
-
-
-def test_payload_is_deleted_when_its_last_row_has_left() -> None:
-    payloads = LivePayloads(8)
-    announce(payloads, "a"), announce(payloads, "b")
-    settle(payloads, report(1, inserted=["a", "b"], left=[("a", "overwritten", 3)]))
-    assert payloads.take_garbage() == []
-    settle(payloads, report(2, left=[("a", "stale", 1)], lost=[("b", "corrupt")]))
-    assert sorted(payloads.take_garbage()) == ["a", "b"]
-    assert payloads.counts().evicted == {"overwritten": 3, "stale": 1, "corrupt": 4}
-    assert not announce(payloads, "a"), "a late repeat"
-    payloads.check()
-
-
-def test_report_that_arrives_again_changes_nothing() -> None:
-    payloads = LivePayloads(8)
-    announce(payloads, "a")
-    first = report(1, inserted=["a"], left=[("a", "overwritten", 2)])
-    settle(payloads, first)
-    settle(payloads, first)
-    assert payloads.count_rows() == 2
-    payloads.check()
-
-
 def test_collectors_wait_while_the_home_has_not_inserted_enough() -> None:
     payloads = LivePayloads(8)
     assert payloads.can_push(10 * LEAST_AHEAD_ROWS), "a large payload goes in alone"
@@ -91,14 +60,6 @@ def test_new_home_gets_all_live_payloads_and_counts_their_rows_again() -> None:
     assert payloads.counts().trained == 15
     assert payloads.can_push(LEAST_AHEAD_ROWS), "rows that were inserted before do not wait again"
     payloads.check()
-
-
-def test_home_that_kept_its_rows_gets_what_it_does_not_know() -> None:
-    payloads = LivePayloads(8)
-    for name in "abc":
-        announce(payloads, name)
-    payloads.rejoin(["a", "c", "older"])
-    assert names(payloads) == ["b"]
 
 
 def test_state_continues_in_another_coordinator() -> None:

@@ -31,11 +31,14 @@ class Run:
     def __init__(
         self, n_sample: int = ROWS, max_lag: int = 0, trainings: int = 1, iters: int = 1
     ) -> None:
-        self._args = (n_sample, max_lag, trainings)
-        self.payloads = OnPolicyPayloads(*self._args)
+        self._args = (n_sample, max_lag)
+        self.trainings, self.iters = trainings, iters
+        self.payloads = self._new_payloads()
         self.store: dict[str, SampleBatch] = {}
-        self.iters, self.trainings = iters, trainings
         self.begin_learner(0)
+
+    def _new_payloads(self) -> OnPolicyPayloads:
+        return OnPolicyPayloads(Admission(*self._args), self.trainings)
 
     def begin_learner(self, checkpoint: int) -> None:
         """Begin with a new learner, which loads a checkpoint."""
@@ -45,7 +48,7 @@ class Run:
 
     def restart_coordinator(self) -> None:
         """Continue with a coordinator that has what the earlier one saved."""
-        earlier, self.payloads = self.payloads, OnPolicyPayloads(*self._args)
+        earlier, self.payloads = self.payloads, self._new_payloads()
         self.payloads.load_state_dict(earlier.state_dict())
         assert self.payloads.state_dict() == earlier.state_dict()
 
@@ -225,20 +228,6 @@ def test_version_that_a_lost_learner_reported_but_did_not_save_is_dropped() -> N
     assert run.evicted == {"trained": 12}, "payloads of reported trainings are not repeated"
 
 
-def test_training_goes_on_under_a_new_coordinator() -> None:
-    run = Run(max_lag=1)
-    run.push("a")
-    assert run.exchange() == "a"
-    run.restart_coordinator()
-    run.report()
-    run.payloads.rejoin(run.home.known)
-    run.push("b")
-    assert run.exchange() == "", "it trains"
-    assert run.train() == "aaaa"
-    assert run.exchange() == "b"
-    assert run.evicted == {"trained": 4}
-
-
 def test_training_that_the_learner_was_not_told_is_announced_by_a_new_coordinator() -> None:
     run = Run()
     run.push("a")
@@ -298,13 +287,6 @@ def test_collect_is_open_from_its_first_grant_until_it_has_all_rows() -> None:
     run.report()
     look()
     assert found == [(0, False), (0, True), (0, True), (1, False), (1, False), (1, False)]
-
-
-def test_too_few_rows_are_an_open_collect_even_without_a_grant() -> None:
-    run = Run()
-    run.push("a", rows=3)
-    assert (run.payloads.collects, run.payloads.is_in_collect) == (0, True)
-    assert run.payloads.admit("c")["step_limit"] == 1
 
 
 ITERS = 5
@@ -367,7 +349,7 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
     max_lag: int, collectors: int, turns: list[int]
 ) -> None:
     """Collectors and a learner take turns in any order; every sent row is trained on in time."""
-    payloads = OnPolicyPayloads(N_SAMPLE, max_lag)
+    payloads = OnPolicyPayloads(Admission(N_SAMPLE, max_lag))
     crew = [Collector(f"c{n}", payloads) for n in range(collectors)]
     published, trained, training = 0, list[int](), dict[str, int]()
 
@@ -424,52 +406,6 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
     assert lag.largest <= max_lag
 
 
-def test_with_max_lag_0_a_training_has_rows_of_one_version_only() -> None:
-    run = Run(N_SAMPLE)
-    first, second = (Collector(name, run.payloads) for name in "ab")
-    for each in (first, second):
-        each.ask(0)
-    assert (first.admitted, second.admitted) == (N_SAMPLE, 0)
-    run.report()
-    for _ in range(N_SAMPLE):
-        assert run.payloads.take_news() == []
-        first.step(0)
-    (training,) = run.payloads.take_news()
-    for each in (first, second):  # during the training
-        each.ask(0)
-        assert each.taken == each.admitted
-    run.store[training["data_id"]] = SampleBatch({"payload": np.full(N_SAMPLE, ord("a"))})
-    run.home.announce([training])
-    assert run.train() == "a" * N_SAMPLE
-    run.report()
-    for each in (first, second):
-        each.ask(1)
-    assert (first.admitted - first.taken, second.admitted) == (N_SAMPLE / 2, N_SAMPLE / 2)
-
-
-def test_lost_collector_is_not_waited_for() -> None:
-    payloads = OnPolicyPayloads(N_SAMPLE, 0)
-    first, second = (Collector(name, payloads) for name in "ab")
-    for each in (first, second):
-        each.ask(0)
-    payloads.admission.forget("a")
-    second.ask(0)
-    assert second.admitted == N_SAMPLE
-    for _ in range(N_SAMPLE):
-        second.step(0)
-    assert payloads.can_train
-
-
-def test_learner_restored_from_a_checkpoint_continues_from_its_version() -> None:
-    admission = Admission(4, 1)
-    for train_iter in (10, 20, 30):
-        admission.trained([(0, 4)], train_iter)
-    admission.begin(20)
-    assert admission.newest_iter == 20
-    assert admission.newest == 2
-    assert [admission.version_of(each) for each in (0, 9, 10, 20, 30)] == [0, 0, 1, 2, 2]
-
-
 @pytest.mark.parametrize("reports", [[], [0], [3], [4], [3, 0], [4, 0]])
 @pytest.mark.parametrize("newest", [0, 3])
 def test_training_waits_for_a_collector_with_the_older_policy_of_a_restarted_learner(
@@ -487,14 +423,6 @@ def test_training_waits_for_a_collector_with_the_older_policy_of_a_restarted_lea
     admission.trained([(0, 4)], 1)
     assert not admission.may_train(4), "3 steps with the policy 0 are left"
     admission.report("c", 1, 1)
-    assert admission.may_train(4)
-
-
-def test_training_does_not_wait_for_a_collector_with_a_policy_that_is_reported_later() -> None:
-    admission = Admission(4, 1)
-    admission.admit("c", 0, is_training=False)
-    admission.report("c", 1, 1)
-    admission.trained([(0, 4)], 1)
     assert admission.may_train(4)
 
 

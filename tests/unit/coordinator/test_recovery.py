@@ -13,15 +13,14 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import decode_json, encode_frame
-from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError
+from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError, WorkerLostError
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator, create_buffer
-from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
-from dingsdk.worker.coordinator.coordinator import SETTLE_S
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
@@ -44,7 +43,7 @@ class Learner:
         self.state = state
         self.train_iter = train_iter
         self.trained_rows = 0
-        told = life.coordinator.begin_home(state)
+        told = life.coordinator.new_home(state)
         store = life.coordinator.data_store
         self.home: Home
 
@@ -81,7 +80,6 @@ class Learner:
 
     def exchange(self, life: Life) -> list[str]:
         """Get announcements, train on a batch, and report; return the announced payloads."""
-        life.now += SETTLE_S
         confirmed, news = life.coordinator.confirmed_of(self.state), life.news(self.state)
         assert confirmed is not None
         self.home.announce(news)
@@ -136,9 +134,13 @@ class Life:
         self.scheduler.produce(role)
         state = self.scheduler.assign(role)
         assert state is not None
-        if role == "learner":
-            self.coordinator.open_buffer(state)
         return state
+
+    def replace_learner(self, state: TaskState) -> TaskState:
+        """Lose the worker of a learner's task, and give the task to another one."""
+        self.scheduler.end(state, WorkerLostError("it was killed", reason=LEFT))
+        self.join(f"l{self.now}", "learner")
+        return self.give("learner")
 
     def collect(self) -> TaskState:
         """End the first task, which is an evaluation, and return a collecting task."""
@@ -246,6 +248,7 @@ def test_state_after_a_restart_is_the_one_before_it(
             if (admission := life.payloads(task).admission) is not None:
                 admission.forget(collector.task_id)  # it is not waited for
             if step % 60 == 59:
+                task = life.replace_learner(task)
                 learner = Learner(life, task, learner.train_iter)
             else:
                 learner.rejoin(life)
@@ -284,6 +287,7 @@ def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator
     learner = Learner(life, task)
     learner.exchange(life)
     assert len(life.news(task)) == 4
+    task = life.replace_learner(task)
     learner = Learner(life, task, train_iter=1)  # the training is in its checkpoint
     learner.exchange(life)
     assert life.coordinator.status().samples.evicted == {"trained": 4 * ROWS}
@@ -297,53 +301,6 @@ def test_saved_training_is_counted_once_over_restarts_of_learner_and_coordinator
         assert after.push(collector, f"p{number}", 1)
     admission.forget(collector.task_id)  # it is not waited for
     assert learner.exchange(after) == ["p4", "p5", "p6", "p7"]
-
-
-def test_reports_of_a_moment_are_one_record_and_delete_their_payloads_together(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    task, collector = life.begin(4)
-    learner, store = Learner(life, task), transport.data_store()
-    learner.exchange(life)
-    assert isinstance(learner.home, TableHome)
-    for number in range(4, 8):
-        learner.home.buffer.clear()
-        learner.send_info(life, 1)
-        life.push(collector, f"p{number}")
-        learner.home.announce(life.news(task))
-        learner.train()
-    evicted = life.coordinator.status().samples.evicted
-    assert evicted == {"cleared": 7 * ROWS}
-    assert life.coordinator.confirmed_of(task) == 1
-    assert all(store.has(f"p{number}", 0.0) for number in range(8))
-    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    assert after.coordinator.status().samples.evicted == {}
-    life = after
-    learner.rejoin(life)
-    learner.exchange(life)
-    assert life.coordinator.status().samples.evicted == evicted
-    assert [number for number in range(8) if store.has(f"p{number}", 0.0)] == [7]
-    life.coordinator.validate_state()
-
-
-def test_reports_are_kept_until_they_are_in_the_journal(tmp_path: Path, transport: Any) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    task, _ = life.begin(4)
-    learner = Learner(life, task)
-    learner.exchange(life)
-    assert isinstance(learner.home, TableHome)
-    learner.home.buffer.clear()
-    with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
-        for _ in range(2):  # the coordinator processes a report and cannot write it
-            learner.exchange(life)
-    assert life.keeper.is_behind
-    assert life.coordinator.status().samples.evicted == {"cleared": 4 * ROWS}
-    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
-    assert after.coordinator.status().samples.evicted == {}
-    learner.rejoin(after)
-    assert after.coordinator.status().samples.evicted == {"cleared": 4 * ROWS}
-    after.coordinator.validate_state()
 
 
 def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
@@ -466,7 +423,7 @@ def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> 
     assert not after.give("collector").is_evaluation
 
 
-def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
+def test_finished_learner_task_is_not_repeated_by_the_next_coordinator(
     tmp_path: Path, transport: Any
 ) -> None:
     two = ["system.coordinator.max_learner_tasks=2"]
@@ -475,6 +432,7 @@ def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
     first = life.give("learner")
     finished = {"task_id": first.task_id, "buffer_id": first.buffer_id}
     life.coordinator.deal_with_learner_finish_task(first.task_id, finished)
+    life.scheduler.end(first, None)
 
     after = Life(tmp_path, transport, "naive", more=two)
     assert not after.scheduler.orphans
@@ -540,16 +498,6 @@ def test_task_whose_error_ended_the_run_is_resumed(tmp_path: Path, transport: An
     assert after.give("learner").task["resume"]
 
 
-def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -> None:
-    life = Life(tmp_path, transport, "naive", snapshot_facts=5)
-    life.begin(payloads=6)
-    assert life.keeper.is_state_due
-    life.coordinator._has_news = True
-    life.coordinator._dispatch_once()
-    assert not life.keeper.is_state_due
-    assert len(list((tmp_path / "journal").glob("*.facts"))) == 1
-
-
 def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
     tmp_path: Path, transport: Any
 ) -> None:
@@ -611,21 +559,3 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
         {"tasks": state["running"]},
         {"tasks": other.state_dict()["running"]},
     )
-
-
-def test_payload_that_is_reported_again_after_its_removal_counts_once(
-    tmp_path: Path, transport: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    life = Life(tmp_path, transport, "on-policy")
-    task, collector = life.begin(payloads=8)
-    learner = Learner(life, task)
-    learner.exchange(life), learner.exchange(life)
-    assert not transport.data_store().has("p0", 0.0)
-    after = Life(tmp_path, transport, "on-policy")
-    again = after.scheduler.running[collector.task_id]
-    again.waiting = {"p0": ROWS}
-    ids, report = (again.task_id, again.buffer_id), {"rows": ROWS, "policy_iter": 0}
-    assert after.coordinator.deal_with_collector_send_data(*ids, "p0", report)
-    samples = after.coordinator.status().samples
-    assert (samples.collected, samples.acknowledged) == (8 * ROWS, 8 * ROWS)
-    assert "vanished" not in caplog.text

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from dingsdk.config import to_easydict
-from dingsdk.errors import UnknownPluginError, WorkerLostError
+from dingsdk.errors import UnknownPluginError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.coordinator import Role, TaskState, create_role, create_roles
 from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, PAYLOAD_ROWS, LivePayloads
-from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.roles import (
     LAST_ANSWERS,
     REFUSED_PAUSE_S,
@@ -94,8 +93,6 @@ class Control:
         return {"collect_setting": self.settings.pop(0)} if self.settings else {}
 
     def limits_of(self, state: TaskState) -> dict[str, int | None]:
-        if isinstance(self.payloads, OnPolicyPayloads) and not state.is_evaluation:
-            return {**self.payloads.admit(state.task_id)}
         return {"step_limit": self.limit}
 
     def payloads_of(self, state: TaskState) -> Any:
@@ -111,10 +108,7 @@ class Control:
     def names(self) -> list[str]:
         return [message["name"] for message in self.messages]
 
-    def open_buffer(self, state: TaskState) -> None:
-        self._note("open")
-
-    def begin_home(self, state: TaskState) -> dict[str, Any]:
+    def new_home(self, state: TaskState) -> dict[str, Any]:
         self._note("home")
         return HOME
 
@@ -162,9 +156,6 @@ class Control:
     ) -> None:
         assert (task_id, buffer_id) == ("t", "b")
         self._note("info", info["learner_step"])
-
-    def deal_with_learner_known(self, state: TaskState, known: Any) -> None:
-        self._note("known", known)
 
     def deal_with_learner_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         return info["learner_step"] in self.done_at
@@ -258,18 +249,6 @@ def test_finished_collector_is_asked_for_its_remaining_data() -> None:
     assert control.of("progress") == list(range(1 + LAST_ANSWERS))
 
 
-def test_collector_is_closed_when_the_run_ends() -> None:
-    control = Control(reports({"cur_step": 1}), reports({"cur_step": 2}))
-
-    def end(name: str) -> None:
-        control.is_ending = name == "progress"
-
-    control.on_call = end
-    drive_collector(control)
-    assert control.of("progress") == [1]
-    assert control.names()[-1] == "collector_close_task"
-
-
 def test_full_storage_is_reported_to_and_by_the_collector() -> None:
     control = Control(reports(held_up_by="disk full"), reports(), reports(has_ended=True))
     held_up = iter(["", "the policy", ""])
@@ -281,14 +260,6 @@ def test_full_storage_is_reported_to_and_by_the_collector() -> None:
     told = [message["is_held_up"] for message in control.messages[1:-1]]
     assert told == [True, False, True]
     assert control.of("storage") == ["disk full", "", ""]
-
-
-def test_payload_is_offered_until_the_buffer_takes_it() -> None:
-    control = Control(reports(payload("a", 4), has_ended=True))
-    control.refusals = 3
-    drive_collector(control)
-    assert len(control.of("data")) == 4
-    assert control.of("progress") == [4]
 
 
 def test_payload_refused_by_a_full_disk_is_offered_again_after_a_pause() -> None:
@@ -339,15 +310,6 @@ def test_driver_stops_offering_a_payload_when_the_run_or_the_buffer_ends(what: s
     assert control.names()[-1] == "collector_close_task"
 
 
-@pytest.mark.parametrize("limit", [None, 40])
-def test_collector_is_told_its_step_limit(limit: int | None) -> None:
-    control = Control(reports(has_ended=True))
-    control.limit = limit
-    drive_collector(control)
-    demand = {"name": "collector_data_task", "is_held_up": False, "step_limit": limit}
-    assert control.messages[1] == demand
-
-
 @pytest.mark.parametrize("what", ["limit", "ending", "commander"])
 def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_end(
     what: str,
@@ -373,76 +335,6 @@ def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_en
     assert control.messages[2].get("ends_now") == (True if what == "commander" else None)
 
 
-def settle(payloads: OnPolicyPayloads, step: int, *trained: str) -> None:
-    left = [(name, "trained", 4) for name in trained]
-    report = {"number": 1, "inserted": list(trained), "lost": [], "left": left}
-    known = {"is_idle": True, "trained_rows": 0, "count": 0, "counts": {}}
-    payloads.settle({"learner_step": step, "reports": [report], **known})
-
-
-def training_payloads() -> OnPolicyPayloads:
-    """Return the payloads of a learner that trains: collectors have to wait."""
-    payloads = OnPolicyPayloads(4, 0)
-    settle(payloads, 0)
-    payloads.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
-    assert payloads.take_news()
-    payloads.confirmed = 0
-    return payloads
-
-
-def test_collector_is_not_asked_until_it_has_admitted_steps() -> None:
-    control = Control(reports(starved_at=0), reports(has_ended=True))
-    payloads = control.payloads = training_payloads()
-    waits: list[int] = []
-
-    class Noted(threading.Condition):
-        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-            if predicate():
-                return True
-            waits.append(len(control.messages))
-            settle(payloads, 5, "a")
-            return super().wait_for(predicate, timeout)
-
-    control.condition = Noted(threading.Lock())
-    drive_collector(control)
-    assert waits == [2]  # the start of the task, and a demand that it answered with nothing
-    told = [(each["step_limit"], each["policy_iter"]) for each in control.messages[1:3]]
-    assert told == [(0, 0), (4, 5)]
-
-
-def test_evaluation_beside_an_on_policy_learner_has_no_step_limit() -> None:
-    control = Control(reports(has_ended=True))
-    control.payloads = OnPolicyPayloads(4, 0)
-    state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": True}})
-    CollectorRole({}, RUN_CFG).drive(control, state, state.task)
-    assert control.messages[1]["step_limit"] is None
-    assert "payload_rows" not in control.messages[0]["task_info"]
-
-
-@pytest.mark.parametrize("what", ["ending", "buffer"])
-def test_collector_without_admitted_steps_is_closed_when_the_run_or_the_buffer_ends(
-    what: str,
-) -> None:
-    control = Control(reports(starved_at=0), reports(has_ended=True))
-    control.payloads = training_payloads()
-    waits: list[float | None] = []
-    looks: list[bool] = []
-
-    class Noted(threading.Condition):
-        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-            if predicate():
-                return
-            waits.append(timeout)
-            control.is_ending = what == "ending"
-            control.payloads = control.payloads if control.is_ending else None
-            looks.append(bool(predicate()))
-
-    control.condition = Noted(threading.Lock())
-    drive_collector(control)
-    assert (looks, waits) == ([True], [WAIT_S])
-    assert control.names()[-1] == "collector_close_task"
-
-
 # Learners -----------------------------------------------------------------------------------
 
 
@@ -465,7 +357,7 @@ def test_learner_gets_announcements_until_it_is_done() -> None:
     ]
     assert control.timeouts == ["start_timeout_s", *["learn_timeout_s"] * 2, "answer_timeout_s"]
     assert [call[0] for call in control.calls] == [
-        *("open", "home", "started"),
+        *("home", "started"),
         *("get_data", "info", "storage") * 2,
         *("info", "finish"),
     ]
@@ -506,92 +398,6 @@ def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str
     assert waits == [("samples to train on", WAIT_S, False, True)]
     assert state.waits_for == ""
     assert control.of("info") == ([1, 2] if what == "ending" else [1, 2, 2])
-
-
-def test_learner_of_an_earlier_coordinator_reports_its_training_and_continues() -> None:
-    control = Control({"known": ["c", "d"], **learned(5)}, learned(6))
-    control.data, control.done_at, control.closing = [[]], {6}, learned(6)
-    LearnerRole({}, RUN_CFG).go_on(control, TaskState("t", "learner", TASK))
-    assert control.messages[0] == {"name": "learner_go_on_task", "task_id": "t", "confirmed": 7}
-    assert control.names()[1:] == ["learner_learn_task", "learner_close_task"]
-    assert control.timeouts[:2] == ["learn_timeout_s", "learn_timeout_s"]
-    assert [call[0] for call in control.calls[:4]] == ["started", "info", "known", "get_data"]
-    assert control.of("known") == [["c", "d"]]
-    assert control.of("info") == [5, 6, 6]
-
-
-@pytest.mark.parametrize("is_evaluation", [False, True])
-def test_collector_of_an_earlier_coordinator_keeps_its_admitted_steps(
-    is_evaluation: bool,
-) -> None:
-    answer = {"delivered_steps": 3, "policy_iter": 5, "step_limit": 8}
-    control = Control(answer, reports(has_ended=True))
-    payloads = control.payloads = OnPolicyPayloads(4, 0)
-    state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": is_evaluation}})
-    found: list[Any] = []
-    control.on_call = lambda name: found.append(payloads.admission.is_any_outstanding)
-    CollectorRole({}, RUN_CFG).go_on(control, state)
-    assert state.step_limit == 8
-    assert control.messages[0] == {"name": "collector_go_on_task", "task_id": "t"}
-    assert [call[0] for call in control.calls] == ["started", "collecting", "storage", "finish"]
-    assert found == [False, *[not is_evaluation] * 3]
-    payloads.admission.report("t", 7, None)
-    assert payloads.admission.is_any_outstanding is not is_evaluation
-    payloads.admission.report("t", 8, None)
-    assert not payloads.admission.is_any_outstanding
-
-
-def test_collector_without_a_buffer_sends_payloads_of_any_size() -> None:
-    control = Control(reports(has_ended=True))
-    control.payloads = None
-    drive_collector(control)
-    assert control.messages[0]["task_info"] == {**TASK, "step_limit": None}
-
-
-def test_retried_task_has_another_seed_or_resumes_from_a_checkpoint() -> None:
-    collector, cfg = CollectorRole({}, RUN_CFG), {"seed": 7, "eval_flag": False}
-
-    def retried(attempt: int, **own: Any) -> dict[str, Any]:
-        task = {**TASK, "collector_cfg": {**cfg, **own}}
-        found = collector.retried(TaskState("t", "collector", task, attempt=attempt))
-        return dict(found["collector_cfg"])
-
-    seeds = {retried(attempt)["seed"] for attempt in (1, 2)}
-    assert len(seeds | {7}) == 3
-    assert retried(1) == retried(1)
-    assert retried(1, eval_flag=True) == {"seed": 7, "eval_flag": True}
-    assert retried(1, seed=None) == {"seed": None, "eval_flag": False}
-    learner = LearnerRole({}, RUN_CFG)
-    assert learner.retried(TaskState("t", "learner", TASK)) == {**TASK, "resume": True}
-
-
-def test_lost_learner_has_no_result() -> None:
-    control = Control(WorkerLostError("gone"))
-    control.data = [[]]
-    with pytest.raises(WorkerLostError):
-        drive_learner(control)
-    assert control.of("finish") == []
-
-
-class EndsWithItsAnswers(Control):
-    """A coordinator whose run ends when all answers were given."""
-
-    def must_end(self, state: TaskState) -> bool:
-        return not self.answers
-
-
-def test_inference_worker_is_polled_until_the_run_ends() -> None:
-    control, state = EndsWithItsAnswers({}, {}), TaskState("t", "inference", TASK)
-    InferenceRole({}, RUN_CFG).drive(control, state, TASK)
-    assert control.names() == [
-        "inference_start_task",
-        "inference_poll_task",
-        "inference_poll_task",
-        "inference_close_task",
-    ]
-    assert control.messages[0]["task_info"] == TASK
-    assert control.timeouts == ["start_timeout_s", *3 * ["answer_timeout_s"]]
-    assert control.calls == [("started",)]
 
 
 # Roles of a run -----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.scheduler_state import (
     LOSS_WINDOW_S,
     TASK_TIMEOUT_S,
-    QuietWatch,
     SchedulerState,
 )
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -163,30 +161,6 @@ TRAINING = {"replay_buffer_cfg": BUFFER}
 # Starting tasks -----------------------------------------------------------------------------
 
 
-def test_task_is_requested_only_if_a_worker_is_idle_and_none_is_queued(site: Site) -> None:
-    site.open_buffer()
-    site.commander.tasks["collector"] += [{"task_id": n, "buffer_id": "b"} for n in "123"]
-    site.state.produce("collector")
-    assert len(site.commander.tasks["collector"]) == 3
-    site.join("c0")
-    site.state.produce("collector")
-    site.state.produce("collector")
-    assert len(site.commander.tasks["collector"]) == 2
-    found = site.state.assign("collector")
-    assert found is not None
-    assert (found.task_id, found.attempt, found.began_at) == ("1", 1, math.inf)
-    assert site.state.running == {"1": found}
-
-
-def test_collector_task_waits_for_the_buffer_of_its_learner(site: Site) -> None:
-    site.join("c0")
-    site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b"})
-    site.state.produce("collector")
-    assert site.state.assign("collector") is None
-    site.open_buffer()
-    assert site.state.assign("collector") is not None
-
-
 @pytest.mark.parametrize(
     ("role", "limit_s"),
     [("collector", 30.0), ("learner", 600.0), ("auditor", TASK_TIMEOUT_S)],
@@ -219,7 +193,7 @@ def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
     site.state.lose(info)
     assert site.state.has_task("t")
     site.now += 3600.0
-    site.state.postpone(3600.0)
+    site.state.stopped_s += 3600.0
     site.join("w0", "learner")
     assert site.state.assign("learner") is not None
     assert site.state.has_task("t")
@@ -234,31 +208,17 @@ def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run
     first = site.assigned("learner", **TRAINING)
     record.note_iteration("t", 3)
     assert record.train_iter == 3
-    record.unheard = {"t"}  # as after a restart from the journal
     site.lose(first)
     assert record.train_iter == 3
-    assert not record.is_train_iter_known
     assert site.state.pool.take("learner") is not None
     site.now += 601.0
     assert site.state.assign("learner") is None
     assert site.commander.failed == [("learner", "t")]
     assert record.train_iter == 3  # the progress of the run until now
-    assert record.is_train_iter_known, "a task that was given up will not report"
     record.note_iteration("another", 9)
     site.join("l1", "learner")
     site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
     assert record.train_iter == 9
-
-
-def test_worker_is_idle_again_after_its_task(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    for error in (None, DingError("no")):
-        state = site.assigned(**collecting())
-        assert not site.state.pool.has_idle("collector")
-        site.state.end(state, error)
-        assert site.state.pool.has_idle("collector")
-        assert site.state.running == {}
 
 
 # Lost workers -------------------------------------------------------------------------------
@@ -282,16 +242,6 @@ def test_lost_learner_task_resumes_from_its_checkpoint(site: Site) -> None:
     assert again.payload_prefix != state.payload_prefix
 
 
-def test_lost_task_of_another_role_is_retried_unchanged(site: Site) -> None:
-    site.join("a0", "auditor")
-    state = site.assigned("auditor")
-    assert site.lose(state) == (None, False)
-    again = site.state.assign("auditor")
-    assert again is not None
-    assert (again.task, again.attempt) == ({"task_id": "audit"}, 2)
-    assert [Auditor(cfg, RUN_CFG).worker_num for cfg in ({}, {"num": 3})] == [1, 3]
-
-
 def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None:
     record = site.state
     assert (record.train_iter, record.elapsed_s) == (0, 0.0)
@@ -300,7 +250,6 @@ def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         state = site.assigned("learner", **task)
         record.note_iteration(state.task_id, train_iter)
-    assert [record.open_buffer(state) for _ in range(2)] == [True, False]
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
         site.state.finish_learner(state, {"buffer_id": state.buffer_id})
@@ -430,16 +379,6 @@ def test_finished_evaluation_resets_the_count(site: Site) -> None:
         assert site.state.end(done, None) == (None, False)
 
 
-def test_finished_collector_does_not_reset_the_count_of_evaluations(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    for n in range(2):
-        give_up(site, str(n))
-        done = site.assigned(**{**collecting(), "task_id": f"done{n}"})
-        site.state.end(done, None)
-    assert give_up(site, "last")[1]
-
-
 def test_lost_collector_is_not_retried_after_its_learner_is_done(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
@@ -501,31 +440,15 @@ def test_only_evaluations_are_assigned_after_collecting_has_ended(site: Site) ->
     assert (state.task_id, state.is_evaluation) == ("e", True)
 
 
-def test_no_last_evaluation_is_assigned_if_the_commander_has_none(site: Site) -> None:
-    site.join("c0")
-    assert site.state.assign_last_evaluation() == (None, False)
-
-
-def test_collector_that_makes_progress_is_not_given_up(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    state = site.assigned(**collecting())
-    for _ in range(5):
-        site.now += LEASE_S
-        site.state.note_progress(state, 1)
-        assert site.lose(state) == (None, False)
-        state = site.assigned()
-
-
 @pytest.mark.parametrize("idle", [(True, True), (False, True), (True, False)])
 def test_run_is_trained_out_when_all_learners_wait_for_data(
     site: Site, idle: tuple[bool, bool]
 ) -> None:
     for number, is_idle in enumerate(idle):
-        site.open_buffer(f"b{number}").is_idle = is_idle
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         site.assigned("learner", **task)
+        site.state.buffers[f"b{number}"].is_idle = is_idle
     assert site.state.is_trained_out() is all(idle)
 
 
@@ -593,19 +516,6 @@ def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
         other.state.learner_of("x")
 
 
-def test_closed_buffer_ends_its_learner_and_no_other_task(site: Site) -> None:
-    for buffer_id in "ab":
-        site.open_buffer(buffer_id)
-        site.join(f"l-{buffer_id}", "learner")
-        site.join(f"c-{buffer_id}")
-        site.assigned("learner", **TRAINING, task_id=f"train-{buffer_id}", buffer_id=buffer_id)
-        site.assigned(**collecting(), task_id=f"collect-{buffer_id}", buffer_id=buffer_id)
-    for _ in range(2):
-        site.state.end_closed("a")
-        assert site.state.running.keys() == {"collect-a", "train-b", "collect-b"}
-        assert site.commander.trained == [{"task_id": "train-a", "buffer_id": "a"}]
-
-
 # Counting -----------------------------------------------------------------------------------
 
 
@@ -618,17 +528,6 @@ def test_rows_that_wait_at_the_end_of_their_task_stay_unacknowledged(site: Site)
         assert site.state.samples() == SampleCounts(collected=5)
         site.state.end(state, None)
         state.waiting = {}
-
-
-def test_time_after_a_task_does_not_count_for_the_pace(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    state = site.assigned(**collecting())
-    site.now += 5.0
-    site.state.end(state, None)
-    site.now += 1000.0
-    site.state.pace.look()
-    assert site.state.pace.paces() == {}
 
 
 def report(steps: int, *, done: bool = False) -> dict[str, Any]:
@@ -705,13 +604,6 @@ def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     assert not site.state.is_evaluating
 
 
-def test_report_without_the_flag_does_not_end_a_collector(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    state = site.assigned(**collecting())
-    assert not site.state.progress(state, {"cur_step": 1})
-
-
 def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) -> None:
     payloads = site.open_buffer()
     site.join("c0")
@@ -719,7 +611,6 @@ def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) 
     payloads.push({"data_id": "buffered", "rows": 2, "policy_iter": 0}, 0)
     state.waiting = {"waiting": 2}
     is_live = site.state.find_live()
-    assert site.state.live_payloads == {"buffered"}
     assert is_live("buffered")
     assert is_live("waiting")
     assert is_live(f"{state.payload_prefix}-anything")
@@ -790,13 +681,6 @@ def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tas
     assert "collector c0 has reported no progress" in said
 
 
-def test_quiet_time_starts_with_the_run() -> None:
-    now = 5.0
-    watch = QuietWatch(30.0, lambda: now)
-    now = 35.0
-    assert watch.is_news(None)
-
-
 def test_progress_ends_a_quiet_time_and_the_next_one_is_reported_too() -> None:
     site = Site(quiet_after_s=30.0)
     site.join("c0")
@@ -815,27 +699,6 @@ def test_progress_ends_a_quiet_time_and_the_next_one_is_reported_too() -> None:
     state.waits_for = "room for 8 rows in the replay buffer"
     site.now += 30
     assert "collector c0 waits for room for 8 rows in the replay buffer" in site.state.why_quiet()
-
-
-def test_run_that_waits_for_storage_is_not_reported_as_quiet() -> None:
-    site = Site(quiet_after_s=30.0)
-    site.state.why_quiet()
-    site.state.outage.note("t", "no space left")
-    site.now += 31
-    assert site.state.why_quiet() == ""
-
-
-def test_pause_of_the_coordinator_does_not_count_as_quiet_time() -> None:
-    site = Site(quiet_after_s=30.0, storage_timeout_s=40.0)
-    site.state.why_quiet()
-    site.state.outage.note("t", "no space left")
-    site.now += 1000.0
-    site.state.postpone(1000.0)
-    assert site.state.outage.failure() is None
-    site.state.outage.note("t", "")
-    assert site.state.why_quiet() == ""
-    site.now += 30.0
-    assert "no learner has joined" in site.state.why_quiet()
 
 
 def test_episodes_of_ended_collecting_tasks_are_counted(site: Site) -> None:

@@ -40,26 +40,3 @@ def test_end_of_a_waiting_task_does_not_count_as_room(caplog: pytest.LogCaptureF
     outage.forget("c1")
     assert outage.text == ""
     assert len(caplog.records) == 1
-
-
-def test_run_ends_when_nothing_was_stored_for_the_limit() -> None:
-    clock = Clock()
-    outage = StorageOutage(10.0, clock)
-    clock.now += 1000.0
-    assert outage.failure() is None
-    outage.note("c0", "disk full")
-    clock.now += 9.0
-    outage.note_progress()  # another worker stored something
-    clock.now += 9.0
-    outage.note("c0", "disk full")
-    assert outage.failure() is None
-    clock.now += 100.0
-    outage.postpone(100.0)  # the process was paused
-    assert outage.failure() is None
-    clock.now += 2.0
-    failure = outage.failure()
-    assert failure is not None
-    assert "disk full" in str(failure)
-    assert "storage_timeout_s" in str(failure)
-    outage.note("c0", "")
-    assert outage.failure() is None

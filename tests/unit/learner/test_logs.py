@@ -4,7 +4,6 @@ import logging
 import os
 import resource
 import signal
-import threading
 import time
 from types import SimpleNamespace
 
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.errors import ClosedError, PolicyOutputTypeError, RunFolderError
+from dingsdk.errors import PolicyOutputTypeError, RunFolderError
 from dingsdk.worker import run_logger
-from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.monitor import LearnerMonitor
 from dingsdk.worker.run_logger import (
     MAX_TEXT_BYTES,
@@ -24,7 +22,7 @@ from dingsdk.worker.run_logger import (
     remove_logs,
     write_statistics,
 )
-from tests.tensorboard_events import events_of, read_events
+from tests.tensorboard_events import read_events
 
 QUIET_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 
@@ -97,41 +95,6 @@ class TestBuildLogger:
         for closable in (first, second, third, fourth, other, fifth, still):
             closable.close()
 
-    def test_other_methods_of_the_writer_work_until_it_is_closed(self, tmp_path):
-        logger, writer = build_logger(tmp_path, "a", need_text=False)
-        logger.close()
-
-        writer.add_text("config", "seed: 0", 0)
-        writer.close()
-
-        assert [tag for tag, _, _ in read_events(tmp_path / "a_tb_logger")] == [
-            "config/text_summary"
-        ]
-        with pytest.raises(ClosedError):
-            writer.add_text("config", "seed: 1", 0)
-        assert len(list((tmp_path / "a_tb_logger").iterdir())) == 1
-
-    def test_unused_writer_starts_no_thread_and_creates_no_file(self, tmp_path):
-        before = threading.active_count()
-
-        logger, writer = build_logger(tmp_path, "a", need_text=False)
-        writer.flush()
-
-        assert threading.active_count() == before
-        assert list((tmp_path / "a_tb_logger").iterdir()) == []
-        logger.close()
-        writer.close()
-
-    @pytest.mark.parametrize("need_text", [False, True])
-    def test_unnamed_component_can_have_only_a_text_log_or_none(self, tmp_path, need_text):
-        logger, writer = build_logger(tmp_path / "log", need_tb=False, need_text=need_text)
-        logger.info("text")
-        logger.close()
-
-        assert writer is None
-        found = [path.name for path in tmp_path.glob("log/*")]
-        assert found == ["default_logger.txt"] * need_text
-
     def test_global_logging_is_not_changed(self, tmp_path):
         handlers = list(logging.getLogger().handlers)
         known = set(logging.Logger.manager.loggerDict)
@@ -141,18 +104,6 @@ class TestBuildLogger:
         assert logging.getLogger().handlers == handlers
         assert "private" not in set(logging.Logger.manager.loggerDict) - known
         logger.close()
-
-    def test_level_hides_debug_lines(self, tmp_path):
-        logger, _ = build_logger(tmp_path, "a", need_tb=False)
-        logger.debug("hidden")
-        logger.close()
-        loud, _ = build_logger(tmp_path, "a", need_tb=False, level=logging.DEBUG)
-        loud.debug("shown")
-        loud.close()
-
-        text = (tmp_path / "a_logger.txt").read_text()
-        assert "shown" in text
-        assert "hidden" not in text
 
     def test_close_is_idempotent_and_releases_the_file(self, tmp_path):
         logger, _ = build_logger(tmp_path, "a", need_tb=False)
@@ -257,26 +208,6 @@ class TestBuildLogger:
 
         assert written == [[], [], [0, 20, 31], [0, 20, 31], [0, 20, 31], [0, 20, 31, 50, 61, 62]]
 
-    def test_full_disk_at_close_is_reported(self, tmp_path, caplog):
-        writer = build_tb_logger(tmp_path, "a")
-        writer.add_scalar("x", 1.0, 7)
-        with full_disk(10):
-            writer.close()
-
-        (text,) = caplog.messages
-        assert text.endswith("the run continues: File too large")
-
-    def test_event_file_starts_with_its_format_and_start_time(self, tmp_path):
-        before = time.time()
-        writer = build_tb_logger(tmp_path, "a")
-        writer.add_scalar("x", 1.0, 1)
-        writer.close()
-
-        (file,) = (tmp_path / "a_tb_logger").iterdir()
-        event = next(events_of(file))
-        assert event.file_version == "brain.Event:2"
-        assert before <= event.wall_time <= time.time()
-
     def test_tables(self, tmp_path):
         logger, _ = build_logger(tmp_path, "a", need_tb=False, need_text=False)
 
@@ -298,6 +229,18 @@ class TestBuildLogger:
         lines = logger.get_tabulate_vars_hor({f"v{i}": i for i in range(7)}).splitlines()
         assert [line.count("v") for line in lines] == [5, 0, 0, 2, 0, 0]
         assert logger.get_tabulate_vars_hor({}) == ""
+
+    def test_level_hides_debug_lines(self, tmp_path):
+        logger, _ = build_logger(tmp_path, "a", need_tb=False)
+        logger.debug("hidden")
+        logger.close()
+        loud, _ = build_logger(tmp_path, "a", need_tb=False, level=logging.DEBUG)
+        loud.debug("shown")
+        loud.close()
+
+        text = (tmp_path / "a_logger.txt").read_text()
+        assert "shown" in text
+        assert "hidden" not in text
 
 
 class TestStatistics:
@@ -450,14 +393,3 @@ class TestMonitor:
     def test_value_that_is_not_one_number_is_refused(self, other):
         with pytest.raises(PolicyOutputTypeError, match="'x'"):
             LearnerMonitor().record({"x": other})
-
-
-def test_count_var_counts():
-    count = CountVar(3)
-
-    count.add(2)
-    assert count.val == 5
-    count.update(1)
-    assert count.val == 1
-    assert repr(count) == "CountVar(val=1)"
-    assert CountVar().val == 0

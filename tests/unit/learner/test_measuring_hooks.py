@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import dingsdk
 from dingsdk.errors import HookError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.learner.hooks import LearnerHook
@@ -135,24 +134,6 @@ class TestThroughput:
         trained = seeing.seen[3]["train_time"] + seeing.seen[4]["train_time"]
         assert seeing.seen[4]["train_share"] == pytest.approx(trained)
 
-    def test_rates_are_finite_if_the_clock_did_not_advance(self, scripted, make_learner):
-        learner = make_learner(scripted(lambda data: {}), hooked())
-        with use_manager(PluginManager()) as manager:
-            hook_type = manager.get("learner_hooks", "throughput")
-        hook = hook_type("t", 50, position="after_iter", ext_args={"freq": 1})
-        hook._clock = lambda: 100.0
-        seeing = Seeing("s", 60, position="after_iter")
-        learner.register_hook(hook)
-        learner.register_hook(seeing)
-
-        for _ in range(2):
-            learner.train([{}])
-
-        assert 0 < seeing.seen[1]["iterations_per_s"] < math.inf
-
-
-EACH_KIND = ("jsonl", "csv")
-
 
 class TestFiles:
     def test_jsonl_and_csv_contain_every_freq_th_iteration(self, scripted, make_learner, tmp_path):
@@ -177,17 +158,6 @@ class TestFiles:
         ]
         assert read[0].keys() == {"iteration", "env_steps", "loss", "train_time"}
         assert (folder / "metrics.csv").stat().st_mode & 0o777 == 0o600
-
-    def test_line_can_be_read_during_training(self, scripted, make_learner, tmp_path):
-        args = {"ext_args": {"freq": 1}}
-        learner = make_learner(scripted(losses(1.0)), hooked(jsonl_log=args, csv_log=args))
-
-        learner.train([{}])
-
-        folder = tmp_path / "run" / "log" / "learner"
-        counts = [len((folder / f"metrics.{kind}").read_text().splitlines()) for kind in EACH_KIND]
-        assert counts == [1, 2]  # csv has a header line
-        learner.close()
 
     def test_csv_gets_new_columns_and_continues_after_a_restart(
         self, scripted, make_learner, tmp_path
@@ -233,18 +203,6 @@ class TestFiles:
         assert [(line["iteration"], line["loss"]) for line in lines] == expected
         assert [(int(row["iteration"]), float(row["loss"])) for row in rows] == expected
 
-    def test_new_learner_keeps_the_lines_of_an_earlier_one(self, scripted, make_learner, tmp_path):
-        args = {"ext_args": {"freq": 1}}
-        for _ in range(2):
-            learner = make_learner(scripted(losses(1.0, 2.0)), hooked(jsonl_log=args, csv_log=args))
-            learner.train([{}])
-            learner.train([{}])
-            learner.close()
-
-        folder = tmp_path / "run" / "log" / "learner"
-        counts = [len((folder / f"metrics.{kind}").read_text().splitlines()) for kind in EACH_KIND]
-        assert counts == [4, 5]  # csv has a header line
-
     def test_full_disk_ends_the_log_but_not_the_training(
         self, scripted, make_learner, tmp_path, caplog
     ):
@@ -259,31 +217,3 @@ class TestFiles:
         (record,) = [r for r in caplog.records if "jsonl_log" in r.getMessage()]
         said = "the learner hook 'jsonl_log' ends here, the run continues: "
         assert record.getMessage().startswith(said)
-
-
-def test_run_config_can_use_the_built_in_hooks(tmp_path):
-    hook = {
-        "norms": {"type": "norms", "position": "after_iter", "priority": 50},
-        "throughput": {"type": "throughput", "position": "after_iter", "priority": 50},
-        "csv": {"type": "csv_log", "position": "after_iter", "ext_args": {"freq": 1}},
-    }
-    sets = (
-        "env.collector_env_num=2",
-        "env.evaluator_env_num=1",
-        "env.n_evaluator_episode=1",
-        "policy.collect.n_sample=8",
-        "policy.learn.batch_size=8",
-        "policy.learn.learner.train_iterations=3",
-    )
-    config = {
-        "env": {"env_id": "CartPole-v1"},
-        "policy": {"type": "dqn", "learn": {"learner": {"hook": hook}}},
-    }
-
-    for mode in ("serial", "parallel"):
-        result = dingsdk.train(config, mode=mode, sets=sets, output=tmp_path / mode)
-        (file,) = result.run_dir.glob("log/**/metrics.csv")
-        with file.open(newline="") as opened:
-            rows = list(csv.DictReader(opened))
-        assert [row["iteration"] for row in rows] == ["0", "1", "2"]
-        assert float(rows[0]["param_norm/model"]) > 0

@@ -12,7 +12,6 @@ def status() -> CoordinatorStatus:
     return CoordinatorStatus(
         env_steps=10,
         train_iter=7,
-        is_train_iter_known=True,
         buffer_count=0,
         workers={"collector": 2, "learner": 1},
         running_tasks=2,
