@@ -752,8 +752,8 @@ CAPABILITIES: Final[Mapping[str, str]] = {
         "it, belongs to the same fabric. Workers then get an object of their own."
     ),
     "survives_faults": (
-        "The address is `http://host:port` or `tcp://host:port`, and a bad network may stand "
-        "before it. The rules about faults apply."
+        "The address is `http://host:port`, and a bad network may stand before it. The rules "
+        "about faults apply."
     ),
 }
 """The optional capabilities of a transport, and what each promises."""
