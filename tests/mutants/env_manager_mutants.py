@@ -25,37 +25,6 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(1)
-class LaunchesTwice(Mutant):
-    def launch(self, reset_param: Any = None) -> None:
-        self.close()
-        super().launch(reset_param)
-
-
-@mutant(26)
-class ForgetsItsLimit(Mutant):
-    @property
-    def episode_num(self) -> float:
-        return super().episode_num + 1 if self.closed else super().episode_num
-
-
-@mutant(6, 5, 14)
-class HidesTheLastEnv(Mutant):
-    @property
-    def ready_obs(self) -> dict[int, Any]:
-        found = super().ready_obs
-        if len(found) > 2:
-            found.pop(max(found))
-        return found
-
-
-@mutant(7, 27)
-class RewardsInDoubles(Mutant):
-    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
-        step = super().step_batch(actions, env_ids)
-        return step._replace(reward=step.reward.astype(np.float64))  # type: ignore[arg-type]
-
-
 @mutant(5, 9)
 class LosesTheLastObservation(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
@@ -84,13 +53,6 @@ class UsesItsColumnsAgain(Mutant):
         return step._replace(reward=self._kept)
 
 
-@mutant(7, 5, 22, 27)
-class DoublesRewards(Mutant):
-    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
-        step = super().step_batch(actions, env_ids)
-        return step._replace(reward=2 * step.reward)
-
-
 @mutant(8)
 class KeepsTheReturnOverAReset(Mutant):
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
@@ -115,12 +77,6 @@ class GivesAllEnvsOtherSeeds(Mutant):
 class IgnoresThatSeedsAreFixed(Mutant):
     def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
         super().seed(seed)
-
-
-@mutant(13, 15)
-class ResetsAllEnvs(Mutant):
-    def reset(self, reset_param: Any = None) -> None:
-        super().reset()
 
 
 @mutant(13)
@@ -191,20 +147,6 @@ class RebuildsWithTheSameSeed(Mutant):
         return super().step_batch(actions, env_ids)
 
 
-@mutant(20)
-class CountsFailuresForEver(Mutant):
-    _before = 0
-
-    @property
-    def failure_count(self) -> int:
-        return self._before + super().failure_count
-
-    def close(self) -> None:
-        self._before += self._failure_count
-        self._failure_count = 0
-        super().close()
-
-
 @mutant(22)
 class SortsItsEnvs(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
@@ -252,13 +194,6 @@ class GivesAllTheSameReturn(Mutant):
         return steps
 
 
-@mutant(27)
-class RewardsTheFirstPlayerAlone(Mutant):
-    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
-        step = super().step_batch(actions, env_ids)
-        return step._replace(reward=step.reward[:, 0]) if step.reward.ndim > 1 else step
-
-
 @mutant(28)
 class ForgetsTheRandomStreams(Mutant):
     def _envs_state(self) -> Any:
@@ -269,23 +204,5 @@ class ForgetsTheRandomStreams(Mutant):
 
 
 @mutant(28)
-class ForgetsTheObservations(Mutant):
-    _saved = tuple(name for name in InProcessEnvManager._saved if name != "_obs")
-
-
-@mutant(28)
-class ForgetsWhatEpisodesPaid(Mutant):
-    _saved = tuple(name for name in InProcessEnvManager._saved if name != "_returns")
-
-
-@mutant(28)
 class ForgetsItsEpisodes(Mutant):
     _saved = tuple(name for name in InProcessEnvManager._saved if name != "_episodes")
-
-
-@mutant(28)
-class GoesOnInTheStateItGave(Mutant):
-    def get_state(self) -> dict[str, Any]:
-        state = super().get_state()
-        state["manager"]["_episodes"] = self._episodes
-        return state

@@ -38,21 +38,6 @@ class CountsTheFirstToEnd(Mutant):
         return rollout
 
 
-@mutant(3, 7)
-class GoesOnWhereEnvsAre(Mutant):
-    def _fresh_rollout(self, monitor: Any) -> Any:
-        return self._make_rollout(monitor)
-
-
-@mutant(3)
-class KeepsThePolicysState(Mutant):
-    def _take_policy(self, policy: Any) -> None:
-        if policy is not None:
-            reset = policy.reset
-            policy = policy._replace(reset=lambda ids=None: reset() if ids is None else None)
-        super()._take_policy(policy)
-
-
 @mutant(5)
 class CountsFailedEpisodes(Mutant):
     def _make_rollout(self, monitor: Any) -> Any:
@@ -67,12 +52,6 @@ class CountsFailedEpisodes(Mutant):
 
         rollout._record_one = record
         return rollout
-
-
-@mutant(3)
-class DropsKwargs(Mutant):
-    def eval(self, *args: Any, policy_kwargs: Any = None, **kwargs: Any) -> Any:
-        return super().eval(*args, **kwargs)
 
 
 @mutant(7)
