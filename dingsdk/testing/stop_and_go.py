@@ -63,7 +63,7 @@ class StopAndGo:
         for iteration in later:
             resume(run, callbacks=[_interrupt_after(iteration)], **self._options)
         resume(run, **self._options)
-        different = different_leaves(_outcome(whole), _outcome(run))
+        different = different_leaves(outcome_of(whole), outcome_of(run))
         assert not different, f"the resumed run differs in {', '.join(different[:20])}"
 
 
@@ -75,7 +75,7 @@ def _interrupt_after(last: int) -> Callable[[int], None]:
     return after_iter
 
 
-def _outcome(run: Path) -> dict[tuple[Any, ...], Any]:
+def outcome_of(run: Path) -> dict[tuple[Any, ...], Any]:
     """Return the leaves of the saved state and rows of a run, without those of the clock."""
     from dingsdk.pipeline.resume import find_save
 
