@@ -181,7 +181,9 @@ class SerialBench(RuleBench[Callable[..., Any]]):
 
     def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
         """Return a fresh collector or evaluator."""
-        return self.keep(self._make(cfg, env, policy, NO_SCALARS, str(self.new_folder())))
+        return self.keep(
+            self._make(cfg, env, self.given(policy), NO_SCALARS, str(self.new_folder()))
+        )
 
     def given(self, policy: Any) -> Any:
         """Return the policy argument of a worker."""
@@ -210,9 +212,6 @@ class CollectorBench(SerialBench):
     def count_name(self) -> str:
         """The name of the count argument of ``collect``."""
         return "n_episode" if self.has("episodes") else "n_sample"
-
-    def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
-        return super().make(env, self.given(policy), **cfg)
 
     def given(self, policy: Any) -> Any:
         """Return the policy argument of a collector; ``policy`` is the first of two players."""
