@@ -136,8 +136,9 @@ def rule_11_threads_share_an_end(bench: Bench) -> None:
                 bench.send(name, f"{name}-{number}", n=number)
 
     send(range(count - 2))
-    jobs = [bench.spawn(partial(serve, n, e), f"{n} serves") for n, e in ends.items()]
-    jobs += [bench.spawn(partial(renew, e), f"{n} renews") for n, e in ends.items()]
+    spawn = bench.far.scheduler.spawn
+    jobs = [spawn(partial(serve, n, e), f"{n} serves") for n, e in ends.items()]
+    jobs += [spawn(partial(renew, e), f"{n} renews") for n, e in ends.items()]
     send(range(count - 2, count))
     bench.done(*jobs)
     for name in names:
