@@ -606,7 +606,7 @@ def rule_23_slow_env_does_not_delay_others(bench: EnvBench) -> None:
             expect(bool(steps) and 1 not in steps, f"steps of {sorted(steps)}")
     finally:
         gate.open("w").close()
-        call.end(bench.patience_s)
+        call.has_ended(bench.patience_s)
     while 1 not in (steps := _all_ready(manager, LEFT)):
         pass
     expect_equal(float(steps[1].reward), 1.0, "the reward of the slow step")

@@ -49,16 +49,6 @@ class Call(Generic[_T]):
             self.error = error
         self._took_s = time.monotonic() - started
 
-    def end(self, timeout_s: float, least_s: float = 0.0) -> None:
-        """Wait for the call to end.
-
-        Raises RuleBroken if it does not end in time, or ended before ``least_s``.
-        """
-        if not self.has_ended(timeout_s):
-            raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
-        is_early = self._took_s < least_s - _EARLY_S
-        expect(not is_early, f"{self.what} returned after {self._took_s:.3f} s, not {least_s} s")
-
     def has_ended(self, timeout_s: float) -> bool:
         """Wait for the call to end; return whether it did."""
         self._thread.join(timeout_s)
@@ -69,8 +59,14 @@ class Call(Generic[_T]):
         expect(not self.has_ended(WAIT_S), f"{self.what} did not wait")
 
     def value(self, timeout_s: float, least_s: float = 0.0) -> _T:
-        """Return the result of the call, or raise its error; raises RuleBroken as ``end``."""
-        self.end(timeout_s, least_s)
+        """Return the result of the call, or raise its error.
+
+        Raises RuleBroken if it does not end in time, or ended before ``least_s``.
+        """
+        if not self.has_ended(timeout_s):
+            raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
+        is_early = self._took_s < least_s - _EARLY_S
+        expect(not is_early, f"{self.what} returned after {self._took_s:.3f} s, not {least_s} s")
         if self.error is not None:
             raise self.error
         return self._value[0]

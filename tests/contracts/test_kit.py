@@ -31,7 +31,7 @@ from dingsdk.testing import check_transport as check
 from dingsdk.testing.expect import leaves_nothing
 from dingsdk.testing.extension_rules import RUN, ObserverBench
 from dingsdk.worker.comm import SlaveEnd
-from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
+from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 
 
 def make(run_dir: Path) -> InMemoryTransport:
@@ -119,12 +119,12 @@ def test_unknown_capability_is_refused() -> None:
         check(make, capabilities={"flies"})
 
 
-@pytest.mark.parametrize("kind", ["sampler", "samplers"])
+@pytest.mark.parametrize("kind", ["limiter", "limiters"])
 def test_parts_are_checked_by_the_name_of_their_kind(kind: str) -> None:
-    def make(capacity: int, seed: int, folder: Path) -> UniformSampler:
-        return UniformSampler({}, capacity, seed)
+    def make(capacity: int, seed: int, folder: Path) -> MinSizeLimiter:
+        return MinSizeLimiter({"min_size": 4}, seed)
 
-    assert check_part(kind, make, capabilities={"rows", "distinct"}).broken == ()
+    assert check_part(kind, make, capabilities={"min_size"}).broken == ()
 
 
 def test_unknown_kind_is_refused_with_the_nearest() -> None:

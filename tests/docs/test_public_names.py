@@ -116,7 +116,7 @@ def test_dev_extra_includes_the_testing_extra() -> None:
 def test_check_needs_no_test_framework() -> None:
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('pytest', 'hypothesis')));"
-        "from dingsdk.cli import main; sys.exit(main(['check', 'samplers:uniform']))"
+        "from dingsdk.cli import main; sys.exit(main(['check', 'limiters:min_size']))"
     )
 
     done = subprocess.run(
