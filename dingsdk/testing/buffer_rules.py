@@ -43,7 +43,6 @@ from dingsdk.testing.buffer_bench import (
     update_of,
 )
 from dingsdk.testing.expect import (
-    SPREADS,
     WAIT_S,
     Call,
     RuleBroken,
@@ -51,6 +50,7 @@ from dingsdk.testing.expect import (
     expect_alike,
     expect_equal,
     expect_same,
+    expect_shares,
     leaves_nothing,
     raises,
 )
@@ -951,12 +951,8 @@ def rule_50_rows_are_drawn_by_priority(bench: BufferBench) -> None:
                 counts[number] += 1
                 close = math.isclose(float(row["IS"]), weights[number], rel_tol=_CLOSE)
                 expect(close, f"IS is {row['IS']}, not {weights[number]}, with {cfg}")
-        total = counts.total()
-        for number, part in enumerate(share.tolist()):
-            off = abs(counts[number] - total * part)
-            # The width is that of independent draws; stratified draws vary less.
-            width = SPREADS * (total * part * (1 - part)) ** 0.5 + _CLOSE * total
-            expect(off <= width, f"row {number} came {counts[number]} times, not {total * part}")
+        # Stratified draws vary less than independent draws.
+        expect_shares(counts, dict(enumerate(share.tolist())), f"rows with {cfg}")
 
 
 @needs("priorities")
@@ -968,9 +964,7 @@ def rule_51_update_sets_priorities(bench: BufferBench) -> None:
     """
     buffer = bench.buffer(*range(4))
     found = _all_rows(buffer)
-    ids = [int(found[n]["replay_unique_id"]) for n in (0, 1, 0)]
-    places = [int(found[n]["replay_buffer_idx"]) for n in (0, 1, 0)]
-    info = {"replay_unique_id": ids, "replay_buffer_idx": places, "priority": [9.0, 2.0, 3.0]}
+    info = update_of([found[0], found[1], found[0]], [9.0, 2.0, 3.0])
     buffer.update(info)
     _expect_priorities(buffer, {0: 3.0, 1: 2.0, 2: 1.0, 3: 1.0})
     buffer.update({key: np.array(value)[1:2] * 1 for key, value in info.items()})
@@ -986,10 +980,7 @@ def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
     Lists of different lengths and missing or invalid ids or positions do so too.
     """
     buffer = bench.buffer(*range(3))
-    found = list(_all_rows(buffer).values())
-    ids = [int(row["replay_unique_id"]) for row in found]
-    places = [int(row["replay_buffer_idx"]) for row in found]
-    good = {"replay_unique_id": ids, "replay_buffer_idx": places, "priority": [2.0, 2.0, 2.0]}
+    good = update_of(list(_all_rows(buffer).values()), [2.0, 2.0, 2.0])
     wrong: list[Any] = [
         *([2.0, bad, 2.0] for bad in (math.nan, math.inf, -math.inf, -1.0, -1e-9, "1", None, True)),
         [2.0, 2.0],
@@ -1002,7 +993,7 @@ def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
         with raises(f"update() with priorities {priority!r}", InvalidPriorityError):
             buffer.update({**good, "priority": priority})
     for key in ("replay_unique_id", "replay_buffer_idx"):
-        for value in (None, ids[:2], [0.5, 1.5, 2.5], "abc"):
+        for value in (None, good[key][:2], [0.5, 1.5, 2.5], "abc"):
             with raises(f"update() with {key} {value!r}", InvalidPriorityError):
                 buffer.update({**good, key: value})
     _expect_priorities(buffer, {0: 1.0, 1: 1.0, 2: 1.0})

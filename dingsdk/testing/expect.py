@@ -132,12 +132,17 @@ def leaves_nothing(patience_s: float) -> Iterator[None]:
 
 def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
     """Expect ``kinds`` different outcomes, each about equally often."""
-    total = counts.total()
-    share = total / kinds
-    width = SPREADS * (share * (1 - 1 / kinds)) ** 0.5
-    for drawn, count in counts.items():
-        expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
+    expect_shares(counts, dict.fromkeys(counts, 1 / kinds), what)
     expect_equal(len(counts), kinds, f"{what}: how many came at all")
+
+
+def expect_shares(counts: Counter[Any], shares: Mapping[Any, float], what: str) -> None:
+    """Expect each outcome to come about as often as its share of all draws."""
+    total = counts.total()
+    for drawn, share in shares.items():
+        width = SPREADS * (total * share * (1 - share)) ** 0.5
+        is_near = abs(counts[drawn] - total * share) <= width
+        expect(is_near, f"{what}: {drawn} came {counts[drawn]} times of {total}, share {share:.3f}")
 
 
 def expect_same(found: Any, expected: Any, where: str) -> None:
