@@ -223,13 +223,9 @@ class CollectorBench(SerialBench):
     def run(self, worker: Any) -> Any:
         return self.collect(worker)
 
-    def collect_all(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
-        """Collect ``count`` samples or episodes."""
-        return collector.collect(**{self.count_name: count}, **kwargs)
-
     def collect(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
         """Collect ``count`` samples or episodes; return only those of the first player."""
-        found = self.collect_all(collector, count, **kwargs)
+        found = collector.collect(**{self.count_name: count}, **kwargs)
         return found[0][0] if self.has("players") else found
 
     def rows(self, result: Any) -> list[Mapping[str, Any]]:
@@ -445,7 +441,7 @@ def rule_22_data_is_by_player(bench: CollectorBench) -> None:
     """
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     bench.policy.answer = np.int64(0)
-    data, infos = bench.collect_all(collector, 8 if bench.has("samples") else 3)
+    data, infos = collector.collect(**{bench.count_name: 8 if bench.has("samples") else 3})
     first, second = (bench.rows(each) for each in data)
     expect_equal(len(first), len(second), "rows of the players")
     for own, other in zip(first, second, strict=True):
