@@ -94,12 +94,7 @@ class BufferBench(RuleBench[MakeBuffer]):
 
     def contents(self, buffer: Any) -> list[int]:
         """Return the numbers of the rows that a buffer's state holds, oldest first."""
-        return self.numbers_in(buffer.state_dict())
-
-    @staticmethod
-    def numbers_in(state: Mapping[str, Any]) -> list[int]:
-        """Return the numbers of the rows in a buffer's state, oldest first."""
-        data = state["data"]
+        data = buffer.state_dict()["data"]
         return numbers_of(SampleBatch(data) if isinstance(data, Mapping) else data)
 
     def held(self, buffer: Any, pushed: Sequence[int], what: str = "") -> list[int]:

@@ -8,12 +8,11 @@ episodes and windows, and 46 to 58 about priorities.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +43,6 @@ from dingsdk.testing.buffer_bench import (
     update_of,
 )
 from dingsdk.testing.expect import (
-    SPREADS,
     WAIT_S,
     Call,
     RuleBroken,
@@ -52,6 +50,7 @@ from dingsdk.testing.expect import (
     expect_alike,
     expect_equal,
     expect_same,
+    expect_shares,
     leaves_nothing,
     raises,
 )
@@ -123,16 +122,24 @@ def rule_07_empty_rows_are_refused(bench: BufferBench) -> None:
     """
     nothing: tuple[Any, ...] = (None, {})
     for held in (0, 2, CAPACITY):
-        buffer = bench.buffer(*range(held))
-        for bad in nothing:
-            for data in ([bad], [*bench.rows(8, 9), bad], bad):
-                with raises(f"push({data!r:.80})", SchemaMismatchError):
-                    buffer.push(data, 0)
-                expect_equal(buffer.push_count, held, "push_count after a refused push")
-        bench.expect_contents(buffer, range(held), "after refused pushes")
-        # The refused rows did not determine the form of the stored rows.
-        bench.push(buffer, 50)
-        expect_equal(bench.contents(buffer)[-1], 50, "the newest row after refused pushes")
+        pushes = [data for bad in nothing for data in ([bad], [*bench.rows(8, 9), bad], bad)]
+        _expect_refused(bench, held, pushes)
+
+
+def _expect_refused(bench: BufferBench, held: int, pushes: Sequence[Any]) -> list[Any]:
+    """Push what must be refused to a buffer of ``held`` rows; return the errors."""
+    buffer = bench.buffer(*range(held))
+    errors = []
+    for data in pushes:
+        with raises(f"push({data!r:.120})", SchemaMismatchError) as caught:
+            buffer.push(data, 0)
+        errors += caught
+    bench.expect_contents(buffer, range(held), "after refused pushes")
+    expect_equal(buffer.push_count, held, "push_count after refused pushes")
+    # The refused rows did not determine the form of the stored rows.
+    bench.push(buffer, 50)
+    expect_equal(bench.contents(buffer)[-1], 50, "the newest row after refused pushes")
+    return errors
 
 
 @needs("columns")
@@ -151,24 +158,18 @@ def rule_08_rows_that_do_not_fit_are_refused(bench: BufferBench) -> None:
         "obs": [{**good, "obs": np.zeros(2, np.float32)}],
         "obs.pos": [{**good, "obs": {**good["obs"], "pos": np.zeros(3, np.float32)}}],
     }
+    columns = bench.batch(7, 8).columns
+    wider = columns["reward"].astype(np.float64)
+    pushes: list[tuple[str, Any]] = [
+        (key, SampleBatch({**columns, key: wider})) for key in ("reward", "extra")
+    ]
+    for key, rows in bad.items():
+        for row in rows:
+            pushes += [(key, data) for data in (row, [row], [bench.row(8), row])]
     for held in (1, CAPACITY):
-        buffer = bench.buffer(*range(held))
-        columns = bench.batch(7, 8).columns
-        wider = columns["reward"].astype(np.float64)
-        pushes: list[tuple[str, Any]] = [
-            (key, SampleBatch({**columns, key: wider})) for key in ("reward", "extra")
-        ]
-        for key, rows in bad.items():
-            for row in rows:
-                pushes += [(key, data) for data in (row, [row], [bench.row(8), row])]
-        for key, data in pushes:
-            with raises(f"push of {data!r:.120}", SchemaMismatchError) as caught:
-                buffer.push(data, 0)
-            expect_equal(caught[0].key, key, f"the key in the error of a push of {data!r:.120}")
-        bench.expect_contents(buffer, range(held), "after refused pushes")
-        expect_equal(buffer.push_count, held, "push_count after refused pushes")
-        bench.push(buffer, 50)
-        expect_equal(bench.contents(buffer)[-1], 50, "the newest row after refused pushes")
+        errors = _expect_refused(bench, held, [data for _, data in pushes])
+        for error, (key, data) in zip(errors, pushes, strict=True):
+            expect_equal(error.key, key, f"the key in the error of a push of {data!r:.120}")
 
 
 @needs("objects")
@@ -372,15 +373,12 @@ def rule_24_wrong_state_is_refused(bench: BufferBench) -> None:
     for wrong in (larger, {**state, "version": -1}):
         with raises("load_state_dict() of another buffer", CheckpointVersionError):
             buffer.load_state_dict(wrong)
-    for key in state:
-        lacking = {name: value for name, value in state.items() if name != key}
-        with raises(f"a state without {key!r}", CheckpointVersionError, CheckpointCorruptError):
-            buffer.load_state_dict(lacking)
-    for key, value in state.items():
-        if isinstance(value, Mapping) and value and key != "data":
-            lacking_all = {**state, key: {}}
-            with raises(f"an empty {key!r}", CheckpointVersionError, CheckpointCorruptError):
-                buffer.load_state_dict(lacking_all)
+    parts = [key for key, value in state.items() if isinstance(value, Mapping) and value]
+    incomplete = [{name: state[name] for name in state if name != key} for key in state]
+    incomplete += [{**state, key: {}} for key in parts if key != "data"]
+    for wrong in incomplete:
+        with raises(f"a state {wrong!r:.120}", CheckpointVersionError, CheckpointCorruptError):
+            buffer.load_state_dict(wrong)
     shorter = _as_batch(state["data"])[1:]
     with raises("a state with a row too few", CheckpointCorruptError):
         buffer.load_state_dict({**state, "data": getattr(shorter, "columns", shorter)})
@@ -432,15 +430,18 @@ def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         content = path.read_bytes()
         middle = len(content) // 2
-        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        # A flipped bit in a JSON file may be valid data, so JSON files are only cut.
-        for damaged in (None if _is_json(content) else flipped, content[:middle], b""):
-            if damaged is None:
-                continue
-            path.write_bytes(damaged)
-            _expect_damage_refused(buffer, folder, path)
-        path.unlink()
-        _expect_damage_refused(buffer, folder, path)
+        damaged = [content[:middle], b"", None]
+        if b"\0" in content:  # a text with another character may be valid data
+            flipped = bytes([content[middle] ^ 1])
+            damaged.append(content[:middle] + flipped + content[middle + 1 :])
+        for wrong in damaged:
+            if wrong is None:
+                path.unlink()
+            else:
+                path.write_bytes(wrong)
+            kinds = (CheckpointCorruptError, CheckpointMissingError, CheckpointVersionError)
+            with raises(f"load_data() with a damaged {path.name}", *kinds):
+                buffer.load_data(str(folder))
         path.write_bytes(content)
     with raises("load_data() of an empty folder", CheckpointMissingError):
         buffer.load_data(str(bench.folder / "absent"))
@@ -489,22 +490,8 @@ def _use(bench: BufferBench, buffer: Any) -> None:
         buffer.update(update_of(found, [4.0, 0.1]))
 
 
-def _expect_damage_refused(buffer: Any, folder: Path, path: Path) -> None:
-    kinds = (CheckpointCorruptError, CheckpointMissingError, CheckpointVersionError)
-    with raises(f"load_data() with a damaged {path.name}", *kinds):
-        buffer.load_data(str(folder))
-
-
 def _as_batch(data: Any) -> Any:
     return data if isinstance(data, list) else SampleBatch(data)
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        json.loads(content)
-    except ValueError:
-        return False
-    return True
 
 
 def rule_29_close_is_idempotent(bench: BufferBench) -> None:
@@ -642,13 +629,11 @@ def rule_37_listeners_get_every_row_that_leaves(bench: BufferBench) -> None:
     buffer. Its errors do not reach the caller of the buffer. ``stats()`` counts these rows too.
     """
     buffer = bench.buffer()
-    gone: list[int] = []
-    reasons: list[str] = []
+    told: list[tuple[int, str]] = []
     counts: list[int] = []
 
     def listen(rows: Any, reason: str) -> None:
-        gone.extend(numbers_of(rows))
-        reasons.append(reason)
+        told.extend((number, reason) for number in numbers_of(rows))
         counts.append(buffer.count())
 
     def fail(rows: Any, reason: str) -> None:
@@ -657,29 +642,26 @@ def rule_37_listeners_get_every_row_that_leaves(bench: BufferBench) -> None:
 
     buffer.add_remove_listener(fail)
     buffer.add_remove_listener(listen)
-
     there: list[int] = []
 
-    def expect_gone(pushed: range, reason: str, left: list[int]) -> None:
-        expect_equal(gone, [n for n in (*there, *pushed) if n not in left], f"rows, {reason}")
-        expect_equal(set(reasons), {reason} if gone else set(), "the reason")
+    def expect_gone(pushed: Iterable[int], reason: str, left: list[int]) -> None:
+        gone = [(n, reason) for n in (*there, *pushed) if n not in left]
+        expect_equal(told, gone, "rows that left, with the reason")
         there[:] = left
-        gone.clear()
-        reasons.clear()
+        told.clear()
 
     for numbers in (range(4), range(4, 9), range(9, 9 + CAPACITY + 2)):
         bench.push(buffer, *numbers)
-        left = bench.held(buffer, [*there, *numbers])
-        expect_gone(numbers, "overwritten", left)
+        expect_gone(numbers, "overwritten", bench.held(buffer, [*there, *numbers]))
     expect_equal(counts[-1], CAPACITY, "count() as a listener sees it")
     buffer.clear()
-    expect_gone(range(0), "cleared", [])
+    expect_gone((), "cleared", [])
     stats = buffer.stats()
     facts = stats.pushed, stats.overwritten, stats.cleared, stats.count
     expect_equal(facts, (11 + CAPACITY, 11, CAPACITY, 0), "rows pushed, overwritten, cleared, left")
     bench.push(buffer, 50)
     buffer.close()
-    expect_gone(range(50, 51), "cleared", [])
+    expect_gone([50], "cleared", [])
 
 
 def _waiting(bench: BufferBench, buffer: Any, size: int) -> Call[Any]:
@@ -726,8 +708,7 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
 
     def keep() -> None:
         for turn in range(_TURNS):
-            state = buffer.state_dict()
-            numbers = bench.numbers_in(state)
+            numbers = bench.contents(buffer)
             check(numbers, "in a state")
             # A state has all rows of a push, in their order, or none of them.
             for one, after in pairwise(numbers) if bench.has("fifo") else ():
@@ -736,12 +717,11 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
             if bench.has("saves") and turn % 20 == 19:
                 buffer.save_data(str(bench.folder / "rows"))
 
-    def meddle() -> None:
-        for turn in range(_TURNS):
-            count = buffer.count()
-            expect(0 <= count <= capacity, f"count() is {count}")
-            if turn % 20 == 19:
-                buffer.clear()
+    def clear() -> None:
+        for _ in range(_TURNS // 20):
+            for _ in range(20):
+                expect(0 <= buffer.count() <= capacity, "count() is above the capacity")
+            buffer.clear()
 
     def check(numbers: list[int], what: str) -> None:
         strange = [n for n in numbers if not 0 <= n % 10_000 < 5 * _TURNS or n >= 30_000]
@@ -749,8 +729,7 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
 
     bench.exits.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(1e-5)
-    pushes = [partial(push, which) for which in range(3)]
-    bench.together(*pushes, sample, sample, sample, keep, meddle)
+    bench.together(*[partial(push, which) for which in range(3)], *[sample] * 3, keep, clear)
     buffer.clear()
     bench.push(buffer, *range(90_000, 90_000 + capacity))
     expect_equal(bench.contents(buffer), list(range(90_000, 90_000 + capacity)), "rows at the end")
@@ -972,12 +951,8 @@ def rule_50_rows_are_drawn_by_priority(bench: BufferBench) -> None:
                 counts[number] += 1
                 close = math.isclose(float(row["IS"]), weights[number], rel_tol=_CLOSE)
                 expect(close, f"IS is {row['IS']}, not {weights[number]}, with {cfg}")
-        total = counts.total()
-        for number, part in enumerate(share.tolist()):
-            off = abs(counts[number] - total * part)
-            # The width is that of independent draws; stratified draws vary less.
-            width = SPREADS * (total * part * (1 - part)) ** 0.5 + _CLOSE * total
-            expect(off <= width, f"row {number} came {counts[number]} times, not {total * part}")
+        # Stratified draws vary less than independent draws.
+        expect_shares(counts, dict(enumerate(share.tolist())), f"rows with {cfg}")
 
 
 @needs("priorities")
@@ -989,9 +964,7 @@ def rule_51_update_sets_priorities(bench: BufferBench) -> None:
     """
     buffer = bench.buffer(*range(4))
     found = _all_rows(buffer)
-    ids = [int(found[n]["replay_unique_id"]) for n in (0, 1, 0)]
-    places = [int(found[n]["replay_buffer_idx"]) for n in (0, 1, 0)]
-    info = {"replay_unique_id": ids, "replay_buffer_idx": places, "priority": [9.0, 2.0, 3.0]}
+    info = update_of([found[0], found[1], found[0]], [9.0, 2.0, 3.0])
     buffer.update(info)
     _expect_priorities(buffer, {0: 3.0, 1: 2.0, 2: 1.0, 3: 1.0})
     buffer.update({key: np.array(value)[1:2] * 1 for key, value in info.items()})
@@ -1007,10 +980,7 @@ def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
     Lists of different lengths and missing or invalid ids or positions do so too.
     """
     buffer = bench.buffer(*range(3))
-    found = list(_all_rows(buffer).values())
-    ids = [int(row["replay_unique_id"]) for row in found]
-    places = [int(row["replay_buffer_idx"]) for row in found]
-    good = {"replay_unique_id": ids, "replay_buffer_idx": places, "priority": [2.0, 2.0, 2.0]}
+    good = update_of(list(_all_rows(buffer).values()), [2.0, 2.0, 2.0])
     wrong: list[Any] = [
         *([2.0, bad, 2.0] for bad in (math.nan, math.inf, -math.inf, -1.0, -1e-9, "1", None, True)),
         [2.0, 2.0],
@@ -1023,7 +993,7 @@ def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
         with raises(f"update() with priorities {priority!r}", InvalidPriorityError):
             buffer.update({**good, "priority": priority})
     for key in ("replay_unique_id", "replay_buffer_idx"):
-        for value in (None, ids[:2], [0.5, 1.5, 2.5], "abc"):
+        for value in (None, good[key][:2], [0.5, 1.5, 2.5], "abc"):
             with raises(f"update() with {key} {value!r}", InvalidPriorityError):
                 buffer.update({**good, key: value})
     _expect_priorities(buffer, {0: 1.0, 1: 1.0, 2: 1.0})

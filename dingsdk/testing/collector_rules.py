@@ -181,7 +181,9 @@ class SerialBench(RuleBench[Callable[..., Any]]):
 
     def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
         """Return a fresh collector or evaluator."""
-        return self.keep(self._make(cfg, env, policy, NO_SCALARS, str(self.new_folder())))
+        return self.keep(
+            self._make(cfg, env, self.given(policy), NO_SCALARS, str(self.new_folder()))
+        )
 
     def given(self, policy: Any) -> Any:
         """Return the policy argument of a worker."""
@@ -211,9 +213,6 @@ class CollectorBench(SerialBench):
         """The name of the count argument of ``collect``."""
         return "n_episode" if self.has("episodes") else "n_sample"
 
-    def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
-        return super().make(env, self.given(policy), **cfg)
-
     def given(self, policy: Any) -> Any:
         """Return the policy argument of a collector; ``policy`` is the first of two players."""
         if policy is None or not self.has("players"):
@@ -224,13 +223,9 @@ class CollectorBench(SerialBench):
     def run(self, worker: Any) -> Any:
         return self.collect(worker)
 
-    def collect_all(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
-        """Collect ``count`` samples or episodes."""
-        return collector.collect(**{self.count_name: count}, **kwargs)
-
     def collect(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
         """Collect ``count`` samples or episodes; return only those of the first player."""
-        found = self.collect_all(collector, count, **kwargs)
+        found = collector.collect(**{self.count_name: count}, **kwargs)
         return found[0][0] if self.has("players") else found
 
     def rows(self, result: Any) -> list[Mapping[str, Any]]:
@@ -446,7 +441,7 @@ def rule_22_data_is_by_player(bench: CollectorBench) -> None:
     """
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     bench.policy.answer = np.int64(0)
-    data, infos = bench.collect_all(collector, 8 if bench.has("samples") else 3)
+    data, infos = collector.collect(**{bench.count_name: 8 if bench.has("samples") else 3})
     first, second = (bench.rows(each) for each in data)
     expect_equal(len(first), len(second), "rows of the players")
     for own, other in zip(first, second, strict=True):

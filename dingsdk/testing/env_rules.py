@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +20,8 @@ from dingsdk.errors import ClosedError, ConfigError, DingError, EnvError, Policy
 from dingsdk.testing.expect import Call, expect, expect_equal, raises
 from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs
 
+Transition = tuple[Any, ...]
+"""A step of one env: observation, action, reward, next observation, terminated, truncated."""
 MakeEnvManager = Callable[[Mapping[str, Any], Sequence[Callable[[], Any]]], EnvManager]
 
 ENV_CAPABILITIES: Final[Mapping[str, str]] = {
@@ -120,17 +122,6 @@ def rule_game(folder: str) -> TwoPlayers:
     return TwoPlayers(RuleEnv(folder))
 
 
-class Transition(NamedTuple):
-    """One step of one env."""
-
-    obs: list[float]
-    action: int
-    reward: float
-    next_obs: list[float]
-    terminated: bool
-    truncated: bool
-
-
 class EnvBench(RuleBench[MakeEnvManager]):
     """The bench of an env manager: makes managers of ``RuleEnv``, and closes them at the end."""
 
@@ -157,25 +148,10 @@ class EnvBench(RuleBench[MakeEnvManager]):
         expect(found == 2, f"{what}; pass cfg and env_fns on to super().__init__")
         return manager
 
-    def plain(self, seed: int) -> PlainEnv:
-        """Return an env that is driven without a manager."""
-        return PlainEnv(RuleEnv(str(self.folder)), seed)
-
-
-class PlainEnv:
-    """One env, stepped and reset as a manager must do it."""
-
-    def __init__(self, env: RuleEnv, seed: int) -> None:
-        self.env = env
-        self.obs = env.reset(seed=seed)[0].tolist()
-
-    def step(self, action: int) -> Transition:
-        """Step the env, and reset it if its episode ends."""
-        obs, (after, reward, terminated, truncated, _) = self.obs, self.env.step(action)
-        made = Transition(obs, action, float(reward), after.tolist(), terminated, truncated)
-        is_over = terminated or truncated
-        self.obs = self.env.reset()[0].tolist() if is_over else made.next_obs
-        return made
+    def start(self, seed: int) -> list[float]:
+        """Return the first observation of an env that is reset without a manager."""
+        start: list[float] = RuleEnv(str(self.folder)).reset(seed=seed)[0].tolist()
+        return start
 
 
 def _action(env_id: int, index: int) -> int:
@@ -189,47 +165,36 @@ def _valid(step: StepColumns) -> list[bool]:
 def _batched(manager: EnvManager, count: int) -> list[list[Transition]]:
     """Return the first ``count`` transitions of each env, in the batched form."""
     made: list[list[Transition]] = [[] for _ in range(manager.env_num)]
-    obs = manager.current_obs()
     for _ in range(_PATIENCE * count):
         if min(map(len, made)) >= count:
             break
-        actions = np.array([_action(env_id, len(rows)) for env_id, rows in enumerate(made)])
-        step = manager.step_batch(actions)
-        for i, is_valid in enumerate(_valid(step)):
+        obs = _starts(manager)
+        actions = [_action(env_id, len(rows)) for env_id, rows in enumerate(made)]
+        step = manager.step_batch(np.array(actions))
+        columns = (step.reward, step.final_obs, step.terminated, step.truncated)
+        found = zip(obs, actions, *(column.tolist() for column in columns), strict=True)
+        for rows, transition, is_valid in zip(made, found, _valid(step), strict=True):
             if is_valid:
-                made[i].append(
-                    Transition(
-                        obs[i].tolist(),
-                        int(actions[i]),
-                        float(step.reward[i]),
-                        step.final_obs[i].tolist(),
-                        bool(step.terminated[i]),
-                        bool(step.truncated[i]),
-                    )
-                )
-        obs = step.obs
+                rows.append(transition)
     return [rows[:count] for rows in made]
 
 
 def _by_env(manager: EnvManager, count: int) -> list[list[Transition]]:
     """Return the first ``count`` transitions of each env, in the dict form."""
     made: list[list[Transition]] = [[] for _ in range(manager.env_num)]
-    seen: dict[int, Any] = {}
+    seen: dict[int, list[Any]] = {}
     acted = [0] * manager.env_num
     for _ in range(_PATIENCE * count):
         if min(map(len, made)) >= count:
             break
         ready = manager.ready_obs
-        actions = {}
         for env_id, obs in ready.items():
-            seen[env_id] = (np.array(obs).tolist(), _action(env_id, acted[env_id]))
-            actions[env_id] = seen[env_id][1]
+            seen[env_id] = [np.array(obs).tolist(), _action(env_id, acted[env_id])]
             acted[env_id] += 1
-        for env_id, step in manager.step(actions).items():
-            obs, action = seen[env_id]
+        for env_id, step in manager.step({env_id: seen[env_id][1] for env_id in ready}).items():
             ends = step.info["terminated"], step.info["truncated"]
             after = np.array(step.obs).tolist()
-            made[env_id].append(Transition(obs, action, float(step.reward), after, *ends))
+            made[env_id].append((*seen[env_id], float(step.reward), after, *ends))
             expect_equal(bool(step.done), any(ends), "done, by terminated and truncated")
     return [rows[:count] for rows in made]
 
@@ -242,7 +207,7 @@ def _episodes(manager: EnvManager, count: float = math.inf) -> Iterator[tuple[in
     """
     paid = [0.0] * manager.env_num
     while count and not manager.done:
-        for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, RIGHT)).items():
+        for env_id, step in _all_ready(manager, RIGHT).items():
             paid[env_id] += float(step.reward)
             if step.done:
                 count -= env_id == 0
@@ -252,6 +217,10 @@ def _episodes(manager: EnvManager, count: float = math.inf) -> Iterator[tuple[in
 
 def _all(manager: EnvManager, action: int) -> StepColumns:
     return manager.step_batch(np.full(manager.env_num, action))
+
+
+def _all_ready(manager: EnvManager, action: Any) -> Mapping[int, Any]:
+    return manager.step(dict.fromkeys(manager.ready_obs, action))
 
 
 def _one(manager: EnvManager, env_id: int, action: int) -> StepColumns:
@@ -319,8 +288,13 @@ def _expect_alone(
     bench: EnvBench, play: Callable[[EnvManager, int], list[list[Transition]]]
 ) -> None:
     for env_id, found in enumerate(play(bench.manager(3), 30)):
-        plain = bench.plain(_SEED + env_id)
-        expected = [plain.step(_action(env_id, index)) for index in range(30)]
+        env, expected = RuleEnv(str(bench.folder)), []
+        obs = env.reset(seed=_SEED + env_id)[0]
+        for index in range(30):
+            action = _action(env_id, index)
+            after, reward, *ends, _ = env.step(action)
+            expected.append((obs.tolist(), action, float(reward), after.tolist(), *ends))
+            obs = env.reset()[0] if any(ends) else after
         expect_equal(found, expected, f"transitions of env {env_id}")
 
 
@@ -362,15 +336,13 @@ def rule_08_return_counts_from_the_start_of_the_episode(bench: EnvBench) -> None
             expect_equal(found, paid, f"eval_episode_return of env {env_id}")
 
     check()
-    events: tuple[Callable[[], Any], ...] = (manager.reset, manager.close)
-    for event in events:
-        manager.step(dict.fromkeys(manager.ready_obs, RIGHT))
-        event()
-        if manager.closed:
-            manager.launch()
-        else:
-            manager.reset()
-        check()
+    _all_ready(manager, RIGHT)
+    manager.reset()
+    check()
+    _all_ready(manager, RIGHT)
+    manager.close()
+    manager.launch()
+    check()
 
 
 def rule_09_statistics_of_an_episode_come_with_its_end(bench: EnvBench) -> None:
@@ -397,7 +369,7 @@ def rule_10_seed_decides_the_episodes(bench: EnvBench) -> None:
     The same seed gives the same start after every launch. A seed is applied once, by the next
     reset; later resets continue the random stream.
     """
-    starts = [bench.plain(_SEED + env_id).obs for env_id in range(2)]
+    starts = [bench.start(_SEED + env_id) for env_id in range(2)]
     seeds: tuple[Any, ...] = (_SEED, [_SEED, _SEED + 1], {1: _SEED + 1, 0: _SEED})
     for seed in seeds:
         manager = bench.manager(seed=seed)
@@ -465,7 +437,7 @@ def rule_14_env_stops_after_its_episodes(bench: EnvBench) -> None:
     for _ in range(2):
         ends = [0, 0]
         while not manager.done:
-            for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, LEFT)).items():
+            for env_id, step in _all_ready(manager, LEFT).items():
                 ends[env_id] += step.done
         expect_equal(ends, [2, 2], "episodes")
         expect_equal(dict(manager.ready_obs), {}, "ready_obs")
@@ -484,7 +456,7 @@ def rule_15_without_auto_reset_an_env_waits(bench: EnvBench) -> None:
     manager = bench.manager(auto_reset=False)
     for _ in range(5 * _PATIENCE):
         if manager.ready_obs:
-            manager.step(dict.fromkeys(manager.ready_obs, LEFT))
+            _all_ready(manager, LEFT)
     expect_equal(dict(manager.ready_obs), {}, "ready_obs after the episodes")
     expect(not manager.done, "done without a limit of episodes")
     manager.reset({1: None})
@@ -589,7 +561,7 @@ def rule_20_rebuilt_env_has_its_own_random_stream(bench: EnvBench) -> None:
     manager = bench.manager(1)
     for _ in range(2):
         for failure in (1, 2):
-            start = bench.plain(derive_seed(_SEED, "rebuild", failure)).obs
+            start = bench.start(derive_seed(_SEED, "rebuild", failure))
             expect_equal(_all(manager, RAISE).obs[0].tolist(), start, f"failure {failure}")
             expect_equal(manager.failure_count, failure, "failure_count")
         manager.close()
@@ -597,7 +569,7 @@ def rule_20_rebuilt_env_has_its_own_random_stream(bench: EnvBench) -> None:
     _all(manager, RAISE)
     manager.seed(_SEED)
     manager.reset()
-    start = bench.plain(derive_seed(_SEED, "rebuild", 1)).obs
+    start = bench.start(derive_seed(_SEED, "rebuild", 1))
     expect_equal(_all(manager, RAISE).obs[0].tolist(), start, "the first after seed()")
 
 
@@ -630,12 +602,12 @@ def rule_23_slow_env_does_not_delay_others(bench: EnvBench) -> None:
         expect(1 not in call.value(bench.patience_s), "the slow env is back")
         for _ in range(8):
             expect(1 not in manager.ready_obs, "the slow env is in ready_obs")
-            steps = manager.step(dict.fromkeys(manager.ready_obs, LEFT))
+            steps = _all_ready(manager, LEFT)
             expect(bool(steps) and 1 not in steps, f"steps of {sorted(steps)}")
     finally:
         gate.open("w").close()
-        call.end(bench.patience_s)
-    while 1 not in (steps := manager.step(dict.fromkeys(manager.ready_obs, LEFT))):
+        call.has_ended(bench.patience_s)
+    while 1 not in (steps := _all_ready(manager, LEFT)):
         pass
     expect_equal(float(steps[1].reward), 1.0, "the reward of the slow step")
 
@@ -710,7 +682,7 @@ def rule_28_saved_state_continues_in_another_manager(bench: EnvBench) -> None:
     expect_equal(_batched(other, 30), expected, "transitions after set_state")
     manager, other = (bench.manager(episode_num=3, seed=_SEED + each) for each in (0, 20))
     for _ in range(7):
-        manager.step(dict.fromkeys(manager.ready_obs, RIGHT))
+        _all_ready(manager, RIGHT)
     state = manager.get_state()
     ends = _returns(manager)
     other.set_state(_stored(state))

@@ -49,16 +49,6 @@ class Call(Generic[_T]):
             self.error = error
         self._took_s = time.monotonic() - started
 
-    def end(self, timeout_s: float, least_s: float = 0.0) -> None:
-        """Wait for the call to end.
-
-        Raises RuleBroken if it does not end in time, or ended before ``least_s``.
-        """
-        if not self.has_ended(timeout_s):
-            raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
-        is_early = self._took_s < least_s - _EARLY_S
-        expect(not is_early, f"{self.what} returned after {self._took_s:.3f} s, not {least_s} s")
-
     def has_ended(self, timeout_s: float) -> bool:
         """Wait for the call to end; return whether it did."""
         self._thread.join(timeout_s)
@@ -69,8 +59,14 @@ class Call(Generic[_T]):
         expect(not self.has_ended(WAIT_S), f"{self.what} did not wait")
 
     def value(self, timeout_s: float, least_s: float = 0.0) -> _T:
-        """Return the result of the call, or raise its error; raises RuleBroken as ``end``."""
-        self.end(timeout_s, least_s)
+        """Return the result of the call, or raise its error.
+
+        Raises RuleBroken if it does not end in time, or ended before ``least_s``.
+        """
+        if not self.has_ended(timeout_s):
+            raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
+        is_early = self._took_s < least_s - _EARLY_S
+        expect(not is_early, f"{self.what} returned after {self._took_s:.3f} s, not {least_s} s")
         if self.error is not None:
             raise self.error
         return self._value[0]
@@ -136,12 +132,17 @@ def leaves_nothing(patience_s: float) -> Iterator[None]:
 
 def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
     """Expect ``kinds`` different outcomes, each about equally often."""
-    total = counts.total()
-    share = total / kinds
-    width = SPREADS * (share * (1 - 1 / kinds)) ** 0.5
-    for drawn, count in counts.items():
-        expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
+    expect_shares(counts, dict.fromkeys(counts, 1 / kinds), what)
     expect_equal(len(counts), kinds, f"{what}: how many came at all")
+
+
+def expect_shares(counts: Counter[Any], shares: Mapping[Any, float], what: str) -> None:
+    """Expect each outcome to come about as often as its share of all draws."""
+    total = counts.total()
+    for drawn, share in shares.items():
+        width = SPREADS * (total * share * (1 - share)) ** 0.5
+        is_near = abs(counts[drawn] - total * share) <= width
+        expect(is_near, f"{what}: {drawn} came {counts[drawn]} times of {total}, share {share:.3f}")
 
 
 def expect_same(found: Any, expected: Any, where: str) -> None:

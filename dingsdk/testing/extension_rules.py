@@ -415,16 +415,18 @@ Facts = dict[str, Any]
 _OBJECTS = ("cls", "learner", "manager", "plugin")
 """Arguments that cannot be compared."""
 THREADS = 4
-BEFORE_THE_WORK = ("plugin_registered", "convert_config", "configure", "run_started")
 WORK = (
     "create_component", "before_task", "after_episode", "after_collect", "after_iter",
     "after_evaluate", "write_checkpoint", "after_checkpoint", "read_checkpoint", "pace_changed",
     "connection_lost", "after_task",
 )  # fmt: skip
-AFTER_THE_WORK = (
-    "progress_columns", "should_stop", "result_fields", "run_finished", "unconfigure",
-)  # fmt: skip
-"""The hooks that a run calls, in order."""
+"""The hooks that workers call, in this process or another one, in order."""
+RUN = (
+    *("plugin_registered", "convert_config", "configure", "run_started"),
+    *WORK,
+    *("progress_columns", "should_stop", "result_fields", "run_finished", "unconfigure"),
+)
+"""The hooks that a short serial run calls, in order."""
 
 
 class ObserverBench(RuleBench[Any]):
@@ -459,35 +461,50 @@ class ObserverBench(RuleBench[Any]):
 
         return compile_config({"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}})
 
-    @cached_property
-    def task(self) -> Facts:
-        """A task of a collector, as its worker receives it."""
-        commander = SoloCommander(self.config)
-        commander.get_learner_task()
-        return {"name": "collector_start_task", "task_info": commander.get_collector_task()}
+    def calls(
+        self, hooks: Sequence[str], name: str, mean_return: float | None = 5.0
+    ) -> list[tuple[str, Facts]]:
+        """Return hooks with the arguments that they have in a run.
 
-    @cached_property
-    def contents(self) -> Facts:
-        """The contents of a checkpoint."""
-        with closing(small_learner(str(self.folder / "learner"))) as learner:
-            return checkpoint_contents(learner.policy.state_dict(), iteration=2, envstep=64)
-
-    def run(self, name: str, mean_return: float | None = 5.0) -> list[tuple[str, Facts]]:
-        """Return the hooks that a short serial run calls, in order, with their arguments."""
+        Args:
+            hooks: Some of ``RUN``.
+            name: The name of the run and its folder.
+            mean_return: The return of its evaluation; None without an evaluation.
+        """
         run_dir = self.folder / name
-        run_dir.mkdir(exist_ok=True)
+        path = run_dir / "ckpt" / f"ckpt_best{SUFFIX}"
+        path.parent.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(self.config)
         config.exp_name = name
+        section = config.policy.other.replay_buffer
+        commander = SoloCommander(config)
+        commander.get_learner_task()
+        with closing(small_learner(str(run_dir))) as learner:
+            weights = learner.policy.state_dict()
         facts: Facts = {
-            "plugin": self._make, "name": "observer", "manager": self.manager,
-            "config": config, "run_dir": run_dir,
-            "result": self.result(config, run_dir, mean_return),
+            "plugin": self._make, "name": "observer", "manager": self.manager, "config": config,
+            "run_dir": run_dir, "result": self.result(config, run_dir, mean_return),
             "status": {"env_steps": 64, "train_iter": 2, "elapsed_s": 1.0, "buffer_fill": 64,
                        "workers": 1, "last_return": mean_return, "best_return": mean_return,
                        "numbers": {}},
+            "kind": "buffers", "type_key": section.type, "cfg": section, "args": (None,),
+            "cls": self.manager.class_of("buffers", section),
+            "kwargs": {"exp_name": str(run_dir), "instance_name": "buffer"}, "worker_id": "w1",
+            "task": {"name": "collector_start_task", "task_info": commander.get_collector_task()},
+            "outcome": TaskAnswer("t1", True, {"message": "collector task has started"}),
+            "reason": "lease", "source": "collector", "env_id": 0, "episode_return": 5.0,
+            "length": 5, "numbers": {"is_success": 1.0}, "sample_count": 32, "envstep": 64,
+            "train_iter": 2, "mean_return": 5.0, "relative_pace": 0.2, "is_straggler": True,
+            "learner": learner, "iteration": 2, "log_vars": {"total_loss": 0.5}, "path": path,
+            "contents": checkpoint_contents(weights, iteration=2, envstep=64),
         }  # fmt: skip
-        before, after = (self._called(hooks, facts) for hooks in (BEFORE_THE_WORK, AFTER_THE_WORK))
-        return [*before, *self.work(run_dir), *after]
+        found = []
+        for hook in (f"dingsdk_{each}" for each in hooks):
+            names = getattr(self.manager.hook, hook).spec.argnames
+            found.append((hook, {key: facts[key] for key in names}))
+            if hook == "dingsdk_after_evaluate":
+                found[-1][1]["source"] = "evaluator"
+        return found
 
     def result(self, config: Any, run_dir: Path, mean_return: float | None) -> Facts:
         """Return the content of ``result.json`` of that run."""
@@ -501,33 +518,6 @@ class ObserverBench(RuleBench[Any]):
         context.status = lambda: RunStatus(64, 2, elapsed_s=1.0)
         return result_record(run_dir, context.finish("limit", "serial"), seed=config.seed)
 
-    def work(self, run_dir: Path) -> list[tuple[str, Facts]]:
-        """Return the hooks that workers call, in this process or another one."""
-        path = run_dir / "ckpt" / f"ckpt_best{SUFFIX}"
-        path.parent.mkdir(exist_ok=True)
-        section = self.config.policy.other.replay_buffer
-        with closing(small_learner(str(run_dir))) as learner:
-            facts: Facts = {
-                "kind": "buffers", "type_key": section.type, "cfg": section, "args": (None,),
-                "cls": self.manager.class_of("buffers", section),
-                "kwargs": {"exp_name": str(run_dir), "instance_name": "buffer"},
-                "worker_id": "w1", "task": self.task, "reason": "lease",
-                "outcome": TaskAnswer("t1", True, {"message": "collector task has started"}),
-                "source": "collector", "env_id": 0, "episode_return": 5.0, "length": 5,
-                "numbers": {"is_success": 1.0}, "sample_count": 32, "envstep": 64, "train_iter": 2,
-                "mean_return": 5.0, "relative_pace": 0.2, "is_straggler": True,
-                "learner": learner, "iteration": 2, "log_vars": {"total_loss": 0.5},
-                "path": path, "contents": self.contents,
-            }  # fmt: skip
-        return list(self._called(WORK, facts))
-
-    def _called(self, hooks: Sequence[str], facts: Facts) -> Iterator[tuple[str, Facts]]:
-        for name in hooks:
-            hook = f"dingsdk_{name}"
-            names = getattr(self.manager.hook, hook).spec.argnames
-            given = {key: facts[key] for key in names}
-            yield hook, given | ({"source": "evaluator"} if name == "after_evaluate" else {})
-
 
 def observer_rule_03_serves_one_run_after_another(bench: ObserverBench) -> None:
     """No hook raises in later runs of the process, or in a run without an evaluation.
@@ -538,7 +528,7 @@ def observer_rule_03_serves_one_run_after_another(bench: ObserverBench) -> None:
     of columns are numbers, strings or None, values of result fields can be encoded as JSON.
     """
     for name, mean_return in (("first", 5.0), ("second", None), ("third", 6.0)):
-        for hook, facts in bench.run(name, mean_return):
+        for hook, facts in bench.calls(RUN, name, mean_return):
             given = {name: value for name, value in facts.items() if name not in _OBJECTS}
             before = copy.deepcopy(given)
             answer = bench.call(hook, facts)
@@ -555,7 +545,7 @@ def observer_rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
     """
     bench.call("dingsdk_configure", {"config": bench.config})
     calls = []
-    for hook, facts in bench.work(bench.folder):
+    for hook, facts in bench.calls(WORK, "run"):
         if hook in DECISIONS:
             bench.call(hook, facts)
         else:

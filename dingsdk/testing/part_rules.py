@@ -39,16 +39,12 @@ MakePart = Callable[..., Any]
 class PartBench(RuleBench[MakePart]):
     """The bench of a part: makes parts, and closes them at the end."""
 
-    _numbers = 0
-
     def build(self) -> Any:
         return self.part()
 
     def part(self, capacity: int = CAPACITY, seed: int = 0, **settings: Any) -> Any:
         """Return a new part with a new folder."""
-        self._numbers += 1
-        folder = self.folder / f"part{self._numbers}"
-        return self.keep(self._make(capacity, seed, folder, **settings))
+        return self.keep(self._make(capacity, seed, self.new_folder(), **settings))
 
     def expect_rules_of_buffers(
         self, kind: str, buffer: str, capabilities: Collection[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,12 +18,7 @@ from dingsdk.plugins.kinds import NAMES, OBSERVERS
 from dingsdk.plugins.registry import unknown
 from dingsdk.plugins.switches import is_named
 from dingsdk.testing.expect import RuleBroken
-from dingsdk.testing.runner import (
-    PATIENCE_S,
-    ContractError,
-    ContractReport,
-    book_of,
-)
+from dingsdk.testing.runner import PATIENCE_S, ContractError, RuleResult, book_of
 
 Outcome = Literal["ok", "failed", "skipped"]
 
@@ -88,17 +83,20 @@ class PluginReport:
 
 @dataclass(slots=True)
 class _Part:
-    """A part under check; ``owner`` is its distribution, if that is what is checked."""
+    """A part under check; ``owner`` is its distribution, if that is what is checked.
+
+    ``results`` has the results of the rules that apply.
+    """
 
     kind: str
     key: str
+    owner: str
     manager: PluginManager
-    owner: str = ""
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    env: str | Mapping[str, Any] | None = None
+    asked: Mapping[str, Any]
+    env: str | Mapping[str, Any] | None
     target: Any = None
     family: Collection[str] = ()
-    rules: list[ContractReport] = field(default_factory=list)
+    results: Sequence[RuleResult] = ()
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.key}"
@@ -151,18 +149,18 @@ def check_plugin(
     manager = default_manager()
     manager.forget_adverts()
     asked = config or {}
-    parts = list(_find(name, manager, asked.get("import_names") or ()))
-    for part in parts:
-        part.asked, part.env = asked, env
-    steps: list[Step] = []
-    for part in parts:
-        steps += _check(part)
-    results = [r for part in parts for report in part.rules for r in report.results if r.applies]
-    broken = sum(result.error is not None for result in results)
-    return PluginReport(name, tuple(steps), len(results) - broken, broken)
+    found = list(_find(name, manager, asked.get("import_names") or ()))
+    parts = [_Part(kind, key, owner, manager, asked, env) for kind, key, owner in found]
+    steps = tuple(step for part in parts for step in _check(part))
+    errors = [result.error for part in parts for result in part.results]
+    kept = errors.count(None)
+    return PluginReport(name, steps, kept, len(errors) - kept)
 
 
-def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Iterator[_Part]:
+def _find(
+    name: str, manager: PluginManager, import_names: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, type key, and the distribution if its parts are checked, of each part."""
     kind, is_part, key = name.partition(":")
     if is_part:
         template = TEMPLATES.get(kind)
@@ -173,7 +171,7 @@ def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Ite
         known = manager.known(group) if group in KINDS else [advert.key for advert in adverts]
         if not (import_names or key in known or manager.adverts(group, key)):
             raise unknown(group, key, known, _ADVICE)
-        yield _Part(group, key, manager)
+        yield group, key, ""
         return
     own = [advert for advert in manager.adverts() if is_named([name], [advert.distribution])]
     if not own:
@@ -182,7 +180,7 @@ def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Ite
     for advert in own:
         is_shared = advert.kind == OBSERVERS and len(manager.adverts(OBSERVERS, advert.key)) > 1
         key = f"{advert.key}@{advert.distribution}" if is_shared else advert.key
-        yield _Part(advert.kind, key, manager, owner=advert.distribution)
+        yield advert.kind, key, advert.distribution
 
 
 _ADVICE = (
@@ -194,29 +192,29 @@ _ADVICE = (
 def _check(part: _Part) -> Iterator[Step]:
     for name, step in _STEPS.items():
         try:
-            detail = step(part)
+            outcome, detail = step(part)
         except Exception as error:
-            yield Step(str(part), name, "failed", _text(error))
-            return
+            is_told = isinstance(error, PluginLoadError | RuleBroken)
+            text = str(error) if is_told else f"{error_text(error)}{raised_at(error)}"
+            outcome, detail = "failed", text
         if detail:
-            yield Step(str(part), name, "ok", detail)
-    yield from _hold_to_rules(part)
+            yield Step(str(part), name, outcome, detail)
+        if outcome == "failed":
+            break
+    for result in part.results:
+        if result.error is not None:
+            detail = f"{result.rule.title}: {error_text(result.error)}"
+            yield Step(str(part), f"rule {result.rule.number}", "failed", detail)
 
 
-def _text(error: Exception) -> str:
-    if isinstance(error, PluginLoadError | RuleBroken):
-        return str(error)
-    return f"{error_text(error)}{raised_at(error)}"
-
-
-def _import(part: _Part) -> str:
+def _import(part: _Part) -> tuple[Outcome, str]:
     part.target = part.manager.import_part(
         part.kind, part.key, part.asked.get("import_names") or ()
     )
     if part.kind == NAMES:
-        return str(part.target.__module__)
+        return "ok", str(part.target.__module__)
     if part.kind == OBSERVERS:
-        return str(part.target.__name__)
+        return "ok", str(part.target.__name__)
     entry = part.manager.registry(part.kind).entry(part.key)
     if part.owner and entry and entry.owner != part.owner:
         raise PluginLoadError(
@@ -224,12 +222,12 @@ def _import(part: _Part) -> str:
             kind=part.kind,
             plugin=part.owner,
         )
-    return f"{name_of(part.target)}, from {entry.owner if entry else 'unknown'}"
+    return "ok", f"{name_of(part.target)}, from {entry.owner if entry else 'unknown'}"
 
 
-def _build(part: _Part) -> str:
+def _build(part: _Part) -> tuple[Outcome, str]:
     if part.kind not in _MAKERS:
-        return ""
+        return "ok", ""
     book, make = book_of(part.kind), _MAKERS[part.kind](part)
     with (
         tempfile.TemporaryDirectory(prefix="dingsdk-check-") as folder,
@@ -237,50 +235,34 @@ def _build(part: _Part) -> str:
     ):
         made = bench.build()
         part.family = _family(part, made)
-    if made is None:
-        return ""
     given = ", ".join(f"{key}={value!r}" for key, value in part.given.items())
-    return f"with {given or 'its defaults'}"
+    return "ok", "" if made is None else f"with {given or 'its defaults'}"
 
 
-_STEPS: Mapping[str, Callable[[_Part], str]] = {
-    "import": _import,
-    "interface": lambda part: describe_interface(part.kind, part.target),
-    "build": _build,
-}
-
-
-def _hold_to_rules(part: _Part) -> Iterator[Step]:
+def _hold_to_rules(part: _Part) -> tuple[Outcome, str]:
     if getattr(part.target, "contract_capabilities", "") is None:
-        yield Step(str(part), "rules", "skipped", "those of its kind are not for it, as it says")
-        return
+        return "skipped", "those of its kind are not for it, as it says"
     if part.kind not in _MAKERS:
-        if part.kind != NAMES:
-            yield Step(str(part), "rules", "skipped", "there are none for its kind")
-        return
+        return "skipped", "" if part.kind == NAMES else "there are none for its kind"
     try:
         make = _MAKERS[part.kind](part)
         report = book_of(part.kind).check(make, capabilities=part.capabilities)
     except ContractError as error:
         report = error.facts["report"]
-    except Exception as error:
-        yield Step(str(part), "rules", "failed", _text(error))
-        return
-    part.rules.append(report)
-    applying = [result for result in report.results if result.applies]
-    others = len(report.results) - len(applying)
-    kept = len(applying) - len(report.broken)
+    part.results = [result for result in report.results if result.applies]
+    others = len(report.results) - len(part.results)
+    kept = len(part.results) - len(report.broken)
     promised = f"; promises {listing(part.capabilities)}" if part.capabilities else ""
-    yield Step(
-        str(part),
-        "rules",
-        "failed" if report.broken else "ok",
-        f"{kept} of {len(applying)} kept, {others} do not apply{promised}",
-    )
-    for result in applying:
-        if result.error is not None:
-            detail = f"{result.rule.title}: {error_text(result.error)}"
-            yield Step(str(part), f"rule {result.rule.number}", "failed", detail)
+    text = f"{kept} of {len(part.results)} kept, {others} do not apply{promised}"
+    return "failed" if report.broken else "ok", text
+
+
+_STEPS: Mapping[str, Callable[[_Part], tuple[Outcome, str]]] = {
+    "import": _import,
+    "interface": lambda part: ("ok", describe_interface(part.kind, part.target)),
+    "build": _build,
+    "rules": _hold_to_rules,
+}
 
 
 def _policy_maker(part: _Part) -> Any:
@@ -343,9 +325,11 @@ def _wrapper_maker(part: _Part) -> Callable[..., Any]:
     return lambda wrap: part.target(wrap(env_fn()), **part.given)
 
 
-def _folder_of(part: _Part, folder: Path) -> dict[str, Any]:
-    """Return the settings of a storage that has a setting ``path``."""
-    return {"path": str(folder)} if "path" in part.target.Config.__struct_fields__ else {}
+def _storage_maker(part: _Part) -> Callable[..., Any]:
+    has_path = "path" in part.target.Config.__struct_fields__
+    return lambda capacity, _, folder: part.create(
+        {"path": str(folder)} if has_path else {}, capacity
+    )
 
 
 def _serial(part: _Part) -> Callable[..., Any]:
@@ -361,9 +345,7 @@ def _drawing(part: _Part) -> Callable[..., Any]:
 _MAKERS: Mapping[str, Callable[[_Part], Any]] = {
     "transports": lambda part: lambda run_dir: part.create({}, run_dir),
     "buffers": lambda part: part.create,
-    "storages": lambda part: (
-        lambda capacity, _, folder: part.create(_folder_of(part, folder), capacity)
-    ),
+    "storages": _storage_maker,
     "samplers": _drawing,
     "removers": _drawing,
     "limiters": lambda part: lambda _, seed, __: part.create({}, seed),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class StopAndGo:
     def __init__(self, config: Any, sets: Sequence[str] = (), **kwargs: Any) -> None:
         self._config = config
         self._sets = [*sets, "system.save_every=1e9"]  # only one save, when the run ends
-        self._kwargs = kwargs
+        self._options = kwargs
 
     def run(self, folder: Path, after_iterations: Sequence[int]) -> None:
         """Run once without interruption, and once interrupted after these train iterations.
@@ -51,35 +51,20 @@ class StopAndGo:
         Raises:
             AssertionError: the final states differ; the message names the entries.
         """
-        whole = self._outcome(self._train(folder, "whole"))
-        stops = iter(after_iterations)
-        run = self._train(folder, "stopped", _interrupt_after(next(stops)))
-        for iteration in stops:
-            self._resume(run, _interrupt_after(iteration))
-        self._resume(run)
-        _compare(whole, self._outcome(run))
+        from dingsdk.pipeline.train import resume, train
 
-    def _train(self, folder: Path, name: str, *callbacks: Callable[..., None]) -> Path:
-        from dingsdk.pipeline.train import train
+        def start(name: str, *callbacks: Callable[..., None]) -> Path:
+            options = {"sets": [*self._sets, f"exp_name={name}"], **self._options}
+            return train(self._config, output=folder, callbacks=callbacks, **options).run_dir
 
-        sets = [*self._sets, f"exp_name={name}"]
-        result = train(self._config, sets=sets, output=folder, callbacks=callbacks, **self._kwargs)
-        return result.run_dir
-
-    def _resume(self, run: Path, *callbacks: Callable[..., None]) -> None:
-        from dingsdk.pipeline.train import resume
-
-        resume(run, callbacks=callbacks, **self._kwargs)
-
-    def _outcome(self, run: Path) -> dict[str, Any]:
-        from dingsdk.pipeline.resume import find_save
-
-        save = find_save(run)
-        buffers = [persistence.load(path) for path in sorted(save.path.glob("buffer*"))]
-        rows = [list(each.whole()) for each in buffers]
-        state = save.state.plain()
-        del state["run"]  # each run has another id
-        return {**state, "buffer": [each.state for each in buffers], "rows": rows}
+        whole = start("whole")
+        first, *later = after_iterations
+        run = start("stopped", _interrupt_after(first))
+        for iteration in later:
+            resume(run, callbacks=[_interrupt_after(iteration)], **self._options)
+        resume(run, **self._options)
+        different = different_leaves(outcome_of(whole), outcome_of(run))
+        assert not different, f"the resumed run differs in {', '.join(different[:20])}"
 
 
 def _interrupt_after(last: int) -> Callable[[int], None]:
@@ -90,13 +75,16 @@ def _interrupt_after(last: int) -> Callable[[int], None]:
     return after_iter
 
 
-def _compare(whole: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
-    first, second = (dict(_leaves(each)) for each in (whole, resumed))
-    different = different_leaves(first, second)
-    assert not different, f"the resumed run differs in {', '.join(different[:20])}"
+def outcome_of(run: Path) -> dict[tuple[Any, ...], Any]:
+    """Return the leaves of the saved state and rows of a run, without those of the clock."""
+    from dingsdk.pipeline.resume import find_save
 
-
-def _leaves(tree: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    save = find_save(run)
+    buffers = [persistence.load(path) for path in sorted(save.path.glob("buffer*"))]
+    state = save.state.plain()
+    del state["run"]  # each run has another id
+    state["buffer"] = [each.state for each in buffers]
+    state["rows"] = [list(each.whole()) for each in buffers]
     # Encoded, because random generators and deques of arrays have no equality.
-    pairs = flatten(Encoder().visit(tree))
-    return ((path, leaf) for path, leaf in pairs if _BY_THE_CLOCK.isdisjoint(path))
+    leaves = flatten(Encoder().visit(state))
+    return {path: leaf for path, leaf in leaves if _BY_THE_CLOCK.isdisjoint(path)}

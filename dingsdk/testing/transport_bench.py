@@ -35,17 +35,14 @@ class Recorder(MasterListener):
 
     ``events`` has (kind, worker_id, fact) in the order of the calls. The facts are a WorkerInfo
     (``joined``), the progress (``renewed``), a reason (``left``) or a TaskAnswer (``answered``).
-    ``incarnations`` has the last incarnation of each worker id.
     """
 
     def __init__(self, condition: Condition, patience_s: float) -> None:
         self.events: list[tuple[str, str, Any]] = []
-        self.incarnations: dict[str, int] = {}
         self._condition = condition
         self._patience_s = patience_s
 
     def worker_joined(self, info: WorkerInfo) -> None:
-        self.incarnations[info.worker_id] = info.incarnation
         self._note("joined", info.worker_id, info)
 
     def worker_renewed(self, worker_id: str, progress: int) -> None:
@@ -154,7 +151,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
 
     def incarnation(self, worker_id: str) -> int:
         """Return the incarnation that joined last; 0 if there is none."""
-        return self.listener.incarnations.get(worker_id, 0)
+        return max((info.incarnation for info in self.listener.of("joined", worker_id)), default=0)
 
     def send(self, worker_id: str, *task_ids: str, **data: Any) -> None:
         """Send tasks to the incarnation that joined last."""
@@ -190,10 +187,6 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         with raises(f"answer() of {whose}", kind):
             end.answer(TaskAnswer("t1", True))
 
-    def spawn(self, function: Callable[[], None], name: str) -> Job:
-        """Run a worker's code with the scheduler of the transport."""
-        return self.far.scheduler.spawn(function, name)
-
     def done(self, *jobs: Job) -> None:
         """Wait for jobs to end; raise the first error of one.
 
@@ -215,7 +208,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         def wait() -> None:
             end.next_task(20 * self.patience_s)
 
-        job = self.spawn(wait, "the wait for a task")
+        job = self.far.scheduler.spawn(wait, "the wait for a task")
         Call(lambda: end.renew(1), "renew() beside a wait for a task").value(self.patience_s)
         yield
         with raises("the wait for a task", *kinds):

@@ -136,8 +136,9 @@ def rule_11_threads_share_an_end(bench: Bench) -> None:
                 bench.send(name, f"{name}-{number}", n=number)
 
     send(range(count - 2))
-    jobs = [bench.spawn(partial(serve, n, e), f"{n} serves") for n, e in ends.items()]
-    jobs += [bench.spawn(partial(renew, e), f"{n} renews") for n, e in ends.items()]
+    spawn = bench.far.scheduler.spawn
+    jobs = [spawn(partial(serve, n, e), f"{n} serves") for n, e in ends.items()]
+    jobs += [spawn(partial(renew, e), f"{n} renews") for n, e in ends.items()]
     send(range(count - 2, count))
     bench.done(*jobs)
     for name in names:
@@ -752,8 +753,8 @@ CAPABILITIES: Final[Mapping[str, str]] = {
         "it, belongs to the same fabric. Workers then get an object of their own."
     ),
     "survives_faults": (
-        "The address is `http://host:port` or `tcp://host:port`, and a bad network may stand "
-        "before it. The rules about faults apply."
+        "The address is `http://host:port`, and a bad network may stand before it. The rules "
+        "about faults apply."
     ),
 }
 """The optional capabilities of a transport, and what each promises."""

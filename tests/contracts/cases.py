@@ -38,15 +38,29 @@ class Case(NamedTuple):
         type("Made", (self.contract,), attributes)().test_rule(rule, folder)
 
 
+def is_repeated(name: str, rule: Rule) -> bool:
+    return "_buffer_with_it_" in rule.name and name != "fifo"
+
+
 def each_rule(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
-    """Return the mark of a test that is called with each case and each rule that applies to it."""
+    """Return the mark of a test that is called with each case and each rule that applies to it.
+
+    Rules that check a whole buffer with a part are slow, except for one part: the buffers with
+    these parts have cases of their own.
+    """
+    found = [
+        (name, case, rule)
+        for name, case in cases.items()
+        for rule in case.contract.book.applying(case.capabilities)
+    ]
     return pytest.mark.parametrize(
         ("case", "rule"),
         [
             pytest.param(
-                case, rule, id=f"{name}-{rule.name}", marks=[pytest.mark.slow] * case.is_slow
+                *(case, rule),
+                id=f"{name}-{rule.name}",
+                marks=[pytest.mark.slow] * (case.is_slow or is_repeated(name, rule)),
             )
-            for name, case in cases.items()
-            for rule in case.contract.book.applying(case.capabilities)
+            for name, case, rule in found
         ],
     )

@@ -6,7 +6,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,33 +17,26 @@ from dingsdk.testing.fault_proxy import DELAY_S, QUICK_FAULTS
 class Server:
     """Answers each request with its body in upper case, and records it."""
 
-    def __init__(self, *, is_http: bool) -> None:
+    def __init__(self) -> None:
         self.seen: list[bytes] = []
         seen = self.seen
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                while line := self.rfile.readline():
-                    if is_http:
-                        size = 0
-                        while (header := self.rfile.readline()) not in (b"\r\n", b""):
-                            if header.lower().startswith(b"content-length:"):
-                                size = int(header.split(b":")[1])
-                        if header == b"":
-                            return  # the request is incomplete
-                        line = self.rfile.read(size)
-                        if len(line) < size:
-                            return
-                    seen.append(line.strip())
-                    reply = line.upper()
-                    if is_http:
-                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(reply)}\r\n\r\n"
-                        reply = head.encode() + reply
-                    self.wfile.write(reply)
+                while self.rfile.readline():
+                    size = 0
+                    while (header := self.rfile.readline()) not in (b"\r\n", b""):
+                        if header.lower().startswith(b"content-length:"):
+                            size = int(header.split(b":")[1])
+                    body = self.rfile.read(size)
+                    if header == b"" or len(body) < size:
+                        return  # the request is incomplete
+                    seen.append(body)
+                    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
+                    self.wfile.write(head.encode() + body.upper())
 
         self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        scheme = "http" if is_http else "tcp"
-        self.address = f"{scheme}://127.0.0.1:{self.server.server_address[1]}"
+        self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
         self.thread.start()
 
@@ -54,16 +47,10 @@ class Server:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
-    made: list[Server] = []
-
-    def start(*, is_http: bool = True) -> Server:
-        made.append(Server(is_http=is_http))
-        return made[-1]
-
-    yield start
-    for server in made:
-        server.close()
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
 
 
 def dial(address: str) -> socket.socket:
@@ -101,9 +88,8 @@ def ask(link: socket.socket, body: bytes) -> bytes:
     ],
 )
 def test_fault_affects_one_exchange(
-    serve: Callable[..., Server], fault: Fault, is_answered: bool, served: int
+    server: Server, fault: Fault, is_answered: bool, served: int
 ) -> None:
-    server = serve()
     with FaultProxy(server.address, [fault]) as proxy:
         with dial(proxy.address) as link:
             assert (ask(link, b"first") == b"FIRST") is is_answered
@@ -113,16 +99,14 @@ def test_fault_affects_one_exchange(
         assert proxy.exchanges == 2
 
 
-def test_delay_takes_time(serve: Callable[..., Server]) -> None:
-    server = serve()
+def test_delay_takes_time(server: Server) -> None:
     with FaultProxy(server.address, [Fault.DELAY]) as proxy, dial(proxy.address) as link:
         started = time.monotonic()
         ask(link, b"late")
         assert time.monotonic() - started >= DELAY_S
 
 
-def test_reordered_exchange_is_overtaken(serve: Callable[..., Server]) -> None:
-    server = serve()
+def test_reordered_exchange_is_overtaken(server: Server) -> None:
     with (
         FaultProxy(server.address, [Fault.REORDER]) as proxy,
         dial(proxy.address) as slow,
@@ -137,8 +121,7 @@ def test_reordered_exchange_is_overtaken(serve: Callable[..., Server]) -> None:
     assert server.seen == [b"second", b"first"]
 
 
-def test_requests_get_no_reply_while_the_proxy_is_silent(serve: Callable[..., Server]) -> None:
-    server = serve()
+def test_requests_get_no_reply_while_the_proxy_is_silent(server: Server) -> None:
     with FaultProxy(server.address) as proxy:
         with dial(proxy.address) as link:
             proxy.silence()
@@ -151,19 +134,7 @@ def test_requests_get_no_reply_while_the_proxy_is_silent(serve: Callable[..., Se
     assert server.seen == [b"heard"]
 
 
-def test_tcp_chunks_are_passed_or_dropped(serve: Callable[..., Server]) -> None:
-    server = serve(is_http=False)
-    faults = [Fault.PASS, Fault.DELAY, Fault.DROP]  # a request, its reply, another request
-    with FaultProxy(server.address, faults) as proxy, dial(proxy.address) as link:
-        link.sendall(b"one\n")
-        assert link.recv(100) == b"ONE\n"
-        link.sendall(b"two\n")
-        assert link.recv(100) == b""
-    assert server.seen == [b"one"]
-
-
-def test_close_ends_waiting_connections_and_is_idempotent(serve: Callable[..., Server]) -> None:
-    server = serve()
+def test_close_ends_waiting_connections_and_is_idempotent(server: Server) -> None:
     proxy = FaultProxy(server.address, [Fault.SWALLOW])
     with dial(proxy.address) as link:
         got: list[bytes] = []

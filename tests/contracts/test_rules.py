@@ -176,6 +176,7 @@ PROPORTIONAL = PRIORITIZED | {"columns", "proportional"}
 RANDOM = {"type": "random"}
 CASES: Mapping[str, Case] = {
     "naive_arrays": buffer("naive", ROWS | {"columns"}, storage=ARRAY),
+    "naive_objects": buffer("naive", ROWS | {"objects"}, storage=OBJECT),
     "naive_random": buffer("naive", (ROWS | {"columns", "objects"}) - {"fifo"}, remover=RANDOM),
     "advanced_random": buffer("advanced", PROPORTIONAL - {"fifo"}, True, remover=RANDOM),
     "elastic": buffer("elastic", BASE | {"columns", "distinct", "elastic"}, storage=ARRAY),
@@ -209,6 +210,7 @@ CASES: Mapping[str, Case] = {
         SamplerContract,
         lambda _: lambda capacity, seed, folder: UniformSampler({}, COMPILED_FROM, seed),
         {"rows", "distinct"},
+        True,
     ),
     "proportional": sampler("proportional", "priorities", "proportional"),
     "sequence": sampler("sequence", "sequences"),
@@ -261,6 +263,7 @@ def test_part_follows_the_rule(
     case.check(rule, tmp_path, tmp_path_factory.mktemp("parts"))
 
 
+@pytest.mark.slow
 def test_sampler_with_a_law_of_its_own_breaks_only_the_rule_of_equal_chances() -> None:
     with pytest.raises(ContractError) as caught:
         check_part("sampler", RecentSampler.made, capabilities={"rows"})

@@ -54,21 +54,19 @@ def failed(plugin: str) -> list[tuple[str, str]]:
     return [(s.name, s.detail) for s in check_plugin(plugin).steps if s.outcome == "failed"]
 
 
-LAST = """
-    class Mine(RowSampler):
+NEVER = """
+    class Mine(Limiter):
         config = {"type": "mine"}
-        contract_capabilities = {"rows"}
 
-        def draw(self, population, size, replace=False):
-            import numpy as np
-            return np.full(size, population - 1, np.int64)
+        def can_sample(self, n):
+            return False
 """
 
 
 def test_broken_rules_are_named_and_counted(
     provide: Provide, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    provide("samplers", LAST)
+    provide("limiters", NEVER)
 
     assert main(["check", "acme-mine", "--badge", "badge.json"]) == 1
 
@@ -83,10 +81,9 @@ def test_broken_rules_are_named_and_counted(
 def test_plugin_that_keeps_all_rules_passes(
     provide: Provide, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fair = "self._rng.choice(population, size, replace)"
-    provide("samplers", LAST.replace("np.full(size, population - 1, np.int64)", fair))
+    provide("limiters", NEVER.replace("False", "self.size > 0"))
 
-    assert main(["check", "samplers:mine", "--json", "--badge", "badge.json"]) == 0
+    assert main(["check", "limiters:mine", "--json", "--badge", "badge.json"]) == 0
 
     told = json.loads(capsys.readouterr().out)
     assert told["passed"] is True
@@ -168,7 +165,6 @@ def test_check_ends_at_the_step_that_fails(name: str, provide: Provide) -> None:
     ((_, detail),) = failed(f"{kind}:mine")
 
     assert words in detail
-    assert main(["check", f"{kind}:mine"]) == 1
 
 
 def test_observer_without_hooks_fails(provide: Provide) -> None:

@@ -75,13 +75,3 @@ class HasTheOldestInItsWindow(Elastic):
     def _ages(self, sample_range: slice | None) -> range | None:
         count = self._remover.count
         return None if self._size >= count else range(self._size)
-
-
-@mutant(45)
-class DropsWhatLeavesItsWindow(Elastic):
-    least: int | None = None
-
-    def _ages(self, sample_range: slice | None) -> range | None:
-        self.least = min(self.least or self._size, self._size)
-        self._size = self.least
-        return super()._ages(sample_range)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -17,7 +16,6 @@ from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
     CheckpointCorruptError,
-    CheckpointVersionError,
 )
 
 from .buffer_mutant import Naive, NaiveObjects, mutant
@@ -49,23 +47,6 @@ class SharesItsState(NaiveObjects):
         items = self._storage._items if self._storage is not None else []  # type: ignore[attr-defined]
         state = super().state_dict()
         return {**state, "data": items} if state["tail"] == 0 and items else state
-
-
-@mutant(23)
-class KeepsTheLoadedState(NaiveObjects):
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        if state_dict.get("tail") == 0 and self.count():
-            self._storage._items = state_dict["data"]  # type: ignore[union-attr]
-
-
-@mutant(24)
-class TakesOtherVersions(Naive):
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        try:
-            super().load_state_dict(state_dict)
-        except CheckpointVersionError:
-            super().load_state_dict({"data": state_dict["data"]})
 
 
 @mutant(24)
@@ -118,20 +99,6 @@ class MakesAFolder(Naive):
         tempfile.mkdtemp(dir=".")
 
 
-@mutant(30)
-class StartsAThread(Naive):
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
-        super().__init__(cfg)
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self.ended.wait, args=(20,))
-        self.thread.start()
-
-    def close(self) -> None:
-        super().close()
-        self.ended.set()
-        self.thread.join()
-
-
 @mutant(29)
 class ServesOnWhenClosed(Naive):
     def sample(self, size: int, *args: Any, **options: Any) -> Any:
@@ -152,20 +119,6 @@ class LeavesAFile(Naive):
         super().close()
 
 
-@mutant(31, 35, 36)
-class ForgetsToWake(Naive):
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
-        super().__init__(cfg)
-        buffer = self
-
-        class Silent(threading.Condition):
-            def notify_all(self) -> None:
-                if buffer.closed:
-                    super().notify_all()
-
-        self._changed = Silent(self._lock)
-
-
 @mutant(31)
 class GivesUpEarly(Naive):
     def sample(self, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
@@ -182,14 +135,6 @@ class ReturnsNoneWhenClosed(Naive):
             if timeout_s is None:
                 raise
             return None
-
-
-@mutant(36)
-class ServesBelowTheMinimum(Naive):
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
-        super().__init__(cfg)
-        if self._limiter.min_size > 1:
-            self._limiter.can_sample = lambda n: self._limiter.size > 0  # type: ignore[method-assign]
 
 
 @mutant(35)
@@ -214,29 +159,6 @@ class TellsOnlyWhatWasStored(Naive):
         super().push(data[surplus:] if surplus > 0 else data, *args, **options)
         if surplus > 0:
             self._pushed += surplus
-
-
-@mutant(37)
-class SaysTheWrongReason(Naive):
-    def add_remove_listener(self, listener: Any) -> None:
-        super().add_remove_listener(lambda rows, reason: listener(rows, "overwritten"))
-
-
-@mutant(37)
-class CountsClearedRowsTwice(Naive):
-    def clear(self) -> None:
-        held = self.count()
-        super().clear()
-        self._left["cleared"] += held
-
-
-@mutant(39)
-class CountsOutsideTheLock(Naive):
-    def push(self, *args: Any, **options: Any) -> None:
-        super().push(*args, **options)
-        pushed = self._pushed
-        time.sleep(1e-5)
-        self._pushed = pushed
 
 
 @mutant(39)

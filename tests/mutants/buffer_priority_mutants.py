@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,33 +32,11 @@ class CountsUsesFrom0(Advanced):
         return found
 
 
-@mutant(46)
-class KnowsNoStaleness(Advanced):
-    def meddle(self, found: Any) -> Any:
-        found.columns["staleness"][:] = -1
-        return found
-
-
 @mutant(54)
 class CountsIdsAnew(Advanced):
     def clear(self) -> None:
         super().clear()
         self._metadata.next_id = 0
-
-
-@mutant(48)
-class GivesNewRows1(Advanced):
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
-        super().__init__(cfg)
-        prepare = self._metadata.prepare
-
-        def give_1(rows: Any) -> Any:
-            rows, facts = prepare(rows)
-            if facts.priorities is None:
-                facts = replace(facts, priorities=np.ones(len(rows)))
-            return rows, facts
-
-        self._metadata.prepare = give_1  # type: ignore[method-assign]
 
 
 @mutant(48)
@@ -120,21 +97,6 @@ class NeverDrawsPriority0(Advanced):
         priorities = np.asarray(info.get("priority", ()))
         if priorities.dtype.kind == "f" and (priorities == 0).any():
             self._sampler.on_remove(np.asarray(info["replay_buffer_idx"])[priorities == 0])  # type: ignore[attr-defined]
-
-
-@mutant(54)
-class UpdatesByPosition(Advanced):
-    def update(self, info: Mapping[str, Any]) -> None:
-        places = info.get("replay_buffer_idx")
-        if isinstance(places, list) and max(places, default=0) > 10**6:
-            known = [place for place in places if 0 <= place < self.count()]
-            ids = self._metadata.ids(np.array(known)).tolist()
-            info = {
-                "replay_unique_id": ids,
-                "replay_buffer_idx": known,
-                "priority": info["priority"][: len(known)],
-            }
-        super().update(info)
 
 
 @mutant(55)

@@ -6,20 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dingsdk import SampleBatch
 from dingsdk.errors import (
-    BufferFullError,
     SchemaMismatchError,
 )
 
 from .buffer_mutant import ORDER, Naive, NaiveObjects, mutant
-
-
-@mutant(1, 7, 8)
-class DropsSingleRows(Naive):
-    def push(self, data: Any, *args: Any, **options: Any) -> None:
-        if isinstance(data, (list, SampleBatch)):
-            super().push(data, *args, **options)
 
 
 @mutant(2, *ORDER)
@@ -31,15 +22,6 @@ class ForgetsTheOrderAtTheSeam(Naive):
             self._remover.by_age = lambda ages: ages  # type: ignore[method-assign]
         else:
             self._remover.by_age = by_age.__get__(self._remover)  # type: ignore[method-assign]
-
-
-@mutant(2, 20, 37)
-class KeepsTheOldestOfMany(Naive):
-    def push(self, data: Any, *args: Any, **options: Any) -> None:
-        if isinstance(data, (list, SampleBatch)) and len(data) > self.replay_buffer_size:
-            first = data[: self.replay_buffer_size]
-            data = [*data[self.replay_buffer_size :], *first]
-        super().push(data, *args, **options)
 
 
 @mutant(1)
@@ -74,17 +56,6 @@ class DropsWhatIsNoRow(Naive):
         if isinstance(data, list):
             data = [row for row in data if row]
         super().push(data, *args, **options)
-
-
-@mutant(7, 8)
-class PushesUpToTheBadRow(Naive):
-    def push(self, data: Any, *args: Any, **options: Any) -> None:
-        try:
-            super().push(data, *args, **options)
-        except SchemaMismatchError:
-            for row in data if isinstance(data, list) else ():
-                super().push(row, *args, **options)
-            raise
 
 
 @mutant(8)
@@ -122,42 +93,6 @@ class WidensRewards(Naive):
         return found.with_columns(reward=found.columns["reward"].astype(np.float64))
 
 
-@mutant(11, 13)
-class ReturnsLists(Naive):
-    def sample(self, *args: Any, **options: Any) -> Any:
-        found = super().sample(*args, **options)
-        return found if found is None else list(found)
-
-
-@mutant(12, 18, 19)
-class NeverTheNewest(Naive):
-    def _ages(self, sample_range: slice | None) -> range | None:
-        count = self._remover.count
-        whole = sample_range is None and count >= 3
-        return range(count - 1) if whole else super()._ages(sample_range)
-
-    def sample(self, size: int, *args: Any, **options: Any) -> Any:
-        if isinstance(size, int) and size == self.count():
-            return super().sample(size, 0, slice(None), **options)
-        return super().sample(size, *args, **options)
-
-
-@mutant(13, 39)
-class ReusesTheBatch(Naive):
-    batches: dict[int, Any]
-
-    def sample(self, size: int, *args: Any, **options: Any) -> Any:
-        found = super().sample(size, *args, **options)
-        if not isinstance(found, SampleBatch):
-            return found
-        kept = self.__dict__.setdefault("batches", {}).setdefault(size, found)
-        for name, column in found.columns.items():
-            for key, part in column.items() if isinstance(column, dict) else [(None, column)]:
-                target = kept.columns[name] if key is None else kept.columns[name][key]
-                target[...] = part
-        return kept
-
-
 @mutant(13, 9)
 class SharesWhatItReturns(NaiveObjects):
     def sample(self, *args: Any, **options: Any) -> Any:
@@ -178,45 +113,11 @@ class HasNoEmptyBatch(Naive):
         return None if found == [] else found
 
 
-@mutant(15, 19, 33)
-class ReturnsWhatThereIs(Naive):
-    def sample(self, size: int, *args: Any, **options: Any) -> Any:
-        if isinstance(size, int) and size > self.count() > 0 and not options.get("replace"):
-            size = self.count()
-        return super().sample(size, *args, **options)
-
-
-@mutant(15)
-class Raises(Naive):
-    def sample(self, size: int, *args: Any, **options: Any) -> Any:
-        if isinstance(size, int) and size > self.replay_buffer_size and not options:
-            raise BufferFullError("too many", rows=size, waited_s=0.0)
-        return super().sample(size, *args, **options)
-
-
-@mutant(15)
-class RoundsSizes(Naive):
-    def sample(self, size: int, *args: Any, **options: Any) -> Any:
-        return super().sample(int(size) if isinstance(size, float) else size, *args, **options)
-
-
 @mutant(18)
 class RepeatsRows(Naive):
     def sample(self, *args: Any, **options: Any) -> Any:
         draw = type(self._sampler).draw.__get__(self._sampler)  # type: ignore[attr-defined]
         self._sampler.draw = lambda population, size, replace: draw(population, size, True)  # type: ignore[attr-defined]
-        return super().sample(*args, **options)
-
-
-@mutant(18)
-class PrefersTheNewest(Naive):
-    def sample(self, *args: Any, **options: Any) -> Any:
-        draw = type(self._sampler).draw.__get__(self._sampler)  # type: ignore[attr-defined]
-
-        def prefer(population: int, size: int, replace: bool) -> Any:
-            return max((draw(population, size, replace) for _ in range(2)), key=np.sum)
-
-        self._sampler.draw = prefer  # type: ignore[attr-defined]
         return super().sample(*args, **options)
 
 

@@ -36,12 +36,6 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(2, 6, 11, 16)
-class ReturnsOneMore(Samples):
-    def collect(self, n_sample: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return super().collect(n_sample and n_sample + 1, *args, **kwargs)
-
-
 @mutant(2, 7, 12)
 class ReturnsTheNewestFirst(Samples):
     def collect(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,40 +49,12 @@ class HalvesRewards(Samples):
         return [{**row, "reward": 0.5 * row["reward"]} for row in rows]
 
 
-@mutant(3, 19)
-class ForgetsTheVersion(Samples):
-    def collect(self, n_sample: Any = None, train_iter: int = 0, *args: Any, **kwargs: Any) -> Any:
-        rows: list[Any] = super().collect(n_sample, train_iter, *args, **kwargs)  # type: ignore[assignment]
-        return [{**row, "collect_iter": 0} for row in rows]
-
-
-@mutant(3)
-class DropsKwargs(Samples):
-    def collect(self, *args: Any, policy_kwargs: Any = None, **kwargs: Any) -> Any:
-        return super().collect(*args, **kwargs)
-
-
-@mutant(6, 7)
-class KeepsThePolicysState(Samples):
-    def _take_policy(self, policy: Any) -> None:
-        if policy is not None:
-            reset = policy.reset
-            policy = policy._replace(reset=lambda ids=None: reset() if ids is None else None)
-        super()._take_policy(policy)
-
-
 @mutant(7)
 class KeepsFailedEpisodes(Samples):
     def _build(self, traj_len: int | None) -> Any:
         rollout, (writer,) = super()._build(traj_len)
         writer.drop = lambda env_ids: None  # type: ignore[method-assign]
         return rollout, [writer]
-
-
-@mutant(7)
-class CountsWhatItReturns(Samples):
-    def _end_collect(self, episodes: Any, **kwargs: Any) -> None:
-        super()._end_collect(episodes, **{**kwargs, "envsteps": kwargs["samples"]})
 
 
 @mutant(9)
@@ -134,20 +100,6 @@ class LeavesEnvsOpen(Samples):
         super().close()
 
 
-@mutant(11)
-class TakesAnyKey(Samples):
-    @classmethod
-    def read(cls, cfg: Any, path: str = "") -> Any:
-        known = cls.default_config()
-        return super().read({key: value for key, value in cfg.items() if key in known}, path)
-
-
-@mutant(16, 2)
-class DropsTheSurplus(Samples):
-    def collect(self, *args: Any, drop_extra: Any = None, **kwargs: Any) -> Any:
-        return super().collect(*args, drop_extra=drop_extra is not False, **kwargs)
-
-
 @mutant(16)
 class NeverReturnsASurplus(Samples):
     def collect(self, *args: Any, drop_extra: Any = None, **kwargs: Any) -> Any:
@@ -166,12 +118,6 @@ class TrainsOnOldRows(Samples):
         return
 
 
-@mutant(2, 7, 12)
-class CutsTheFirstStep(Episodes):
-    def collect(self, *args: Any, **kwargs: Any) -> Any:
-        return [episode[1:] or episode for episode in super().collect(*args, **kwargs)]
-
-
 @mutant(21, 6)
 class BeginsOneMore(Episodes):
     def collect(self, n_episode: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -183,10 +129,3 @@ class GivesAllTheFirstOnesData(Games):
     def collect(self, *args: Any, **kwargs: Any) -> Any:
         data, infos = super().collect(*args, **kwargs)
         return [data[0]] * len(data), infos
-
-
-@mutant(22)
-class GivesAllTheFirstOnesInfos(Games):
-    def collect(self, *args: Any, **kwargs: Any) -> Any:
-        data, infos = super().collect(*args, **kwargs)
-        return data, [infos[0]] * len(infos)

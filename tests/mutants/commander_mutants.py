@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -34,20 +33,6 @@ class SendsSets(Mutant):
     def get_collector_task(self) -> Task | None:
         task = super().get_collector_task()
         return task and {**task, "players": {1, 2}}
-
-
-@mutant(2, 5, 8)
-class HasOneMorePlace(Mutant):
-    def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
-        super().__init__(cfg, *args)
-        self._collector_space.increase_space()
-
-
-@mutant(2, 8)
-class CountsPlaces(Mutant):
-    def get_collector_task(self) -> Task | None:
-        self._collector_count = self._collector_space.cur
-        return super().get_collector_task()
 
 
 @mutant(2, 8)
@@ -92,29 +77,12 @@ class ClosesItsOwnName(Mutant):
         return task_id
 
 
-@mutant(9)
-class NeverJudges(Mutant):
-    def judge_learner_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
-        return False
-
-
 @mutant(11)
 class SeedsAllAlike(Mutant):
     def get_collector_task(self) -> Task | None:
         task = super().get_collector_task()
         if task is not None:
             task["collector_cfg"]["seed"] = 1
-        return task
-
-
-@mutant(11)
-class SeedsFromNothing(Mutant):
-    numbers = itertools.count()
-
-    def get_collector_task(self) -> Task | None:
-        task = super().get_collector_task()
-        if task is not None:
-            task["collector_cfg"]["seed"] = next(self.numbers)
         return task
 
 
@@ -144,22 +112,6 @@ class StopsBeforeItTrained(Mutant):
         return super().finish_collector_task(task_id, finished)
 
 
-@mutant(14)
-class StopsShort(Mutant):
-    def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
-        super().__init__(cfg, *args)
-        self._stop_value -= 1
-
-
-@mutant(15)
-class EvaluatesWithoutAnOpponent(Playing):
-    def get_collector_task(self) -> Task | None:
-        task = super().get_collector_task()
-        if task is not None:
-            task["collector_cfg"]["env"].pop("eval_opponent", None)
-        return task
-
-
 @mutant(15)
 class PutsTheTrainedPlayerLast(Playing):
     def get_collector_task(self) -> Task | None:
@@ -174,12 +126,3 @@ class TakesNoSnapshots(Playing):
     def __init__(self, cfg: Mapping[str, Any], *args: Any) -> None:
         super().__init__(cfg, *args)
         self.league.judge_snapshot = lambda *args: False  # type: ignore[method-assign]
-
-
-@mutant(15)
-class RefreshesThePast(Playing):
-    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        super().update_learner_info(task_id, info)
-        for player in self.league.players.values():
-            if not player.is_active:
-                self.league.copy(self.league.players["player_0"].checkpoint, player.checkpoint)

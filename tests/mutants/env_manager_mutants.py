@@ -25,13 +25,6 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(1)
-class LaunchesTwice(Mutant):
-    def launch(self, reset_param: Any = None) -> None:
-        self.close()
-        super().launch(reset_param)
-
-
 @mutant(5, 9)
 class LosesTheLastObservation(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
@@ -58,13 +51,6 @@ class UsesItsColumnsAgain(Mutant):
             self._kept = step.reward
         self._kept[:] = step.reward
         return step._replace(reward=self._kept)
-
-
-@mutant(7, 5, 22, 27)
-class DoublesRewards(Mutant):
-    def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
-        step = super().step_batch(actions, env_ids)
-        return step._replace(reward=2 * step.reward)
 
 
 @mutant(8)
@@ -220,11 +206,3 @@ class ForgetsTheRandomStreams(Mutant):
 @mutant(28)
 class ForgetsItsEpisodes(Mutant):
     _saved = tuple(name for name in InProcessEnvManager._saved if name != "_episodes")
-
-
-@mutant(28)
-class GoesOnInTheStateItGave(Mutant):
-    def get_state(self) -> dict[str, Any]:
-        state = super().get_state()
-        state["manager"]["_episodes"] = self._episodes
-        return state

@@ -38,15 +38,6 @@ class CountsTheFirstToEnd(Mutant):
         return rollout
 
 
-@mutant(3)
-class KeepsThePolicysState(Mutant):
-    def _take_policy(self, policy: Any) -> None:
-        if policy is not None:
-            reset = policy.reset
-            policy = policy._replace(reset=lambda ids=None: reset() if ids is None else None)
-        super()._take_policy(policy)
-
-
 @mutant(5)
 class CountsFailedEpisodes(Mutant):
     def _make_rollout(self, monitor: Any) -> Any:

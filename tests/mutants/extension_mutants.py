@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import click
 import gymnasium
-import numpy as np
 from click.shell_completion import CompletionItem
 
 from dingsdk import hookimpl
@@ -74,12 +73,6 @@ class TakesAnyArgument(Hook):
             super().__init__(*args, **kwargs)
 
 
-@mutant(7, 5, 6)
-class NeedsAnIteration(Hook):
-    def __call__(self, engine: Any) -> None:
-        engine.add_log_vars({"loss": engine.log_vars["total_loss"]})
-
-
 @mutant(5)
 class ChangesThePolicy(Hook):
     def __call__(self, engine: Any) -> None:
@@ -140,24 +133,10 @@ class Wrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 @mutant(2)
-class HasNoSpace(Wrapper):
-    @property
-    def observation_space(self) -> Any:
-        return (4,)
-
-
-@mutant(2)
 class ReturnsLessThanItsSpace(Wrapper):
     def step(self, action: Any) -> Any:
         obs, *rest = super().step(action)
         return (obs[:2], *rest)
-
-
-@mutant(2)
-class ResetsToDoubles(Wrapper):
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = super().reset(**kwargs)
-        return obs.astype(np.float64), info
 
 
 @mutant(3)
@@ -168,32 +147,9 @@ class DividesByZero(Wrapper):
 
 
 @mutant(5)
-class DrawsFromAGlobal(Wrapper):
-    random = np.random.default_rng()
-
-    def step(self, action: Any) -> Any:
-        obs, reward, *rest = super().step(action)
-        return (obs, reward + self.random.random(), *rest)
-
-
-@mutant(5)
 class CountsOn(Wrapper):
     def reset(self, **kwargs: Any) -> Any:
         return self.env.reset(**kwargs)
-
-
-@mutant(5)
-class CountsTogether(Wrapper):
-    counts: ClassVar[list[int]] = [0]
-
-    def reset(self, **kwargs: Any) -> Any:
-        self.counts[0] = 0
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        self.counts[0] += 1
-        obs, reward, *rest = super().step(action)
-        return (obs, reward + self.counts[0], *rest)
 
 
 @mutant(7)
@@ -208,20 +164,12 @@ class StaysOpen(Wrapper):
         """Close nothing."""
 
 
-@mutant(7)
-class HidesTheEnv(Wrapper):
-    @property
-    def unwrapped(self) -> Any:
-        return self
-
-
 class Command:
     """A command that follows all rules; mutants change one of its parts."""
 
     kind: ClassVar[str] = "command"
     declared: ClassVar[frozenset[str]] = frozenset()
     help: ClassVar[str] = "Show the run in the folder RUN."
-    option_help: ClassVar[str] = "Print JSON."
     settings: ClassVar[Mapping[str, Any]] = {}
 
     @staticmethod
@@ -231,7 +179,7 @@ class Command:
     @classmethod
     def made(cls) -> click.Command:
         run = click.Argument(["run"], shell_complete=cls.complete)
-        option = click.Option(["--json"], is_flag=True, help=cls.option_help)
+        option = click.Option(["--json"], is_flag=True, help="Print JSON.")
         return click.Command(
             "show", params=[run, option], help=cls.help, callback=print, **cls.settings
         )
@@ -242,26 +190,9 @@ class IsALongStory(Command):
     help = f"Show the run in the folder RUN, {'and more ' * 10}"
 
 
-@mutant(1)
-class LeavesAnOptionOpen(Command):
-    option_help = ""
-
-
-@mutant(1)
-class LeavesAnArgumentOpen(Command):
-    help = "Show a run."
-
-
 @mutant(4)
 class HasNoHelpOption(Command):
     settings: ClassVar[Mapping[str, Any]] = {"add_help_option": False}
-
-
-@mutant(4)
-class TakesAnyOption(Command):
-    settings: ClassVar[Mapping[str, Any]] = {
-        "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True}
-    }
 
 
 @mutant(6)
@@ -322,20 +253,6 @@ class Observer:
 
 
 @mutant(3)
-class NeedsAFieldThatIsMissing(Observer):
-    @hookimpl
-    def dingsdk_run_finished(self, result: Any) -> None:
-        self.lines.append(result["cost"])
-
-
-@mutant(3, 5)
-class CannotWriteCheckpoints(Observer):
-    @hookimpl
-    def dingsdk_write_checkpoint(self) -> bool | None:
-        raise OSError("no network")
-
-
-@mutant(3)
 class CutsTheConfig(Observer):
     @hookimpl
     def dingsdk_run_started(self, config: Any, run_dir: Any) -> None:
@@ -347,13 +264,6 @@ class NeedsAnEvaluation(Observer):
     @hookimpl
     def dingsdk_run_finished(self, result: Any) -> None:
         self.lines.append(f"{result['last_return']:.1f}")
-
-
-@mutant(5)
-class NeedsARun(Observer):
-    @hookimpl
-    def dingsdk_after_evaluate(self, mean_return: float) -> None:
-        self.lines[0] += f" {mean_return:.1f}"
 
 
 @mutant(5)
@@ -369,21 +279,7 @@ class WorksInOneThread(Observer):
 
 
 @mutant(3)
-class ShowsAnObject(Observer):
-    @hookimpl
-    def dingsdk_progress_columns(self) -> Any:
-        return {"lines": self.lines}
-
-
-@mutant(3)
 class CreatesNoPart(Observer):
     @hookimpl
     def dingsdk_create_component(self, kind: str) -> Any:
         return 5 if kind == "buffers" else None
-
-
-@mutant(3, 5)
-class LosesCheckpoints(Observer):
-    @hookimpl
-    def dingsdk_write_checkpoint(self) -> bool:
-        return True

@@ -12,7 +12,6 @@ import numpy as np
 from dingsdk.errors import CheckpointCorruptError
 from dingsdk.worker.replay_buffer.limiter import (
     MinSizeLimiter,
-    PushSampleRateLimiter,
     SamplesPerInsertLimiter,
 )
 from dingsdk.worker.replay_buffer.remover import FifoRemover
@@ -69,15 +68,6 @@ class FillsFrom0(Objects):
             super().put(where, rows)
 
 
-@mutant(15)
-class WidensColumns(Arrays):
-    def take(self, where: Any) -> Any:
-        found = super().take(where)
-        if "reward" not in found.columns:
-            return found
-        return found.with_columns(reward=found.columns["reward"].astype(np.float64))
-
-
 @mutant(13)
 class RelinksSharedRows(Arrays):
     cfg: ClassVar = {"next_of": "obs"}
@@ -112,12 +102,6 @@ class KeepsRowsThatWereCleared(Sequences):
             super().clear()
 
 
-@mutant(15, 6)
-class RepeatsRanks(Rows):
-    def draw(self, population: int, size: int, replace: bool = False) -> Any:
-        return super().draw(population, size, True)
-
-
 @mutant(6)
 class MistakesRankForAge(Rows):
     """Treats the highest ranks as the newest rows, and prefers them."""
@@ -133,26 +117,6 @@ class MistakesRankForAge(Rows):
 class DrawsRowsThatLeft(Priorities):
     def on_remove(self, where: Any) -> None:
         self.assign(where, 1e-3)
-
-
-@mutant(15)
-class IgnoresAlpha(Priorities):
-    def assign(self, where: Any, priorities: Any) -> None:
-        alpha, self.alpha = self.alpha, 1.0
-        super().assign(where, priorities)
-        self.alpha = alpha
-
-
-@mutant(15)
-class SavesNoEnds(Sequences):
-    def state_dict(self) -> Any:
-        return {**super().state_dict(), "early_ends": np.empty(0, np.int64)}
-
-
-@mutant(15)
-class CountsRowsForStarts(Sequences):
-    def count_starts(self, length: int) -> int:
-        return self._count
 
 
 class Ring(Mutant, FifoRemover):
@@ -172,12 +136,6 @@ class TellsRowsThatLeaveYoungestFirst(Ring):
         if leaving is None:
             return where, None
         return where, np.arange(self.capacity)[leaving][::-1]
-
-
-@mutant(11, 10)
-class ClaimsToBeARing(Random):
-    is_fifo = True
-    capabilities = frozenset({"fifo"})
 
 
 @mutant(9)
@@ -204,12 +162,6 @@ class Ratio(Mutant, SamplesPerInsertLimiter):
     cfg: ClassVar = {"samples_per_insert": 1.5, "min_size": 10}
 
 
-class Rate(Mutant, PushSampleRateLimiter):
-    kind = "limiter"
-    capabilities = frozenset({"bounded", "timed"})
-    cfg: ClassVar = dict(PushSampleRateLimiter.contract_config)
-
-
 @mutant(1, 5)
 class CountsPushes(MinSize):
     def on_insert(self, n: int) -> None:
@@ -234,11 +186,6 @@ class TakesAQuestionForASample(Ratio):
         return admitted
 
 
-@mutant(4, 2, 8)
-class LeavesNoRoomForABatch(Ratio):
-    cfg: ClassVar = {**Ratio.cfg, "error_buffer": 5.0}
-
-
 @mutant(5)
 class ForgetsSamples(Ratio):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,22 +206,10 @@ class ForgetsRowsThatLeft(MinSize):
         return self.inserts >= self.min_size
 
 
-@mutant(7)
-class SamplesOneRowEarly(MinSize):
-    def can_sample(self, n: int) -> bool:
-        return self.size >= self.min_size - 1
-
-
 @mutant(8, 7)
 class AdmitsEveryPush(Ratio):
     def can_insert(self, n: int) -> bool:
         return True
-
-
-@mutant(9)
-class NeverSaysWhen(Rate):
-    def retry_after_s(self) -> float | None:
-        return None
 
 
 @mutant(9)

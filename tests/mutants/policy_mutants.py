@@ -14,12 +14,10 @@ from dingsdk.data import SampleBatch
 from dingsdk.policy import (
     BasePolicy,
     CollectMode,
-    CommandMode,
     DQNLearnSection,
     DQNPolicy,
     DQNSection,
     EvalMode,
-    LearnMode,
 )
 
 from .mutant_list import MutantList
@@ -38,13 +36,6 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(15)
-class HasNoInfo(Mutant):
-    @property
-    def learn_mode(self) -> LearnMode:
-        return super().learn_mode._replace(monitor_vars=None)  # type: ignore[arg-type]
-
-
 @mutant(2)
 class ServesEveryMode(Mutant):
     def _check_serves(self, field: str) -> None:
@@ -56,14 +47,6 @@ class ActsOutsideTheSpace(Mutant):
     def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
         found = super().act(obs, env_ids, explore=explore, **setting)
         return found if explore else {"action": found["action"] + 3}
-
-
-@mutant(3)
-class FailsWithoutEnvs(Mutant):
-    def _act_by_env(self, field: str, obs: Any, **setting: Any) -> Any:
-        if not obs:
-            raise ValueError("need at least one array to stack")
-        return super()._act_by_env(field, obs, **setting)
 
 
 @mutant(5, 6, 19, 20, 24)
@@ -78,14 +61,6 @@ class ScalesObservationsInPlace(Mutant):
 class ExploresInEvaluations(Mutant):
     def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
         return super().act(obs, env_ids, explore=True, **{"eps": 0.9, **setting})
-
-
-@mutant(8)
-class EvaluatingDrawsFromTheExploration(Mutant):
-    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
-        if not explore:
-            self._exploration.explore(np.zeros(1, np.int64), 0.5, self.rng)
-        return super().act(obs, env_ids, explore=explore, **setting)
 
 
 @mutant(8)
@@ -114,25 +89,6 @@ class ResetsKnownEnvsOnly(Mutant):
             raise KeyError(99)
 
 
-@mutant(11)
-class RemembersEnvsThatWereReset(Mutant):
-    def build(self) -> None:
-        super().build()
-        self.steps: dict[int, int] = {}
-
-    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
-        found = super().act(obs, env_ids, explore=explore, **setting)
-        if not explore and env_ids is not None:
-            for row, env_id in enumerate(env_ids):
-                found["action"][row] = (found["action"][row] + self.steps.get(env_id, 0)) % 3
-                self.steps[env_id] = self.steps.get(env_id, 0) + 1
-        return found
-
-    def reset(self, env_ids: Sequence[int] | None = None) -> None:
-        if env_ids is None:
-            self.steps.clear()
-
-
 @mutant(13)
 class NamesTheEndInItsOwnWay(Mutant):
     def _transition(self, obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
@@ -149,12 +105,6 @@ class NamesTheEndInItsOwnWay(Mutant):
         return super().samples(columns, ends)
 
 
-@mutant(13, 25)
-class DropsPiecesThatWereCut(Mutant):
-    def _sample_rows(self, piece: Any) -> list[Any]:
-        return super()._sample_rows(piece if piece and piece[-1]["done"] else [])
-
-
 @mutant(14, 25)
 class DropsTheLastTransition(Mutant):
     def _sample_rows(self, piece: Any) -> list[Any]:
@@ -165,16 +115,6 @@ class DropsTheLastTransition(Mutant):
 class LogsNaN(Mutant):
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {**super().learn(batch), "entropy": float("nan")}
-
-
-@mutant(15, 20)
-class CollectsWithItsFirstWeights(Mutant):
-    def build(self) -> None:
-        super().build()
-        self._first = {name: value.clone() for name, value in self._network.state_dict().items()}
-
-    def _model_state(self) -> dict[str, Any]:
-        return {"model": self._first}
 
 
 @mutant(17)
@@ -226,20 +166,6 @@ class HidesItsBatchSize(Mutant):
         if key == "batch_size":
             raise NotImplementedError(key)
         return super()._get_attribute(key)
-
-
-@mutant(3)
-class ForgetsExplorationLate(Mutant):
-    @property
-    def command_mode(self) -> CommandMode:
-        return super().command_mode._replace(
-            get_setting_collect=lambda info: {"eps": None if info["envstep"] > 1000 else 0.5}
-        )
-
-    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
-        if explore and setting["eps"] is None:
-            raise TypeError("eps is None")
-        return super().act(obs, env_ids, explore=explore, **setting)
 
 
 @mutant(24)

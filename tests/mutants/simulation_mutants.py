@@ -26,12 +26,15 @@ class Mutant:
         where: ``module:Class.function``.
         line: Part of the function's source; occurs exactly once.
         instead: The replacement.
+        seed: The first seed whose simulated run breaks a promise with the defect, when it was last
+            searched from 0; the defect must be found with 10,000 seeds at most.
     """
 
     name: str
     where: str
     line: str
     instead: str
+    seed: int
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -72,18 +75,21 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
             "self._queues[state.role].append(",
             "str(",
+            6,
         ),
         Mutant(
             "payloads of running tasks are swept",
             f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
             'or data_id.partition("-")[0] in owners',
             "",
+            34,
         ),
         Mutant(
             "payloads of tasks that have ended are swept",
             f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
             "data_id in known or ",
             "",
+            2,
         ),
     ],
     "A worker is stopped for longer than its lease, then continues": [
@@ -92,12 +98,14 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.worker:CommWorker._is_overdue",
             "> FENCE * lease_s",
             "> 60 * lease_s",
+            2,
         ),
         Mutant(
             "a silent worker keeps its lease",
             f"{_COORDINATOR}.scheduler_state:WorkerPool.silent",
             "<= now",
             "<= now - 60",
+            13,
         ),
     ],
     "The work of a task raises": [
@@ -106,6 +114,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.slave:Slave._run",
             "(Exception, SystemExit)",
             "(KeyError, SystemExit)",
+            8,
         ),
     ],
     "A task kills every worker that gets it": [
@@ -114,6 +123,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
             "(*(at for at in before if now - at < LOSS_WINDOW_S), now)",
             "(now,)",
+            16,
         ),
     ],
     "The learner is killed": [
@@ -122,24 +132,28 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_PAYLOADS}.restart",
             "dict.fromkeys(self._live)",
             "{name: None for name, each in self._live.items() if not each.is_inserted}",
+            15,
         ),
         Mutant(
             "rows that left an earlier home count as gone from the new one",
             f"{_PAYLOADS}.restart",
             "payload.left.clear()",
             "pass",
+            18,
         ),
         Mutant(
             "the limiter of a new home counts from zero",
             f"{_COORDINATOR}.coordinator:Coordinator.new_home",
             "payloads.home_counts or None",
             "None",
+            78,
         ),
         Mutant(
             "the limiter of a new home counts rows twice",
             f"{_HOME}:TableHome._insert",
             "is_counted=True",
             "is_counted=False",
+            61,
         ),
     ],
     "The learner is killed while it saves a checkpoint": [
@@ -150,6 +164,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "pointer = encode_json(_POINTER_KIND, {'stem': stem, 'iteration': iteration})\n"
             "        folder.write_atomic(_POINTER, [pointer])\n"
             "        if ask().write_checkpoint(path=path, contents=contents) is not True:",
+            149,
         ),
     ],
     "The job of a worker ends or hangs, but its process lives": [
@@ -158,6 +173,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.worker:CommWorker._is_alive",
             "now - self._moved_at < self._cfg.progress_timeout_s",
             "True",
+            13,
         ),
     ],
     "The coordinator is killed and started again": [
@@ -166,30 +182,35 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.journal:Keeper.acknowledge",
             "self.journal.append(fact)",
             "str(fact)",
+            10,
         ),
         Mutant(
             "the reports of a home are not in the journal",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
             "self._note(Settled(task_id, train_iter, home))",
             "pass",
+            0,
         ),
         Mutant(
             "a home that rejoins is not told what it has missed",
             f"{_PAYLOADS}.rejoin",
             "if name not in had",
             "if not had",
+            11,
         ),
         Mutant(
             "rows trained on before a restart count twice",
             f"{_PAYLOADS}._load",
             'state["earlier_trained_rows"]',
             'state["trained_rows"]',
+            11,
         ),
         Mutant(
             "the leases of an earlier coordinator never end",
             f"{_COORDINATOR}.coordinator:Coordinator._expire_orphans",
             "self._expire_orphan(state)",
             "pass",
+            33,
         ),
     ],
     "The learner is killed, and then the coordinator": [
@@ -198,6 +219,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.scheduler_state:SchedulerState.apply",
             "self.begin_home(found)",
             "found.buffer_id in self.buffers or self.begin_home(found)",
+            35,
         ),
     ],
     "A worker reports while the coordinator is down": [
@@ -206,6 +228,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_REQUESTS}.slave_end:RequestSlaveEnd.join",
             "min(deadline, self._clock() + self._request_timeout_s)",
             "deadline",
+            6,
         ),
     ],
     "The coordinator is killed while it writes its journal": [
@@ -214,6 +237,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "dingsdk.runtime.records:records_in",
             "if torn := len(view) - at:",
             "if torn := len(view) - at:\n        raise damaged_at(path, at, advice)",
+            0,
         ),
     ],
     "A payload is missing": [
@@ -222,6 +246,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_HOME}:Home._loaded",
             "self._lost.append((announced.data_id, reason))",
             "pass",
+            15,
         ),
     ],
     "A payload becomes visible late": [
@@ -230,6 +255,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
             "self._clock() + LOAD_TIMEOUT_S",
             "self._clock()",
+            5,
         ),
     ],
     "A payload is damaged or replaced": [
@@ -238,6 +264,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.learner:BaseCommLearner._load_payload",
             "if digest is None:",
             "if True:",
+            15,
         ),
     ],
     "The disk of the payloads is full": [
@@ -246,6 +273,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.collector:BaseCommCollector.send_stepdata",
             "continue",
             "return",
+            11,
         ),
     ],
     "The disk is full for a long time, or for all processes": [
@@ -254,12 +282,14 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.scheduler_state:SchedulerState.__init__",
             "StorageOutage(cfg.storage_timeout_s, self._now)",
             "StorageOutage(cfg.storage_timeout_s, clock)",
+            25,
         ),
         Mutant(
             "journal records that did not fit on the disk are lost",
             f"{_COORDINATOR}.journal:Keeper.note",
             "self.is_behind = True",
             "pass",
+            11,
         ),
     ],
     "A worker hangs while it builds its envs or policy": [
@@ -268,6 +298,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.coordinator:Coordinator._run",
             "self.master.lose(worker.worker_id, str(raised), worker.incarnation)",
             "pass",
+            13,
         ),
     ],
     "A worker is slow": [
@@ -276,6 +307,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.worker:CommWorker._note_round",
             "self._moved_at = self._clock()",
             "pass",
+            1,
         ),
     ],
     "A payload is announced several times": [
@@ -284,6 +316,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_PAYLOADS}.push",
             "if self.knows(data_id):",
             "if False:",
+            4,
         ),
     ],
     "Two payloads have one id": [
@@ -292,6 +325,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_PAYLOADS}.push",
             "known is not None and (",
             "False and (",
+            19,
         ),
     ],
     "Rows leave the home": [
@@ -300,24 +334,28 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_PAYLOADS}._leave",
             "self._evicted[reason] += rows",
             'self._evicted["overwritten"] += rows',
+            0,
         ),
         Mutant(
             "a payload is deleted although one row of it is left",
             f"{_PAYLOADS}._leave",
             ">= payload.rows",
             ">= payload.rows - 1",
+            1,
         ),
         Mutant(
             "a report of the home is processed twice",
             f"{_PAYLOADS}.note_reports",
             "report.number > self.confirmed",
             "True",
+            1,
         ),
         Mutant(
             "the last report of a learner is dropped",
             f"{_COORDINATOR}.roles:LearnerRole._train",
             'coordinator.deal_with_learner_send_info(*ids, finished["info"])',
             "pass",
+            6,
         ),
     ],
     "An answer is repeated, late, or for another worker's task": [
@@ -326,6 +364,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_REQUESTS}.handler:Mailbox.take",
             "if number > self.answered and not self.is_closed:",
             "if not self.is_closed:",
+            12,
         ),
         Mutant(
             "an answer for another worker's task is accepted",
@@ -333,12 +372,14 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "self._open.get(worker_id, {}).pop(answer.task_id, None)",
             "next((each.pop(answer.task_id) for each in self._open.values()"
             " if answer.task_id in each), None)",
+            7,
         ),
         Mutant(
             "an unexpected answer ends a request",
             f"{_COMM}.master:Master.task_answered",
             "if task is None:",
             "if False:",
+            7,
         ),
     ],
     "Messages are lost, late, repeated or reordered": [
@@ -347,12 +388,14 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_REQUESTS}.handler:Mailbox.fetch",
             "return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]",
             "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
+            12,
         ),
         Mutant(
             "a lost answer is not sent again",
             f"{_REQUESTS}.slave_end:RequestSlaveEnd._unconfirmed",
             "chosen = first_that_fit(self._answers, self._max_bytes)",
             "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
+            3,
         ),
     ],
     "A second coordinator takes over the run": [
@@ -361,6 +404,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
             "self._keeper.journal.check_owner()",
             "pass",
+            30,
         ),
     ],
     "The file that names the coordinator is removed": [
@@ -369,6 +413,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.journal:Journal._read_owner",
             "return _NOBODY",
             "return _Owner(self.epoch, self._owner)",
+            21,
         ),
     ],
     "The run is closed while workers wait": [
@@ -377,6 +422,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.roles:_acknowledge",
             "coordinator.is_ending or coordinator.deal_with_collector_send_data",
             "coordinator.deal_with_collector_send_data",
+            26,
         ),
     ],
     "A clock jumps, or the coordinator is stopped": [
@@ -385,6 +431,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
             "self._state.stopped_s += stalled_s",
             "pass",
+            17,
         ),
     ],
     "Collectors are faster than the learner": [
@@ -393,6 +440,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_collector_send_data",
             "return False",
             "return True",
+            24,
         ),
     ],
     "A policy is read while others replace it": [
@@ -401,6 +449,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.files.policy_store:FilePolicyStore.publish",
             "if newest >= version:",
             "if False:",
+            71,
         ),
     ],
     "The newest policy or checkpoint is damaged": [
@@ -409,12 +458,14 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.files.policy_store:FilePolicyStore._load",
             "self._damaged.add(key)",
             "raise",
+            27,
         ),
         Mutant(
             "a damaged checkpoint ends the run although there is an older one",
             f"{_LEARNER}.checkpoint:_load_newest",
             "skipped.append(error)",
             "raise",
+            198,
         ),
     ],
     "The disk of the run folder is full": [
@@ -423,12 +474,14 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.publisher:PolicyPublisher._try",
             "except StorageFullError as error:",
             "except KeyError as error:",
+            24,
         ),
         Mutant(
             "a disk without room for a checkpoint ends the learner",
             f"{_LEARNER}.hooks:SaveCkptHook.__call__",
             'if self.position != "after_iter":',
             "if True:",
+            24,
         ),
     ],
     "A worker is lost again and again in a long run": [
@@ -437,6 +490,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
             "() if has_progressed else state.losses",
             "state.losses",
+            36,
         ),
     ],
     "The whole run dies, and its memory is lost": [
@@ -445,6 +499,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.admission:Admission.begin",
             "self._began_at.pop()",
             "break",
+            33,
         ),
     ],
     "Collectors of an on-policy learner are slow, or differ in speed": [
@@ -453,18 +508,21 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.learner:BaseCommLearner.get_batch",
             "home.announced > before",
             "False",
+            9,
         ),
         Mutant(
             "a training does not wait for rows of old policies",
             f"{_COORDINATOR}.admission:Admission.may_train",
             "self.version_of(grant.policy_iter) < oldest",
             "False",
+            7,
         ),
         Mutant(
             "a collector continues with an old policy",
             "dingsdk.worker.collector.zergling:ZerglingParallelCollector._is_admitted",
             "and self._policy_iter < policy_iter",
             "and False",
+            0,
         ),
     ],
     "A worker of on-policy training is lost": [
@@ -473,18 +531,21 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.admission:Admission.forget",
             "self._grants.pop(task_id, None)",
             "str(task_id)",
+            0,
         ),
         Mutant(
             "rows of a saved but unreported training are trained on again",
             f"{_COORDINATOR}.on_policy:OnPolicyPayloads.begin_training",
             "self.began_at = train_iter",
             "self.began_at = train_iter + 1",
+            192,
         ),
         Mutant(
             "unacknowledged rows count as delivered",
             f"{_COMM}.collector:BaseCommCollector.deal_with_collector_go_on",
             "{} if self._reports else self._delivered",
             "self._delivered",
+            583,
         ),
     ],
     "The newest policy of an on-policy learner is damaged": [
@@ -493,6 +554,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.learner:BaseCommLearner._catch_up",
             "self._is_on_policy and",
             "False and",
+            586,
         ),
     ],
     "The disk is full when an on-policy training ends": [
@@ -501,6 +563,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
             "[] if self._is_behind else ",
             "",
+            11,
         ),
     ],
 }

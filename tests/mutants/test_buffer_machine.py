@@ -26,9 +26,6 @@ from .buffer_mutant import MUTANTS, Mutant
             "CountsUsedRows",
             "ForgetsTheOrderAtTheSeam",
             "IgnoresPushedPriorities",
-            "KeepsStaleRows",
-            "KnowsNoStaleness",
-            "LeavesWeightsAsTheyAre",
             "SharesItsRows",
         }
     ],

@@ -77,20 +77,11 @@ def raises_on_silence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestSlaveEnd, "_note_silence", raise_it)
 
 
-def gives_up_for_good_after_silence(patch: pytest.MonkeyPatch) -> None:
-    def give_up(self: RequestSlaveEnd, error: Exception, since: float | None = None) -> None:
-        if silence_s(self, since) > SILENT_S:
-            self._asks.close()
-
-    patch.setattr(RequestSlaveEnd, "_note_silence", give_up)
-
-
 MUTANTS = [
     (36, joins_again_at_every_try),
     (37, sends_each_task_one_time),
     (37, reports_repeated_answers),
     (40, raises_on_silence),
-    (40, gives_up_for_good_after_silence),
 ]
 
 

@@ -7,7 +7,6 @@ import pickle
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,15 +30,6 @@ from .transport_mutant import PATIENCE_S, Mutant, mutant
 class GivesUpEarly(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         return super().next_task(timeout_s / 2)
-
-
-@mutant(17)
-class OverrunsItsDeadline(MemorySlaveEnd):
-    def next_task(self, timeout_s: float) -> TaskMessage | None:
-        task = super().next_task(timeout_s)
-        if task is None:
-            time.sleep(2 * PATIENCE_S)
-        return task
 
 
 @mutant(18)
@@ -86,15 +76,6 @@ class LeavesAThread(Mutant):
     def close(self, timeout_s: float = 5.0) -> None:
         super().close(timeout_s)
         threading.Timer(3 * PATIENCE_S, print).start()
-
-
-@mutant(22)
-class LeavesAFile(Mutant):
-    left: list[Any] = []  # noqa: RUF012 - what it leaks
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        super().close(timeout_s)
-        self.left.append(Path("/dev/null").open())  # noqa: SIM115
 
 
 @mutant(41)

@@ -12,8 +12,8 @@ from dingsdk_in_memory.transport import (
     MemorySlaveEnd,
 )
 
-from dingsdk.errors import ProtocolError, WorkerLostError
-from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.errors import ProtocolError
+from dingsdk.worker.comm import MasterListener, TaskMessage, WorkerInfo
 
 from .transport_mutant import mutant
 
@@ -38,40 +38,12 @@ class ForgetsTheRole(MemoryMasterEnd):
         return super().open(Forgetful(listener))
 
 
-@mutant(1, 15)
-class AnnouncesTwice(MemoryMasterEnd):
-    def open(self, listener: MasterListener) -> str:
-        class Twice(Meddler):
-            def worker_joined(self, info: WorkerInfo) -> None:
-                self.listener.worker_joined(info)
-                self.listener.worker_joined(info)
-
-        return super().open(Twice(listener))
-
-
-@mutant(11)
-class NewestTaskFirst(MemorySlaveEnd):
-    def next_task(self, timeout_s: float) -> TaskMessage | None:
-        if self._mailbox is not None and len(self._mailbox) == 10:
-            self._mailbox.rotate(1)
-        return super().next_task(timeout_s)
-
-
 @mutant(11)
 class DeliversTheTenthTwice(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         if self._mailbox is not None and len(self._mailbox) == 10:
             self._mailbox.appendleft(self._mailbox[0])
         return super().next_task(timeout_s)
-
-
-@mutant(17, 11)
-class LooksForTasksAtTheDeadline(MemorySlaveEnd):
-    def next_task(self, timeout_s: float) -> TaskMessage | None:
-        with self._master.condition:
-            if not self._mailbox:
-                self._master.condition.wait_for(lambda: self._is_cut_off, timeout_s)
-        return super().next_task(0.0)
 
 
 @mutant(11)
@@ -81,34 +53,6 @@ class SendsToAll(MemoryMasterEnd):
         others = [name for name in self.mailboxes if name != worker_id]
         if len(others) > 2:
             super().send(others[0], self.joins[others[0]], task)
-
-
-@mutant(11)
-class SwapsTwoAnswers(MemorySlaveEnd):
-    held: TaskAnswer | None = None
-    count = 0
-
-    def answer(self, answer: TaskAnswer) -> None:
-        self.count += 1
-        if self.count == 7:
-            self.held = answer
-            return
-        super().answer(answer)
-        if self.held is not None:
-            super().answer(self.held)
-            self.held = None
-
-
-@mutant(8)
-class KeepsTheTraceback(MemorySlaveEnd):
-    def answer(self, answer: TaskAnswer) -> None:
-        super().answer(replace(answer, traceback=""))
-
-
-@mutant(11)
-class CountsIn32Bits(MemorySlaveEnd):
-    def renew(self, progress: int) -> None:
-        super().renew(progress & 0xFFFFFFFF)
 
 
 @mutant(8)
@@ -127,41 +71,12 @@ class SendsAnything(MemoryMasterEnd):
             return data
 
 
-@mutant(16, 12)
-class SendsIntoTheVoid(MemoryMasterEnd):
-    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        if worker_id in self.mailboxes:
-            super().send(worker_id, incarnation, task)
-
-
-@mutant(11)
-class DeafToTheSixth(MemoryMasterEnd):
-    def open(self, listener: MasterListener) -> str:
-        class Deaf(Meddler):
-            def worker_renewed(self, worker_id: str, progress: int) -> None:
-                if worker_id != "w5":
-                    self.listener.worker_renewed(worker_id, progress)
-
-        return super().open(Deaf(listener))
-
-
 @mutant(12)
 class DropsInSilence(MemoryMasterEnd):
     def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
         with self.condition:
             if self.joins[worker_id] == incarnation:
                 self.mailboxes.pop(worker_id, None)
-
-
-@mutant(12, 15)
-class TakesLateAnswers(MemorySlaveEnd):
-    def answer(self, answer: TaskAnswer) -> None:
-        try:
-            super().answer(answer)
-        except WorkerLostError:
-            if self._master.listener is not None:
-                self._master.listener.task_answered(self._worker_id, answer)
-            raise
 
 
 @mutant(14)
@@ -185,26 +100,12 @@ class SendsToWhoeverHasTheName(MemoryMasterEnd):
         super().send(worker_id, self.joins[worker_id], task)
 
 
-@mutant(14)
-class DropsWhoeverHasTheName(MemoryMasterEnd):
-    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        super().drop(worker_id, self.joins[worker_id], reason)
-
-
 @mutant(15)
 class ReplacesInSilence(MemorySlaveEnd):
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
         with self._master.condition:
             self._master.mailboxes.pop(info.worker_id, None)
         super().join(info, timeout_s)
-
-
-@mutant(15)
-class ClosesTheNewOneToo(MemorySlaveEnd):
-    def close(self, timeout_s: float = 5.0) -> None:
-        if not self._shut and self._is_cut_off:
-            self._master.leave(self._worker_id, "it left")
-        super().close(timeout_s)
 
 
 @mutant(16)

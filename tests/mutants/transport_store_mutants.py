@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 
 from dingsdk import SampleBatch
@@ -28,24 +27,11 @@ class ShowsItLater(MemoryDataStore):
         return super().get(data_id, timeout_s)
 
 
-@mutant(23)
-class HandsOutCopies(MemoryDataStore):
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        found = super().get(data_id, timeout_s)
-        return found.take(np.arange(len(found)))
-
-
 @mutant(25)
 class ReplacesPayloads(MemoryDataStore):
     def put(self, data_id: str, batch: SampleBatch) -> None:
         self.delete([data_id])
         super().put(data_id, batch)
-
-
-@mutant(27, 20)
-class RaisesKeyError(MemoryDataStore):
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._payloads[data_id]
 
 
 @mutant(27)
@@ -55,12 +41,6 @@ class NamesNoPayload(MemoryDataStore):
             return super().get(data_id, timeout_s)
         except DataMissingError as error:
             raise DataMissingError(str(error)) from error
-
-
-@mutant(27, 42)
-class DeletesTheLastOfMany(MemoryDataStore):
-    def delete(self, data_ids: Iterable[str]) -> None:
-        super().delete(list(data_ids)[-1:])
 
 
 @mutant(28)
@@ -98,12 +78,6 @@ class PublishesInTwoSteps(MemoryPolicyStore):
 
 
 @mutant(32)
-class ForgetsNothing(MemoryPolicyStore):
-    def discard(self, policy_id: str) -> None:
-        pass
-
-
-@mutant(32)
 class RemembersVersionsOfWhatItForgot(MemoryPolicyStore):
     def newest(
         self, policy_id: str, newer_than: int | None = None
@@ -122,10 +96,3 @@ class SweepsAll(MemoryDataStore):
         count = len(self)
         self._payloads.clear()
         return count
-
-
-@mutant(27)
-class HasWhatItHad(MemoryDataStore):
-    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        self.__dict__.setdefault("had", set()).update(self._payloads)
-        return data_id in self.__dict__["had"]

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
 
-from dingsdk.plugins import PluginManager, default_manager, use_manager
+from dingsdk.plugins import default_manager
 from dingsdk.testing import BufferMachine
 from dingsdk.worker.replay_buffer import IBuffer
 
-from ..contracts.random_remover import RandomRemover
 from ..contracts.test_rules import BASE, PRIORITIZED, ROWS
-
-
-@pytest.fixture(autouse=True)
-def _random_remover() -> Iterator[None]:
-    with use_manager(PluginManager()) as manager:
-        manager.registry("removers").register("random", RandomRemover)
-        yield
 
 
 class Machine(BufferMachine):
@@ -60,9 +52,6 @@ TestNaiveOverLinkedArrays = machine("naive", ROWS | {"columns"}, "array", column
 TestNaiveOverObjects = machine("naive", ROWS | {"objects"}, "object")
 TestNaiveOverMaps = machine("naive", ROWS | {"columns"}, "memmap")
 TestNaiveOverLinkedMaps = machine("naive", ROWS | {"columns"}, "memmap", columns=LINKED)
-TestNaiveWithRandomRemover = machine(
-    "naive", (ROWS | {"columns"}) - {"fifo"}, "array", remover={"type": "random"}
-)
 TestSequenceOverArrays = machine("sequence", SEQUENCES | {"columns"}, "array", slow=False)
 TestSequenceOverObjects = machine("sequence", SEQUENCES | {"objects"}, "object")
 TestSequenceOverLinkedMaps = machine("sequence", SEQUENCES | {"columns"}, "memmap", columns=LINKED)

@@ -1,4 +1,4 @@
-"""`make mutate` draws only mutants that a test could detect."""
+"""`make mutate` draws mutants of the shipped code and runs the tests that cover them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import ast
 import dataclasses
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from tools.mutation.__main__ import EQUIVALENT, _tests_of, area_of
+from tools.mutation.__main__ import _tests_of, area_of
 from tools.mutation.checkout import Checkout
 from tools.mutation.coverage_map import CoverageMap, Tree
 from tools.mutation.coverage_map import Test as RecordedTest
@@ -82,9 +81,9 @@ def test_lines_that_run_at_import_are_distinguished_from_lines_of_functions() ->
 
 
 def test_every_mutant_of_the_shipped_code_parses() -> None:
-    path = CHECKOUT / "dingsdk" / "envs" / "base.py"
+    path = CHECKOUT / "dingsdk" / "worker" / "policy_lag.py"
     source = path.read_text()
-    mutants = mutants_of("base.py", source)
+    mutants = mutants_of(path.name, source)
     assert mutants
     for mutant in mutants:
         ast.parse(mutant.apply(source))
@@ -99,18 +98,6 @@ def test_every_shipped_module_is_in_an_area_except_the_kit_and_templates() -> No
     }
     assert without == {"testing", "templates"}
     assert area_of("plugins/dingsdk-watch/tests/test_page.py") is None
-
-
-def test_every_excluded_mutant_exists_in_the_code() -> None:
-    left_out = tomllib.loads(EQUIVALENT.read_text())["mutant"]
-    known: dict[str, set[tuple[str, str]]] = {}
-    for path in {entry["path"] for entry in left_out}:
-        source = (CHECKOUT / path).read_text() if (CHECKOUT / path).exists() else ""
-        known[path] = {(mutant.before, mutant.after) for mutant in mutants_of(path, source)}
-    outdated = [
-        entry for entry in left_out if (entry["before"], entry["after"]) not in known[entry["path"]]
-    ]
-    assert outdated == []
 
 
 SOURCE = "def add(a, b):\n    return a + b\n"

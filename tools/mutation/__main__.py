@@ -5,8 +5,9 @@
     make mutate SEED=1 TESTS=tests/unit   only tests below these paths
     make mutate SEED=1 SLOW=1             also tests that `make test` leaves out
 
-A stopped run can be continued. The outcome of a mutant stays valid while its tests and all files
-that these tests use are unchanged.
+Some mutants change nothing that a test could detect, such as the first size of a buffer that grows;
+judge each mutant that survives. A stopped run can be continued. The outcome of a mutant stays valid
+while its tests and all files that these tests use are unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import os
 import sys
 import time
-import tomllib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,6 @@ from tools.mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".mutation"
-EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 AREAS = {
     "policy": ("dingsdk/policy/",),
     "envs": ("dingsdk/envs/",),
@@ -138,14 +137,12 @@ def _draw(tree: Tree, seed: int, count: int, areas: list[str]) -> list[Mutant]:
 
     Lines are drawn by a hash of their text, so that changes elsewhere do not change the draw.
     """
-    equivalent = _equivalent()
     lines: dict[str, dict[tuple[str, int], list[Mutant]]] = {area: {} for area in AREAS}
     for path in tree.digests:
         area = area_of(path)
         if area is not None and (not areas or area in areas or path.startswith(tuple(areas))):
             for mutant in mutants_of(path, (tree.root / path).read_text()):
-                if mutant.key not in equivalent:
-                    lines[area].setdefault((path, mutant.line), []).append(mutant)
+                lines[area].setdefault((path, mutant.line), []).append(mutant)
     lines = {area: found for area, found in lines.items() if found}
     shares = sum(SHARES.get(area, 1) for area in lines)
     drawn = []
@@ -159,11 +156,6 @@ def _draw(tree: Tree, seed: int, count: int, areas: list[str]) -> list[Mutant]:
 
 def _rank(seed: int, text: str) -> bytes:
     return hashlib.sha256(f"{seed} {text}".encode()).digest()
-
-
-def _equivalent() -> set[str]:
-    entries = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
-    return {f"{entry['path']}: {entry['before']} => {entry['after']}" for entry in entries}
 
 
 def _try_all(

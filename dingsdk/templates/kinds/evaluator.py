@@ -37,17 +37,8 @@ class PluginNameEvaluator(InteractionSerialEvaluator):
 
     _cfg: Config
 
-    def eval(
-        self,
-        save_ckpt_fn: Any = None,
-        train_iter: int = -1,
-        envstep: int = -1,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[bool, dict[str, Any]]:
+    def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, dict[str, Any]]:
         """Evaluate as the base class does, and add ``eval_episode_return_low`` to the result."""
-        is_reached, info = super().eval(save_ckpt_fn, train_iter, envstep, *args, **kwargs)
+        is_reached, info = super().eval(*args, **kwargs)
         low = float(np.quantile(info["eval_episode_return"], self._cfg.quantile))
-        if self._tb_logger is not None:
-            self._tb_logger.add_scalar(f"{self._instance_name}_step/reward_low", low, envstep)
         return is_reached, {**info, "eval_episode_return_low": low}
