@@ -37,7 +37,7 @@ from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
 
 def make(run_dir: Path) -> InMemoryTransport:
-    return InMemoryTransport({"concurrency": "threads", "check_wire": True}, run_dir)
+    return InMemoryTransport({"check_wire": True}, run_dir)
 
 
 @pytest.mark.parametrize(

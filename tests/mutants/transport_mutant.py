@@ -26,7 +26,7 @@ class Mutant(InMemoryTransport):
     policies: type[MemoryPolicyStore] = MemoryPolicyStore
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__({"concurrency": "threads", "check_wire": True}, run_dir)
+        super().__init__({"check_wire": True}, run_dir)
         self._master = self.master(self._scheduler, check_wire=True)
         self._data_store, self._policy_store = self.data(), self.policies()
 

@@ -1,7 +1,7 @@
 """How the jobs of one process run: as threads, or as the transport decides.
 
 Coordinator, collectors and learners are written as plain blocking code. They wait only through
-a ``Scheduler``, so that the same code runs on threads or as greenlets of one thread.
+a ``Scheduler``, so that the same code runs on threads and, with simulated time, in a simulator.
 """
 
 from __future__ import annotations
@@ -69,9 +69,6 @@ class Job(ABC):
 class Scheduler(ABC):
     """Runs jobs and gives them what they need to wait for each other."""
 
-    is_cooperative = False
-    """Whether a job that does not wait keeps all others waiting."""
-
     def clock(self) -> float:
         """Return the time in seconds that waits use; it never goes back."""
         return time.monotonic()
@@ -83,14 +80,6 @@ class Scheduler(ABC):
     @abstractmethod
     def condition(self) -> Condition:
         """Return a new condition, for jobs and for any other thread."""
-
-    @abstractmethod
-    def yield_turn(self) -> None:
-        """Let other jobs run; called once per round of every long loop, without any lock."""
-
-    @abstractmethod
-    def stalled_job(self, limit_s: float) -> str | None:
-        """Return the job that has blocked all others for over ``limit_s`` seconds, if any."""
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> list[str]:
@@ -135,12 +124,6 @@ class ThreadScheduler(Scheduler):
 
     def condition(self) -> Condition:
         return threading.Condition(threading.Lock())
-
-    def yield_turn(self) -> None:
-        pass
-
-    def stalled_job(self, limit_s: float) -> str | None:
-        return None  # a hung thread does not block others; its lease ends instead
 
     def close(self, timeout_s: float = 5.0) -> list[str]:
         deadline = time.monotonic() + timeout_s

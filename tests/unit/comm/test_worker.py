@@ -65,7 +65,7 @@ class Bench:
     lease_s = 10.0
 
     def __init__(self, tmp_path: Path) -> None:
-        cfg = {"type": "in_memory", "concurrency": "threads"}
+        cfg = {"type": "in_memory"}
         self.transport = default_manager().create("transports", cfg, tmp_path)
         self.joined: list[WorkerInfo] = []
         self.renewed: list[str] = []
