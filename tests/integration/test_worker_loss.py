@@ -57,7 +57,7 @@ def test_repeatedly_lost_learner_ends_the_run(cluster: JobCluster) -> None:
 
 
 def test_evaluation_that_loses_every_worker_is_given_up_and_training_continues(
-    tmp_path: Path, concurrency: str
+    tmp_path: Path,
 ) -> None:
     with torch_threads(1):
         cluster = JobCluster(tmp_path, "in_memory", "env.n_evaluator_episode=1000000")

@@ -119,19 +119,6 @@ def test_segment_is_reused_once_all_its_payloads_are_deleted(
     assert writer.ids() == reader.ids() == []
 
 
-def test_segment_with_a_remaining_payload_is_not_reused(
-    tmp_path: Path, writer: Segments, reader: Segments
-) -> None:
-    for index in range(2 * MOST_ENTRIES):
-        add(writer, f"p{index}", index.to_bytes(8, "little"))
-        if index != 5:
-            reader.delete(f"p{index}")
-    add(writer, "last", b"x")
-    assert reader.read("p5") == (5).to_bytes(8, "little")
-    assert reader.ids() == ["p5", "last"]
-    assert files(tmp_path) == 2
-
-
 def test_late_deletion_does_not_affect_the_next_generation(
     writer: Segments, reader: Segments
 ) -> None:
@@ -167,22 +154,6 @@ def test_entry_of_the_next_generation_is_not_damage_to_an_old_reader(
     assert list(segment.learn(1)) == []
 
 
-def test_id_reused_in_another_segment_outlasts_its_first_segment(
-    tmp_path: Path, writer: Segments, reader: Segments
-) -> None:
-    add(writer, "a", b"first")
-    assert reader.read("a") == b"first"
-    reader.delete("a")
-    with closing(opened(tmp_path / "s")) as other:
-        add(other, "a", b"second")
-        assert reader.read("a") == b"second"
-        own = writer._own
-        assert own is not None
-        own.begin_generation()
-        assert reader.ids() == ["a"]
-        assert reader.read("a") == b"second"
-
-
 def test_read_of_a_new_id_does_not_search_for_later_payloads(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
@@ -205,16 +176,6 @@ def test_segment_created_within_the_clock_tick_of_a_look_up_is_found(
         add(other, "b", b"b")
         os.utime(path, ns=(now, now))
         assert reader.has("b")
-
-
-def test_deleting_twice_or_nothing_changes_nothing(writer: Segments, reader: Segments) -> None:
-    add(writer, "a", b"a")
-    add(writer, "b", b"b")
-    for segments, name in ((reader, "a"), (reader, "a"), (writer, "a"), (writer, "none")):
-        segments.delete(name)
-    assert writer.has("b")
-    assert not writer.has("a")
-    assert reader._index.keys() == {"b"}
 
 
 def test_uncounted_entry_of_a_dead_writer_is_not_seen(writer: Segments, reader: Segments) -> None:
@@ -343,34 +304,6 @@ def test_slot_is_reused_once_its_payload_is_deleted_and_not_viewed(
     assert files(tmp_path, "slot") == 4
 
 
-@pytest.mark.parametrize(
-    ("size", "slots"), [(LARGE, 1), (LARGE // 2, 1), (LARGE // 2 - 1, 2), (LARGE + 1, 2)]
-)
-def test_slot_of_up_to_twice_the_size_is_reused(
-    tmp_path: Path, writer: Segments, size: int, slots: int
-) -> None:
-    add(writer, "a", bytes(LARGE))
-    writer.delete("a")
-    add(writer, "b", b"b" * size)
-    assert files(tmp_path, "slot") == slots
-    assert bytes(writer.read("b") or b"") == b"b" * size
-
-
-def test_slots_that_become_free_together_are_each_used_once(
-    tmp_path: Path, writer: Segments
-) -> None:
-    for name in "ab":
-        add(writer, name, bytes(LARGE))
-    for name in "ab":
-        writer.delete(name)
-    sizes = {"c": LARGE, "d": 3 * LARGE, "e": LARGE, "f": LARGE, "g": 5 * LARGE}
-    for name, size in sizes.items():
-        add(writer, name, name.encode() * size)
-    for name, size in sizes.items():
-        assert bytes(writer.read(name) or b"") == name.encode() * size
-    assert files(tmp_path, "slot") == len(sizes)
-
-
 def test_slots_of_other_sizes_are_not_reused_but_freed_if_there_is_no_room(tmp_path: Path) -> None:
     folder, other = Crowded(tmp_path / "s"), Crowded(tmp_path / "t")
     folder.room = 1 << 30
@@ -407,16 +340,6 @@ def test_payloads_of_a_folder_that_was_removed_are_gone(
     shutil.rmtree(tmp_path / "s")
     assert reader.ids() == []
     assert not reader.has("a")
-
-
-def test_missing_folder_is_reported_with_the_reason_of_the_system(tmp_path: Path) -> None:
-    with closing(opened(tmp_path / "s")) as made:
-        (tmp_path / "s").rmdir()
-        assert made.ids() == []
-        with pytest.raises(StorageFullError, match="cannot make") as caught:
-            add(made, "a", b"a")
-    assert caught.value.facts["reason"] == "ENOENT"
-    assert caught.value.facts["path"] == str(tmp_path / "s")
 
 
 @pytest.mark.parametrize("kind", ["seg", "slot"])
@@ -494,20 +417,6 @@ def test_closed_store_finds_nothing_stores_nothing_and_holds_no_memory(
     assert made._maps == {}
 
 
-def test_free_slots_that_are_kept_are_limited(
-    tmp_path: Path, writer: Segments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk_shared_memory.segments.FREE_BYTES", 2 * LARGE)
-    for index in range(6):
-        add(writer, f"p{index}", bytes(LARGE))
-    for index in range(6):
-        writer.delete(f"p{index}")
-    add(writer, "last", bytes(LARGE))
-    assert files(tmp_path, "slot") == 2
-    names = {path.name for path in (tmp_path / "s").glob("*.slot")}
-    assert writer._maps.keys() == {slot.name for slot in writer._slots} == names
-
-
 def test_maps_of_slots_are_limited_and_removed_with_the_slots(
     tmp_path: Path, writer: Segments, reader: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,19 +449,6 @@ def test_late_reader_does_not_see_the_next_payload_in_a_slot(
 
     assert reader._view(known) is None
     assert bytes(reader.read("new") or b"") == b"n" * LARGE
-
-
-def test_unlisted_slot_of_a_dead_writer_is_not_seen(
-    tmp_path: Path, writer: Segments, reader: Segments
-) -> None:
-    add(writer, "a", b"a")
-    writer._take_slot(LARGE)
-    writer.close()
-    assert reader.ids() == ["a"]
-    assert files(tmp_path, "slot") == 1
-    reader.sweep(lambda name: True, 10.0)
-    assert files(tmp_path, "slot") == 0
-    assert reader.ids() == ["a"]
 
 
 def test_truncated_slot_is_refused(tmp_path: Path, writer: Segments, reader: Segments) -> None:
@@ -596,20 +492,3 @@ def test_payload_that_a_writer_made_right_before_it_died_is_kept(tmp_path: Path)
         assert sorted(late.ids()) == ["a", "b"]
     for each in (keeper, dead):
         each.close()
-
-
-def test_incomplete_segment_is_found_once_it_is_complete(
-    tmp_path: Path, writer: Segments, reader: Segments
-) -> None:
-    add(writer, "a", b"a")
-    whole = next((tmp_path / "s").glob("*.seg"))
-    content = whole.read_bytes()
-    half = whole.with_name("0123456789abcdef-1.seg")
-    half.touch(0o600)
-    writer.delete("a")
-    for part in (b"", content[:4096]):
-        half.write_bytes(part)
-        os.utime(tmp_path / "s", (0, 0))  # the folder's time does not show that the file has grown
-        assert not reader.has("a")
-    half.write_bytes(content)
-    assert reader.has("a")

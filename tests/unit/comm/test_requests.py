@@ -21,21 +21,18 @@ from dingsdk.errors import (
     ProtocolError,
     StaleEpochError,
 )
-from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import (
     OVERHEAD_BYTES,
-    Body,
     Join,
-    NumberedAnswer,
     Request,
     Turn,
     decode_request,
     encode_item,
     first_that_fit,
 )
-from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport, begin_epoch
+from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 LOG = "dingsdk.worker.comm.requests.link"
@@ -104,14 +101,6 @@ def test_mailbox_refuses_skipped_task_and_answer_numbers() -> None:
     assert caught.value.where == "$.body.answers"
     box.take([(1, answers[0]), (2, answers[1])], told.append)
     assert told == answers[:2]
-
-
-def test_closed_mailbox_accepts_and_returns_no_task() -> None:
-    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
-    assert box.put(TaskMessage("t0", {}))
-    box.close()
-    assert not box.put(TaskMessage("t1", {}))
-    assert box.fetch(seq=1, ack=0, want=1, wait_s=0.0) == []
 
 
 class NotingCondition(threading.Condition):
@@ -187,34 +176,6 @@ def test_repeated_join_gets_the_same_incarnation_while_it_is_remembered(
         ("w0", "replaced by a new incarnation"),
         ("w0", 4),
     ]
-
-
-@pytest.mark.parametrize("numbers", [(1, 3), (1, 1), (2, 1)])
-def test_answers_with_numbers_out_of_order_are_all_refused(numbers: tuple[int, int]) -> None:
-    site = Handling()
-    inc = site.join("w0", "a")
-    answers = [NumberedAnswer(n, f"t{n}", True, {}, "", "") for n in numbers]
-    with pytest.raises(ProtocolError, match="in order") as caught:
-        site.ask("answer", "w0", inc, Body(answers))
-    assert caught.value.where == "$.body.answers[].n"
-    assert site.told == [("w0", 1)]  # no answer was accepted
-
-
-def test_old_or_repeated_request_gets_no_tasks() -> None:
-    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
-    for number in range(2):
-        box.put(TaskMessage(f"t{number}", {}))
-    for seq, ack, count in ((2, 0, 2), (2, 0, 0), (1, 0, 0), (3, 1, 1)):
-        assert len(box.fetch(seq, ack, want=9, wait_s=0.0)) == count
-
-
-def test_tasks_are_numbered_from_1_and_removed_when_acknowledged() -> None:
-    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
-    for number in range(3):
-        box.put(TaskMessage(f"t{number}", {}))
-    for seq, ack, left in ((1, 0, [1, 2, 3]), (2, 2, [3]), (3, 1, [3]), (4, 3, [])):
-        tasks = [json.loads(task) for task in box.fetch(seq, ack, want=9, wait_s=0.0)]
-        assert [(task["n"], task["task_id"]) for task in tasks] == [(n, f"t{n - 1}") for n in left]
 
 
 def test_waiting_request_gets_no_tasks_after_a_newer_request() -> None:
@@ -319,12 +280,6 @@ def test_message_contains_the_items_that_fit_and_at_least_one(
 ) -> None:
     items = [(number, b"x" * 9) for number in range(4)]  # 10 bytes each, with the comma
     assert first_that_fit(items, OVERHEAD_BYTES + room, want) == items[:count]
-
-
-def test_epochs_of_a_master_are_counted_from_1(tmp_path: Path) -> None:
-    with PrivateDir(tmp_path / "run") as folder:
-        run, first = begin_epoch(folder)
-        assert (first, begin_epoch(folder), begin_epoch(folder)) == (1, (run, 2), (run, 3))
 
 
 class Closing(RequestMasterEnd):

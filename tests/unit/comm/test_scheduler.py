@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,26 +28,6 @@ def test_job_is_done_after_its_end_and_keeps_its_exception() -> None:
     assert job.done
     assert str(job.error) == "on purpose"
     assert scheduler.close() == []
-
-
-def test_job_runs_in_a_daemon_thread() -> None:
-    scheduler, is_daemon = ThreadScheduler(), list[bool]()
-    job = scheduler.spawn(lambda: is_daemon.append(threading.current_thread().daemon), "job")
-    assert job.join(PATIENCE_S)
-    assert is_daemon == [True]
-
-
-def test_job_that_joins_itself_does_not_wait() -> None:
-    scheduler, found, may_join = ThreadScheduler(), list[bool](), threading.Event()
-
-    def run() -> None:
-        may_join.wait(PATIENCE_S)
-        found.append(job.join(PATIENCE_S))
-
-    job = scheduler.spawn(run, "job")
-    may_join.set()
-    assert job.join(PATIENCE_S)
-    assert (found, job.error) == ([False], None)
 
 
 def test_close_names_running_jobs_and_forgets_ended_ones() -> None:
@@ -80,8 +59,3 @@ def test_close_waits_for_all_jobs_within_one_deadline(
     scheduler._jobs = [job] * 3
     assert scheduler.close() == []
     assert waited == [5.0, 1.0, 0.0]
-
-
-def test_clock_is_the_monotonic_clock_of_the_host() -> None:
-    before = time.monotonic()
-    assert before <= ThreadScheduler().clock() <= time.monotonic()

@@ -17,18 +17,15 @@ import pytest
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import BufferClosedError, ProtocolError, StorageFullError, TaskFailedError
+from dingsdk.errors import ProtocolError, StorageFullError, TaskFailedError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
-from dingsdk.worker.comm.learner import PART_CLOSE_S, SendPolicyHook
-from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
+from dingsdk.worker.comm.learner import SendPolicyHook
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.learner.aggregator import RANK_S
-from dingsdk.worker.learner.hooks import LearnerHook
-from dingsdk.worker.replay_buffer.home import TableHome
 
 PATIENCE_S = 30.0
 ROWS, BATCH = 32, 8
@@ -402,14 +399,6 @@ def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_
     assert found == limits | delivered | ids
 
 
-def test_last_collect_setting_of_a_data_task_is_kept(bench: Bench) -> None:
-    bench.publish()
-    bench.collect()
-    bench.ask("c0", "collector_data_task", collect_setting={"eps": 0.125})
-    bench.ask("c0", "collector_data_task")
-    assert bench.ask("c0", "collector_close_task")["collect_setting"] == {"eps": 0.125}
-
-
 def test_data_task_sets_the_steps_and_their_policy(bench: Bench) -> None:
     found: list[Any] = []
     collector = bench.collector
@@ -476,28 +465,6 @@ def test_learner_without_a_checkpoint_logs_it_and_reports_iteration_0(
     assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 0
 
 
-def test_learner_and_its_tasks_wake_each_other(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("worker.ANSWER_WITHIN_S", "worker.POLL_S", "learner.BaseCommLearner.exchange_s"):
-        monkeypatch.setattr(f"dingsdk.worker.comm.{name}", 600.0)  # no wait ends by its timeout
-    monkeypatch.setattr(bench.learner._end, "lease_s", 3000.0)
-    may_end = threading.Event()
-
-    class Slow(LearnerHook):
-        def __call__(self, engine: Any) -> None:
-            may_end.wait(PATIENCE_S)
-
-    announced = bench.start_learner()
-    bench.learner._learner.register_hook(Slow("slow", 200, position="after_run"))
-    assert bench.learn()["info"]["is_idle"]
-    # The last info is sent before the hooks at the end of the training have run.
-    assert bench.learn(announced)["info"]["learner_done"]
-    assert not bench.learner.job_ended
-    may_end.set()
-    bench.ask("l0", "learner_close_task")
-
-
 def test_error_of_a_learner_fails_its_next_task(bench: Bench) -> None:
     def fail() -> None:
         raise ValueError("on purpose")
@@ -532,17 +499,6 @@ def test_last_policy_of_a_learner_replaces_newer_ones_of_a_lost_learner(bench: B
     assert bench.version() == 50  # collectors get no older one
     bench.ask("l0", "learner_close_task")
     assert bench.version() == 0
-
-
-def test_next_task_of_a_learner_closes_the_buffer_of_the_one_before(bench: Bench) -> None:
-    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
-    assert bench.learner._learner.hook_close_s == PART_CLOSE_S < CLOSE_TIMEOUT_S
-    home = bench.learner._home
-    assert isinstance(home, TableHome)
-    assert bench.learner.stop_job()  # as if the master had given it up
-    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
-    with pytest.raises(BufferClosedError):
-        home.sample(1, 0)
 
 
 class OwnRows(BaseCommLearner):
