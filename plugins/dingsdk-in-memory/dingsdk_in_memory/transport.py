@@ -22,7 +22,6 @@ from dingsdk.worker.comm import (
     StepDataStore,
     TaskAnswer,
     TaskMessage,
-    ThreadScheduler,
     Transport,
     WorkerInfo,
 )
@@ -49,14 +48,9 @@ class InMemoryTransport(Transport):
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
-        self._scheduler = ThreadScheduler()
         self._data_store = MemoryDataStore()
         self._policy_store = MemoryPolicyStore()
-        self._master = MemoryMasterEnd(self._scheduler, check_wire=self.cfg.check_wire)
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
+        self._master = MemoryMasterEnd(self.scheduler, check_wire=self.cfg.check_wire)
 
     def master_end(self) -> MasterEnd:
         return self._master
@@ -82,7 +76,7 @@ class InMemoryTransport(Transport):
 
     def close(self, timeout_s: float = 5.0) -> None:
         self._master.close()
-        self._scheduler.close(timeout_s)
+        self.scheduler.close(timeout_s)
 
 
 class MemoryMasterEnd(MasterEnd):

@@ -25,10 +25,10 @@ from dingsdk.worker.comm import (
     LEFT,
     CommWorker,
     Master,
+    Scheduler,
     Slave,
     Task,
     TaskFunctions,
-    ThreadScheduler,
     WorkerInfo,
 )
 
@@ -237,7 +237,7 @@ def test_master_loses_only_known_workers_and_none_by_its_close() -> None:
     end: Any = SimpleNamespace(drop=lambda *given: dropped.append(given), close=closed.append)
     master = Master(
         end,
-        ThreadScheduler(),
+        Scheduler(),
         on_lost=lambda info, reason: lost.append((info.worker_id, reason)),
     )
     for number, name in enumerate(("w0", "w1"), start=1):
