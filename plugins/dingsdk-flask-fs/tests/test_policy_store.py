@@ -63,16 +63,6 @@ def test_old_versions_are_deleted(publisher: FilePolicyStore, tmp_path: Path) ->
     ]
 
 
-def test_half_written_files_of_a_dead_publisher_are_deleted(
-    publisher: FilePolicyStore, tmp_path: Path
-) -> None:
-    publisher.publish("p", weights(1), 1)
-    half = folder_of(tmp_path) / ".tmp-0123456789abcdef"
-    half.write_bytes(b"half")
-    publisher.publish("p", weights(2), 2)
-    assert not half.exists()
-
-
 @pytest.mark.parametrize("is_durable", [False, True])
 def test_a_durable_version_and_its_pointer_survive_a_power_cut(
     tmp_path: Path, is_durable: bool
@@ -225,17 +215,7 @@ def test_a_version_that_was_never_announced_is_not_read(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"version": -1},
-        {"version": 10**12},
-        {"version": "2"},
-        {"version": True},
-        {"size_bytes": -1},
-        {"digest": 5},
-        {"extra": 1},
-        {"life": 5},
-        {"life": ""},
-    ],
+    [{"version": -1}, {"version": "2"}, {"extra": 1}, {"life": ""}],
 )
 def test_damaged_pointer_is_ignored(
     publisher: FilePolicyStore,

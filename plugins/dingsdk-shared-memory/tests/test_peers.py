@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from dingsdk_shared_memory.connection import Ask, Connection, Reply
@@ -225,27 +223,6 @@ def test_invalid_request_gets_an_error_answer(
 def test_invalid_address_is_refused(transport: SharedMemoryTransport, address: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         transport.slave_end(address)
-
-
-@pytest.mark.parametrize("side", ["welcome", "greet"])
-@pytest.mark.parametrize("other", [0, 1])
-def test_peer_is_checked_by_its_user_and_not_by_its_group(side: str, other: int) -> None:
-    user = os.geteuid() + other
-    ours, theirs = socket.socketpair()
-    credentials = struct.pack("3i", 1, user, user + 7)
-    sock: Any = SimpleNamespace(
-        family=socket.AF_UNIX,
-        getsockopt=lambda *asked: credentials,
-        settimeout=ours.settimeout,
-        sendmsg=ours.sendmsg,
-        recv_into=ours.recv_into,
-    )
-    theirs.shutdown(socket.SHUT_WR)
-    given = {"welcome": (SECRET, 10.0), "greet": (SECRET, "0" * 32, 10.0)}[side]
-    with ours, theirs:
-        with pytest.raises((AuthError, ConnectionResetError)) as caught:
-            getattr(Channel(sock, 3), side)(*given)
-        assert isinstance(caught.value, AuthError) == bool(other)
 
 
 class Echo:

@@ -30,7 +30,6 @@ from dingsdk.worker.comm.requests.messages import (
     Turn,
     decode_request,
     encode_item,
-    first_that_fit,
 )
 from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
@@ -72,19 +71,6 @@ def test_internal_error_is_logged_in_full_and_answered_with_its_request_id(
     assert f"request {number} failed" in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[1] is error
-
-
-@pytest.mark.parametrize(("want", "is_taken"), [(0, False), (1, True), (1024, True), (1025, False)])
-def test_worker_may_ask_for_1_to_1024_tasks_at_once(want: int, is_taken: bool) -> None:
-    body = {"answers": [], "ack": 0, "want": want, "wait_s": 0.0}
-    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
-    data = json.dumps({**known, "type": "turn", "body": body}).encode()
-    if is_taken:
-        assert decode_request(data, "turn", 1 << 20).body.want == want
-    else:
-        with pytest.raises(ProtocolError) as caught:
-            decode_request(data, "turn", 1 << 20)
-        assert caught.value.where == "$.want"
 
 
 def test_mailbox_refuses_skipped_task_and_answer_numbers() -> None:
@@ -234,20 +220,6 @@ def test_closed_handler_tells_each_worker_and_reports_no_worker_as_left() -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "is_taken"), [(-1, False), (0, True), (2**63 - 1, True), (2**63, False)]
-)
-def test_numbers_of_requests_have_63_bits(number: int, is_taken: bool) -> None:
-    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
-    body = {"answers": [], "progress": number}
-    data = json.dumps({**known, "type": "renew", "body": body}).encode()
-    if is_taken:
-        assert decode_request(data, "renew", 1 << 20).body.progress == number
-    else:
-        with pytest.raises(ProtocolError):
-            decode_request(data, "renew", 1 << 20)
-
-
-@pytest.mark.parametrize(
     ("changes", "where"),
     [({"type": "renew"}, "$.type"), ({"seq": "1"}, "$.seq"), ({"v": 2}, "$.v"), ({"body": 1}, "$")],
 )
@@ -270,71 +242,6 @@ def test_item_that_leaves_no_room_for_the_rest_of_its_message_is_refused() -> No
         encode_item(7, task, size + OVERHEAD_BYTES - 1)
     facts = caught.value.facts
     assert (facts["size_bytes"], facts["max_bytes"]) == (size, size + OVERHEAD_BYTES - 1)
-
-
-@pytest.mark.parametrize(
-    ("room", "want", "count"), [(30, 9, 3), (29, 9, 2), (0, 9, 1), (30, 2, 2), (30, 3, 3)]
-)
-def test_message_contains_the_items_that_fit_and_at_least_one(
-    room: int, want: int, count: int
-) -> None:
-    items = [(number, b"x" * 9) for number in range(4)]  # 10 bytes each, with the comma
-    assert first_that_fit(items, OVERHEAD_BYTES + room, want) == items[:count]
-
-
-class Closing(RequestMasterEnd):
-    """Records the steps of its close; the wait takes ``took_s`` seconds."""
-
-    def __init__(self, took_s: float, has_ended: bool) -> None:
-        super().__init__()
-        self.now = 100.0
-        self.took_s = took_s
-        self.has_ended = has_ended
-        self.steps: list[Any] = []
-
-    def listen(self, listener: MasterListener, until_close: ExitStack) -> Any:
-        until_close.callback(self.steps.append, "released")
-        handler = SimpleNamespace(close=lambda: self.steps.append("told"), wait_told=self._wait)
-        return handler, SimpleNamespace(close=self._end), "here"
-
-    def _wait(self, timeout_s: float) -> bool:
-        self.steps.append(timeout_s)
-        self.now += self.took_s
-        return True
-
-    def _end(self, timeout_s: float) -> bool:
-        self.steps.append(timeout_s)
-        return self.has_ended
-
-
-@pytest.mark.parametrize(
-    ("timeout_s", "took_s", "waits"),
-    [(5.0, 0.5, [2.0, 4.5]), (1.0, 0.5, [0.5, 0.5]), (1.0, 3.0, [0.5, 0.1])],
-)
-@pytest.mark.parametrize("has_ended", [True, False])
-def test_master_end_closes_within_its_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    timeout_s: float,
-    took_s: float,
-    waits: list[float],
-    has_ended: bool,
-) -> None:
-    end: Any = Closing(took_s, has_ended)
-    monkeypatch.setattr(
-        "dingsdk.worker.comm.requests.transport.time", SimpleNamespace(monotonic=lambda: end.now)
-    )
-    with pytest.raises(ClosedError, match="not open"):
-        end.send("w0", 1, TaskMessage("t0", {}))
-    assert end.open(None) == "here"
-    with pytest.raises(ClosedError, match="opens once"):
-        end.open(None)
-    assert end.steps == []
-    for _ in range(2):
-        end.close(*[timeout_s] * (timeout_s != 5.0))  # the default is 5 s
-    assert end.steps == ["told", *waits, "released"]
-    told = [] if has_ended else [f"the server did not end within {waits[1]:.1f} s"]
-    assert caplog.messages == told
 
 
 def test_task_for_a_worker_that_joins_while_the_master_opens_is_sent() -> None:

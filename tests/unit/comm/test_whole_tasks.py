@@ -17,7 +17,7 @@ import pytest
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ProtocolError, StorageFullError, TaskFailedError
+from dingsdk.errors import StorageFullError, TaskFailedError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
@@ -202,17 +202,6 @@ def test_evaluated_policy_is_published_when_a_full_disk_has_room_again(
     assert store.newest("t1") == (0, {"w": np.ones(1)})
 
 
-def test_collector_uses_the_methods_and_the_clock_of_its_worker(bench: Bench) -> None:
-    bench.publish()
-    bench.collect()
-    worker, collector = bench.collector, bench.collector._collector
-    for name in ("send_metadata", "send_stepdata", "get_policy_update_info", "await_steps"):
-        assert getattr(collector, name) == getattr(worker, name)
-    assert collector.yield_turn == worker.advance
-    assert collector.clock == worker.scheduler.clock
-    bench.ask("c0", "collector_close_task")
-
-
 @pytest.mark.parametrize(("worker_id", "role"), [("c0", "collector"), ("l0", "learner")])
 def test_close_task_fails_if_the_job_hangs(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, worker_id: str, role: str
@@ -226,11 +215,6 @@ def test_close_task_fails_if_the_job_hangs(
         bench.ask(worker_id, f"{role}_close_task")
     assert caught.value.result == {"message": "stuck"}
     over.set()
-
-
-def test_report_without_payload_or_progress_is_refused(bench: Bench) -> None:
-    with pytest.raises(ProtocolError, match=r"collector_done.*got \['data_id'\]"):
-        bench.collector.send_metadata({"data_id": "x"})
 
 
 def test_collector_waits_while_the_report_queue_is_full(bench: Bench) -> None:

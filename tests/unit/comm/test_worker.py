@@ -612,24 +612,6 @@ def test_worker_that_cannot_rejoin_stops_serving(
     assert str(slave.failure) == f"number {1 + joins}"
 
 
-def test_worker_that_rejoins_after_the_end_of_the_run_has_not_failed(bench: Bench) -> None:
-    slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}))
-    joins: list[str] = []
-
-    def lose(timeout_s: float) -> None:
-        assert not joins
-        raise WorkerLostError("gone", worker_id="w1")
-
-    def join(info: WorkerInfo, timeout_s: float) -> None:
-        joins.append(info.worker_id)
-        raise ClosedError("the run is over", what="master")
-
-    end: Any = SimpleNamespace(lease_s=9.0, join=join, next_task=lose)
-    slave._end, slave._is_closed = end, False
-    slave._serve()
-    assert (joins, slave.failure) == (["w1"], None)
-
-
 @pytest.mark.parametrize(
     ("facts", "is_kept"), [({"silent": True}, True), ({"restarted": True}, True), ({}, False)]
 )
@@ -667,19 +649,6 @@ def test_worker_that_rejoins_names_its_ended_task(
     assert [info.resource.get("task") for info in joined] == [None, {**task, "is_over": True}]
 
 
-def test_lost_worker_with_a_hanging_job_does_not_rejoin(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    over, worker, lost = threading.Event(), bench.worker(), WorkerLostError("gone")
-    worker.start_job(until(over), lambda: None, "job")
-    with monkeypatch.context() as patch:
-        patch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
-        assert not worker._join_again(lost)
-    assert worker.failure is lost
-    assert caplog.messages == ["w0 has work that does not end; it stays away"]
-    over.set()
-
-
 @pytest.mark.parametrize("how", ["stop", "go_on"])
 def test_kept_job_is_no_longer_kept_after_it_is_stopped_or_continued(
     bench: Bench, how: str
@@ -711,19 +680,6 @@ def test_ended_or_stopping_job_is_not_kept(bench: Bench) -> None:
     worker.start_job(lambda: None, lambda: None, "job")
     bench.wait(lambda: worker.job_ended)
     assert worker._kept_task() is None
-
-
-def test_worker_with_a_hanging_kept_job_refuses_a_new_task(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over, worker = threading.Event(), bench.worker()
-    worker.start_job(until(over), lambda: None, "job")
-    assert worker._kept_task() is not None
-    monkeypatch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
-    with pytest.raises(WorkerLostError, match="w0 hangs") as caught, worker.building({}):
-        raise AssertionError("its job hangs")
-    assert caught.value.facts["worker_id"] == "w0"
-    over.set()
 
 
 def test_only_a_job_of_the_same_task_can_be_continued(bench: Bench) -> None:
