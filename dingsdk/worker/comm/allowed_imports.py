@@ -13,6 +13,7 @@ from dingsdk.errors import UntrustedImportError
 
 _LISTS = frozenset({"import_names", "eval_opponents"})
 _NAMING = _LISTS | {"env_id", "eval_opponent", "data"}
+_LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def named_modules(config: Any) -> set[str]:
@@ -23,20 +24,23 @@ def named_modules(config: Any) -> set[str]:
             ``import_names``, and by ``env_id`` (``module:EnvId``), opponents and data, at any
             depth.
     """
-    if isinstance(config, Mapping):
-        found = {name for key, value in config.items() for name in _named_by(key, value)}
-        return found.union(*map(named_modules, config.values()))
-    if isinstance(config, (list, tuple)):
-        return set[str]().union(*map(named_modules, config))
-    return set()
-
-
-def _named_by(key: str, value: Any) -> list[str]:
-    values = value if key in _LISTS and isinstance(value, (list, tuple)) else [value]
-    names = [each for each in values if key in _NAMING and isinstance(each, str)]
-    if key != "import_names":
-        names = [name.rpartition(":")[0] for name in names]
-    return [name for name in names if name]
+    found: set[str] = set()
+    rest = [config]
+    while rest:
+        each = rest.pop()
+        if type(each) in _LEAVES:
+            continue
+        if isinstance(each, (dict, Mapping)):  # the check for dict is ten times as fast
+            for key in _NAMING & each.keys():
+                value = each[key]
+                is_list = key in _LISTS and isinstance(value, (list, tuple))
+                names = [name for name in (value if is_list else [value]) if isinstance(name, str)]
+                is_module = key == "import_names"
+                found.update(names if is_module else (name.rpartition(":")[0] for name in names))
+            rest += [value for value in each.values() if type(value) not in _LEAVES]
+        elif isinstance(each, (list, tuple)):
+            rest += each
+    return found - {""}
 
 
 def check_imports(task: Mapping[str, Any], allowed: Collection[str]) -> None:
