@@ -17,7 +17,6 @@ import pytest
 from dingsdk_shared_memory.segments import (
     ENTRY_BYTES,
     MOST_ENTRIES,
-    SEGMENT_BYTES,
     Segments,
     _entry_at,
 )
@@ -91,18 +90,6 @@ def test_frames_of_every_size_are_read_by_another_store(
     assert files(tmp_path, "slot") == 1
 
 
-def test_segment_is_filled_to_its_last_byte(tmp_path: Path, writer: Segments) -> None:
-    add(writer, "first", b"x")
-    left = SEGMENT_BYTES - writer._index["first"][4] - 64
-    while left > 0:
-        size = min(left, 16 << 10)
-        add(writer, f"p{left}", bytes(size))
-        left -= size
-    assert files(tmp_path) == 1
-    add(writer, "next", b"x")
-    assert files(tmp_path) == 2
-
-
 @pytest.mark.parametrize("size", [64, 16 << 10], ids=["entries run out", "bytes run out"])
 def test_segment_is_reused_once_all_its_payloads_are_deleted(
     tmp_path: Path, writer: Segments, reader: Segments, size: int
@@ -137,31 +124,6 @@ def test_late_deletion_does_not_affect_the_next_generation(
     assert writer.read("new") == b"new"
     assert reader.read("new") == b"new"
     assert reader.read("old") is None
-
-
-def test_entry_of_the_next_generation_is_not_damage_to_an_old_reader(
-    writer: Segments, reader: Segments
-) -> None:
-    add(writer, "old", b"old")
-    assert reader.has("old")
-    (segment,) = reader._segments.values()
-    own = writer._own
-    assert own is not None
-    own.begin_generation()
-    add(writer, "new", b"new")
-
-    segment.seen = 0  # simulates a look-up during which the generation changes
-    assert list(segment.learn(1)) == []
-
-
-def test_read_of_a_new_id_does_not_search_for_later_payloads(
-    tmp_path: Path, writer: Segments, reader: Segments
-) -> None:
-    add(writer, "a", b"a")
-    assert reader.read("a", is_new=True) == b"a"  # the first look-up
-    add(writer, "b", b"b")
-    assert reader.read("b", is_new=True) is None
-    assert reader.read("b") == b"b"
 
 
 def test_segment_created_within_the_clock_tick_of_a_look_up_is_found(
@@ -302,31 +264,6 @@ def test_slot_is_reused_once_its_payload_is_deleted_and_not_viewed(
     for index in range(6, 10):
         add(writer, f"p{index}", bytes(LARGE))
     assert files(tmp_path, "slot") == 4
-
-
-def test_slots_of_other_sizes_are_not_reused_but_freed_if_there_is_no_room(tmp_path: Path) -> None:
-    folder, other = Crowded(tmp_path / "s"), Crowded(tmp_path / "t")
-    folder.room = 1 << 30
-    made = Segments(folder)
-    for size in (LARGE, 3 * LARGE, LARGE, 3 * LARGE, LARGE // 3):
-        add(made, "a", bytes(size))
-        made.delete("a")
-    assert files(tmp_path, "slot") == 3
-
-    other.room = LARGE
-    crowded = Segments(other)
-    with pytest.raises(StorageFullError):  # room for the slot, but not for its segment
-        add(crowded, "a", bytes(LARGE))
-    other.room = 1 << 30
-    add(crowded, "a", bytes(LARGE))
-    assert len(list((tmp_path / "t").glob("*.slot"))) == 1
-    crowded.close()
-    folder.room = 0
-    with pytest.raises(StorageFullError):
-        add(made, "b", bytes(7 * LARGE))
-    assert files(tmp_path, "slot") == 0
-    assert not made.has("b")
-    made.close()
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
