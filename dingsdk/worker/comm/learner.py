@@ -92,8 +92,9 @@ class BaseCommLearner(CommWorker):
     On-policy or not decides three things: which home the samples have, when the policy is published
     (after each training, or every ``send_policy_freq`` iterations), and how long a task waits.
 
-    The policy's ``observe`` gets each payload once, from the home when the payload is inserted, and
-    the samples of a data set when the first policy is published.
+    The policy's ``observe`` gets each payload once, from the home: when its rows are inserted, or
+    after the training on them if the policy is on-policy. It gets the samples of a data set when
+    the first policy is published.
 
     A subclass may override ``get_data``, ``load_data_fn``, ``send_policy`` and
     ``send_learn_info``, which the learner calls.
