@@ -447,7 +447,9 @@ class Folder(Closing):
                     return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
                 except ValueError:
                     self._refuse(name, "it was cut off while it was read")
-            return memoryview(self._read(name, descriptor, found.st_size))
+            content = self._read(name, descriptor, found.st_size)
+            self._check_read(name, found)
+            return memoryview(content)
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return the status of a file, without following links; None if there is no such name."""
@@ -575,6 +577,9 @@ class Folder(Closing):
             finally:
                 close_reader(descriptor)
 
+    def _check_read(self, name: str, found: os.stat_result) -> None:
+        """Raise if the file may have been overwritten with another one while it was read."""
+
     def _why_refused_folder(self, folder: int, found: os.stat_result) -> str:
         return ""
 
@@ -640,6 +645,62 @@ class PrivateDir(Folder):
 
     _open_flags = _OPEN_FOLDER | os.O_NOFOLLOW
     _names = _PRIVATE_NAME
+
+    def rewrite(self, name: str, buffers: Sequence[Buffer], pool: PrivateDir, pooled: str) -> bool:
+        """Write a file as :meth:`write_atomic` does, but reuse an old file that is not needed.
+
+        A new file needs new pages and, on some file systems, an inode that was not deleted
+        recently; both cost more than the write itself. No reader may have the pooled file mapped.
+        After reading, a reader must check that the file still has its name, as :meth:`view` does.
+
+        Args:
+            name: Name of the file.
+            buffers: The content, in order.
+            pool: Folder of the old files.
+            pooled: Name of one of them; it leaves the pool, and is lost if this call fails.
+
+        Returns:
+            False if the pooled file does not exist or is not a regular file of this user; nothing
+            was written then.
+        """
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        with self._use("write", name) as folder, pool._use(name=pooled) as source:
+            if not _unless_gone(os.rename, pooled, temporary, src_dir_fd=source, dst_dir_fd=folder):
+                return False
+            is_done = False
+            try:
+                if self._overwrite(folder, temporary, buffers):
+                    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    is_done = True
+            finally:
+                if not is_done:
+                    _unlink_quietly(folder, temporary)
+        return is_done
+
+    def _overwrite(self, folder: int, name: str, buffers: Sequence[Buffer]) -> bool:
+        try:
+            descriptor = os.open(name, _WRITE, dir_fd=folder)
+        except OSError as error:
+            if error.errno in _NOT_A_FILE:
+                return False
+            raise
+        try:
+            found = os.fstat(descriptor)
+            if self._why_refused(found):
+                return False
+            write_chunks(descriptor, buffers)
+            size = sum(memoryview(buffer).nbytes for buffer in buffers)
+            if found.st_size > size:
+                os.ftruncate(descriptor, size)
+            return True
+        finally:
+            os.close(descriptor)  # not close_reader: a full disk may be reported only here
+
+    def _check_read(self, name: str, found: os.stat_result) -> None:
+        # If the file has lost its name, :meth:`rewrite` may have overwritten it.
+        now = self.stat(name)
+        if now is None or now.st_ino != found.st_ino:
+            raise DataMissingError(f"{self.path / name} went away", data_id=name)
 
     def _why_refused_folder(self, folder: int, found: os.stat_result) -> str:
         # Root may use a folder that its owner made in a folder of their own, such as a run folder;

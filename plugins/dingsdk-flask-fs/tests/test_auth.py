@@ -46,6 +46,20 @@ def test_signed_request_is_accepted_once_and_its_answer_verified() -> None:
     assert signer.is_answer(mac, nonce, 200, b"answer")
 
 
+def test_signatures_match_those_of_openssl() -> None:
+    """The expected values were computed with ``openssl dgst -sha256 -mac HMAC``."""
+    signer, verifier = Signer(SECRET, Clock()), Verifier(SECRET, Clock())
+    signer._session = "0123456789abcdef"
+    header, nonce = signer.sign("POST", "/v1/turn", b"body")
+    assert header == (
+        "DING-HMAC keyid=c37b5f8442f1c098,ts=1000000,nonce=0123456789abcdef-1,"
+        "mac=a2a4d24810b280afc415e0220f53a76f23932972a18746feb66df45c481547b1"
+    )
+    assert verifier.sign_answer(nonce, 200, b"answer") == (
+        "a2528443e6686d1f304ac66943931133fb6343b0a383de43c4b90373102824cb"
+    )
+
+
 @pytest.mark.parametrize(
     "request_",
     [("GET", "/v1/turn", b"body"), ("POST", "/v1/turn?a=1", b"body"), ("POST", "/v1/turn", b"b")],
@@ -117,6 +131,16 @@ def test_session_is_known_while_its_requests_can_be_replayed() -> None:
             clock.now += silence_s
         assert verifier.standing(first.sign("POST", "/v1/turn", b"")[0]) == standing
         assert verifier.standing(second.sign("POST", "/v1/turn", b"")[0]) == "known"
+
+
+def test_sweep_is_not_delayed_when_the_clock_is_set_back() -> None:
+    clock = Clock()
+    verifier, signers = Verifier(SECRET, clock), [Signer(SECRET, clock) for _ in range(3)]
+    for signer, ahead_s in zip(signers, (0.0, -100.0, 30.0), strict=True):
+        clock.now = 1_000_000.0 + ahead_s
+        verifier.verify(signer.sign("POST", "/v1/turn", b"")[0], "POST", "/v1/turn", b"")
+    standings = [verifier.standing(each.sign("POST", "/v1/turn", b"")[0]) for each in signers]
+    assert standings == ["known", "claimant", "known"]  # the second session is 130 s old
 
 
 def test_requests_of_a_session_are_accepted_once_in_any_order() -> None:

@@ -13,15 +13,17 @@ import pytest
 from dingsdk.data import SampleBatch, encode_batch
 from dingsdk.errors import (
     ConfigError,
+    ConflictError,
     DataCorruptError,
     DataMissingError,
+    ProtocolError,
     RunFolderError,
 )
 from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from tools.os_calls import recorded_writes
 
-from .payloads import file_of, large, mapped, piece
+from .payloads import file_of, large, mapped, piece, tree
 
 
 @pytest.fixture
@@ -33,13 +35,30 @@ def store(tmp_path: Path) -> Iterator[FileDataStore]:
 
 @pytest.mark.parametrize("batch", [piece(), large(), mapped()])
 def test_loaded_payload_outlives_its_file_and_its_store(
-    store: FileDataStore, batch: SampleBatch
+    store: FileDataStore, tmp_path: Path, batch: SampleBatch
 ) -> None:
     store.put("p", batch)
     found = store.get("p")
     store.delete(["p"])
+    for path in (tmp_path / "run").glob("pool*/*"):
+        path.write_bytes(b"")
     store.close()
     assert found == batch
+
+
+def test_repeated_put_is_allowed_but_other_content_is_a_conflict(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    info = store.put("p", piece(1))
+    before = file_of(store, tmp_path, "p").stat()
+    for _ in range(3):
+        assert store.put("p", piece(1)) == info
+    with pytest.raises(ConflictError) as caught:
+        store.put("p", piece(2))
+    assert caught.value.data_id == "p"
+    assert file_of(store, tmp_path, "p").stat() == before
+    assert store.get("p") == piece(1)
+    assert len(store) == 1
 
 
 def test_damaged_payload_can_be_put_again(store: FileDataStore, tmp_path: Path) -> None:
@@ -164,6 +183,37 @@ def test_payload_above_the_limit_is_neither_written_nor_read(tmp_path: Path) -> 
         tight.get("p")
     tight.close()
     just.close()
+
+
+@pytest.mark.parametrize(
+    "data_id",
+    [
+        "../x",
+        "/x",
+        "a/b",
+        "a\0b",
+        "%2e%2e",
+        "..\\",
+        "a" * 300,
+        "x; touch P",
+        "\u2024\u2024",
+        "CON",
+        "",
+    ],
+)
+def test_invalid_id_is_refused_and_nothing_changes(
+    store: FileDataStore, tmp_path: Path, data_id: str
+) -> None:
+    store.put("p", piece())
+    before = tree(tmp_path)
+    for use in (
+        lambda: store.put(data_id, piece()),
+        lambda: store.get(data_id, timeout_s=0.0),
+        lambda: store.delete(["p", data_id]),
+    ):
+        with pytest.raises(ProtocolError):
+            use()
+    assert tree(tmp_path) == before
 
 
 def test_sweep_removes_only_old_orphans_and_half_written_files(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
-"""Disk space for payloads: a full disk is detected in time."""
+"""Disk space for payloads: deleted files are reused, and a full disk is detected in time."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +14,14 @@ import pytest
 
 from dingsdk.data import encode_batch
 from dingsdk.errors import (
+    DataCorruptError,
+    DataMissingError,
     StorageFullError,
 )
 from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.files.data_store import FileDataStore
 
-from .payloads import piece
+from .payloads import file_of, large, mapped, piece
 
 
 @pytest.fixture
@@ -30,8 +35,11 @@ def store(tmp_path: Path) -> Iterator[FileDataStore]:
 def test_configured_space_stays_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int, is_stored: bool
 ) -> None:
-    size = encode_batch(piece())[1].size_bytes
-    store = FileDataStore(tmp_path / "run", min_free_bytes=1000)
+    size, ticks = encode_batch(piece())[1].size_bytes, itertools.count()
+    store = FileDataStore(tmp_path / "run", min_free_bytes=1000, clock=lambda: float(next(ticks)))
+    for name in "ab":
+        store.put(name, piece())
+    store.delete("ab")
     monkeypatch.setattr(PrivateDir, "free_bytes", lambda folder: 1000 + size - missing)
     if is_stored:
         store.put("c", piece())
@@ -39,7 +47,125 @@ def test_configured_space_stays_free(
         with pytest.raises(StorageFullError):
             store.put("c", piece())
     assert store.has("c", 0.0) is is_stored
+    # The pools are emptied if too little space would be free.
+    assert len(list((tmp_path / "run" / "pool-small").iterdir())) == is_stored
     store.close()
+
+
+def test_deleted_files_are_pooled_by_size(tmp_path: Path) -> None:
+    store = FileDataStore(tmp_path / "run")
+    sizes = {"a": 64 << 10, "b": (64 << 10) + 1, "c": 8 << 20, "d": (8 << 20) + 1}
+    for name, size in sizes.items():
+        store.put(name, piece())
+        os.truncate(file_of(store, tmp_path, name), size)
+    store.delete(sizes)
+    kept = {
+        pool: sorted(path.stat().st_size for path in (tmp_path / "run" / pool).iterdir())
+        for pool in ("pool-small", "pool-large")
+    }
+    assert kept == {"pool-small": [sizes["a"]], "pool-large": [sizes["b"], sizes["c"]]}
+    store.close()
+
+
+def test_deleted_files_are_reused(tmp_path: Path) -> None:
+    ticks = itertools.count()
+    store = FileDataStore(
+        tmp_path / "run", pool_bytes=6 * (64 << 10), clock=lambda: float(next(ticks))
+    )
+    for name in "abcde":
+        store.put(name, piece(rows=100))
+    kept = store.get("a")
+    inodes = {path.stat().st_ino for path in (tmp_path / "run" / "data").rglob("*.ding")}
+    store.delete("abcde")
+    assert len(store) == 0
+    assert len(list((tmp_path / "run" / "pool-small").iterdir())) == 3
+    store.put("f", piece(7, rows=3))
+    assert len(list((tmp_path / "run" / "pool-small").iterdir())) == 2
+    assert file_of(store, tmp_path, "f").stat().st_ino in inodes
+    assert store.get("f") == piece(7, rows=3)
+    assert kept == piece(rows=100)
+    store.close()
+
+
+def test_file_that_may_be_mapped_is_not_pooled(store: FileDataStore, tmp_path: Path) -> None:
+    store.put("large", large())
+    store.put("mapped", mapped())
+    store.delete(["large", "mapped"])
+    assert len(list((tmp_path / "run").glob("pool*/*"))) == 1
+
+
+def test_deleted_file_with_another_hard_link_is_not_pooled(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    store.put("p", piece())
+    other = tmp_path / "other"
+    other.hardlink_to(file_of(store, tmp_path, "p"))
+    content = other.read_bytes()
+    store.delete(["p"])
+    assert len(store) == 0
+    assert list((tmp_path / "run").glob("pool*/*")) == []
+    store.put("q", piece(1))
+    assert other.read_bytes() == content
+
+
+def test_a_planted_file_in_the_pool_is_not_written_through(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("keep")
+    pool = tmp_path / "run" / "pool-small"
+    plants = [
+        lambda path: path.symlink_to(secret),
+        lambda path: path.hardlink_to(secret),
+        lambda path: os.mkfifo(path),
+    ]
+    for number, plant in enumerate(plants):
+        plant(pool / f"pooled{number}.ding")
+    for number in range(6):
+        store._pools[0]._list_at = 0.0
+        store.put(f"p{number}", piece(number))
+    assert secret.read_text() == "keep"
+    assert list(pool.iterdir()) == []
+    assert [store.get(f"p{number}") == piece(number) for number in range(6)] == [True] * 6
+
+
+def test_reader_never_gets_another_payload_while_files_are_reused(tmp_path: Path) -> None:
+    """Readers hold deleted files open while these are reused under other names."""
+    store = FileDataStore(tmp_path / "run")
+    stop = threading.Event()
+    problems: list[str] = []
+    reads = [0]
+    current = [0]
+    store.put("p0", piece(0))
+
+    def read() -> None:
+        other = FileDataStore(tmp_path / "run")
+        while not stop.is_set():
+            number = current[0]
+            try:
+                if other.get(f"p{number}", timeout_s=0.0) != piece(number):
+                    problems.append(f"p{number} was another")
+                reads[0] += 1
+            except DataMissingError:
+                continue
+            except DataCorruptError as error:
+                problems.append(str(error))
+        other.close()
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline or (not problems and reads[0] <= 10):
+        number = current[0] + 1
+        store.put(f"p{number}", piece(number))
+        current[0] = number
+        store.delete([f"p{number - 1}"])
+    stop.set()
+    for thread in threads:
+        thread.join(10.0)
+    store.close()
+    assert problems == []
 
 
 @pytest.fixture

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dingsdk_flask_fs.folder_lock import folder_lock
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk import SampleBatch
-from dingsdk.errors import RunDirLockedError
+from dingsdk.errors import RunDirLockedError, RunFolderError
 
 from .conftest import Listener
 
@@ -46,6 +49,35 @@ def test_second_run_in_a_folder_is_refused_and_deletes_nothing(tmp_path: Path) -
     first.close()
     first.remove_data()
     assert not (tmp_path / "data").exists()
+
+
+def test_lock_fails_without_waiting_and_any_thread_can_release_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    first = ExitStack()
+    first.enter_context(folder_lock(tmp_path))
+    monkeypatch.setattr("time.sleep", sleep)
+    with pytest.raises(RunDirLockedError), folder_lock(tmp_path):
+        raise AssertionError("it has two owners")
+    monkeypatch.undo()
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    closing.join(20.0)
+    with folder_lock(tmp_path):
+        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with (
+        pytest.raises(RunFolderError, match="refused: it is a folder") as caught,
+        folder_lock(tmp_path),
+    ):
+        raise AssertionError("it is locked")
+    assert caught.value.path == str(tmp_path / "lock")
 
 
 def test_failed_start_releases_the_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from dingsdk_flask_fs import guard
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.guard import Guard
 from dingsdk_flask_fs.transport import FlaskFSTransport
@@ -161,6 +162,25 @@ class Guarded:
         return caught.value
 
 
+def test_peer_that_failed_too_often_is_told_when_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BURST", 1)
+    site = Guarded()
+    found = [site.refusal() for _ in range(2)]
+    assert [(each.status, each.retry_after_s) for each in found] == [(401, 0), (429, 1)]
+    site.now += 0.75
+    assert site.refusal().status == 429
+    site.now += 0.25
+    assert site.refusal().status == 401
+
+
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [("", 401), ("100", 401), ("101", 413), ("x", 400), ("-1", 400), ("²", 400)],
+)
+def test_length_of_a_request_is_a_number_within_the_limit(length: str, status: int) -> None:
+    assert Guarded().refusal(CONTENT_LENGTH=length).status == status
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
@@ -190,6 +210,22 @@ def test_refusals_are_logged_at_a_limited_rate_on_one_line(served: Any, caplog: 
 
 
 # Addresses and secrets ----------------------------------------------------------------------------
+
+
+def test_listener_is_on_loopback_and_reports_its_port(served: Any) -> None:
+    listening = served.end._server._server.socket.getsockname()
+    assert listening == ("127.0.0.1", served.port)
+    assert served.address == f"http://127.0.0.1:{served.port}"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_reachable_address_needs_a_chosen_secret(tmp_path: Any, host: str) -> None:
+    from dingsdk.errors import InsecureBindError
+
+    transport = FlaskFSTransport({"host": host}, tmp_path)
+    with pytest.raises(InsecureBindError, match="DINGSDK_SECRET"):
+        transport.master_end().open(None)  # type: ignore[arg-type]
+    transport.close()
 
 
 @pytest.mark.parametrize(

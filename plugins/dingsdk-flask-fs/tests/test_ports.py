@@ -49,6 +49,19 @@ def test_ipv6_loopback_serves(host: str, tmp_path: Path) -> None:
     assert parse_address(served.address) == ("::1", served.port)
 
 
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_port_of_another_socket_is_reported(tmp_path: Path, is_listening: bool) -> None:
+    with socket.socket() as theirs:
+        theirs.bind(("127.0.0.1", 0))
+        if is_listening:
+            theirs.listen()
+        port = theirs.getsockname()[1]
+        transport = FlaskFSTransport({"port": port}, tmp_path)
+        with pytest.raises(PortInUseError, match="it is in use; choose another port, or 0"):
+            transport.master_end().open(Listener())
+        transport.close()
+
+
 def test_address_of_another_host_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

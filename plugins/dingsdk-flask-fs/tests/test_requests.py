@@ -132,6 +132,12 @@ def test_unknown_optional_fields_are_ignored(served: Any) -> None:
     assert served.listener.of("renewed") == [("peer", 1)]
 
 
+@pytest.mark.parametrize("worker", ["../x", "/etc", "a/b", "a\0b", "%2e%2e", "x" * 300, "", "é"])
+def test_id_that_could_be_a_path_is_refused(served: Any, worker: str) -> None:
+    assert served.peer().call("join", BODIES["join"], worker=worker)[0] == 400
+    assert served.listener.events == []
+
+
 # Sizes --------------------------------------------------------------------------------------
 
 
@@ -195,6 +201,13 @@ def test_server_survives_a_body_shorter_or_longer_than_declared(served: Any) -> 
     assert raw(served, f"{HEAD}Content-Length: 100\r\n\r\nshort".encode()) == b""
     answer = raw(served, f"{HEAD}Content-Length: 5\r\n\r\nabcdeGARBAGE".encode())
     assert b" 401 " in answer.split(b"\r\n")[0]
+    still_serves(served)
+
+
+def test_thousands_of_headers_are_refused(served: Any) -> None:
+    headers = "".join(f"X-{n}: {n}\r\n" for n in range(10_000))
+    answer = raw(served, (HEAD + headers + "\r\n").encode())
+    assert answer == b"" or answer.split(b"\r\n")[0].split()[1] in (b"400", b"431")
     still_serves(served)
 
 

@@ -49,6 +49,7 @@ import xxhash
 from dingsdk.errors import DataCorruptError, StorageFullError
 from dingsdk.runtime import Buffer, PrivateDir, open_private
 from dingsdk.worker.comm.files import check_free
+from dingsdk_shared_memory.streaming import copy
 
 INLINE_BYTES = 16 << 10
 """Largest frame in a segment."""
@@ -587,7 +588,7 @@ def _fill(target: mmap.mmap, start: int, buffers: Sequence[Buffer]) -> None:
         if size <= INLINE_BYTES:
             target[start : start + size] = buffer
         else:  # unlike the assignment above, this copy lets other threads run
-            np.frombuffer(target, np.uint8, size, start)[:] = np.frombuffer(buffer, np.uint8)
+            copy(np.frombuffer(target, np.uint8, size, start), np.frombuffer(buffer, np.uint8))
         start += size
 
 

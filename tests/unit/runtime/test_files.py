@@ -172,6 +172,8 @@ def test_invalid_ids_are_refused_and_change_no_files(
             lambda: folder.sync(text),
             lambda: folder.move(text, folder, "fine"),
             lambda: folder.move("fine", folder, text),
+            lambda: folder.rewrite(text, [b"x"], folder, "fine"),
+            lambda: folder.rewrite("fine", [b"x"], folder, text),
         ):
             with pytest.raises(ProtocolError):
                 use()
@@ -315,21 +317,29 @@ def test_a_failed_read_keeps_no_objects_of_its_callers(folder: PrivateDir) -> No
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_a_file_that_changes_while_it_is_read_is_whole(
-    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, change: str
+def test_a_file_that_changes_while_it_is_read_is_whole_or_missing(
+    tmp_path: Path, folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
+    """In a private folder it is missing, because another write may reuse the old file."""
     real = os.read
-    folder.write_atomic("a", [b"old"])
 
-    def changing(descriptor: int, size: int) -> bytes:
-        if change == "replaced":
-            folder.write_atomic("a", [b"new"])
-        else:
-            folder.unlink("a")
-        return real(descriptor, size)
+    with Folder(tmp_path / "any") as opened:
+        for place in (folder, opened):
+            place.write_atomic("a", [b"old"])
 
-    monkeypatch.setattr(os, "read", changing)
-    assert bytes(folder.view("a", 9)) == b"old"
+            def changing(descriptor: int, size: int, place: Folder = place) -> bytes:
+                if change == "replaced":
+                    place.write_atomic("a", [b"new"])
+                else:
+                    place.unlink("a")
+                return real(descriptor, size)
+
+            monkeypatch.setattr(os, "read", changing)
+            if place is folder:
+                with pytest.raises(DataMissingError):
+                    place.view("a", 9)
+            else:
+                assert bytes(place.view("a", 9)) == b"old"
 
 
 def test_planted_links_are_replaced_or_removed_never_followed(
@@ -635,6 +645,51 @@ def test_sync_makes_an_earlier_write_durable(folder: PrivateDir) -> None:
     assert log.calls == [("sync", str(folder.path / "a")), ("sync", str(folder.path))]
     with pytest.raises(RunFolderError, match=f"cannot write {folder.path / 'absent'}"):
         folder.sync("absent")
+
+
+@pytest.mark.parametrize("old", [b"", b"short", b"longer than the new content"])
+def test_rewrite_reuses_a_pooled_file_for_new_content(folder: PrivateDir, old: bytes) -> None:
+    with folder.sub("pool") as pool:
+        pool.write_atomic("p", [old])
+        inode = (pool.path / "p").stat().st_ino
+        assert folder.rewrite("a", [b"new ", b"content"], pool, "p")
+        assert folder.read("a", 100) == b"new content"
+        assert (folder.path / "a").stat().st_ino == inode
+        assert tree(folder.path) == ["a", "pool"]
+        assert not folder.rewrite("b", [b"x"], pool, "p")
+        assert tree(folder.path) == ["a", "pool"]
+
+
+def test_rewrite_reuses_only_regular_files_with_one_name(
+    tmp_path: Path, folder: PrivateDir
+) -> None:
+    (tmp_path / "secret").write_text("keep")
+    with folder.sub("pool") as pool:
+        (pool.path / "symlink").symlink_to(tmp_path / "secret")
+        (pool.path / "hardlink").hardlink_to(tmp_path / "secret")
+        os.mkfifo(pool.path / "fifo")
+        for name in ("symlink", "hardlink", "fifo"):
+            assert not folder.rewrite("a", [b"new"], pool, name)
+    assert (tmp_path / "secret").read_text() == "keep"
+    assert tree(folder.path) == ["pool"]
+
+
+@pytest.mark.parametrize(
+    ("call", "at"),
+    [("rename", 1), ("open", 1), ("fstat", 1), ("writev", 1), ("close", 1), ("rename", 2)],
+)
+def test_whichever_call_fails_rewrite_keeps_the_old_file(
+    folder: PrivateDir, call: str, at: int
+) -> None:
+    folder.write_atomic("a", [b"old"])
+    with folder.sub("pool") as pool:
+        pool.write_atomic("p", [b"pooled"])
+        with failing_calls((call,), at, errno.EIO), pytest.raises(StorageFullError) as caught:
+            folder.rewrite("a", [b"new"], pool, "p")
+        assert caught.value.path == str(folder.path / "a")
+        assert "cannot write" in str(caught.value)
+    assert folder.read("a", 9) == b"old"
+    assert tree(folder.path) == ["a", "pool", *(["pool/p"] if (call, at) == ("rename", 1) else [])]
 
 
 TEMPORARY = ".tmp-0123456789abcdef"

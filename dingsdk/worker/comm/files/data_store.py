@@ -1,6 +1,8 @@
 """Step data in a shared folder: one checked file per payload, under a name that is used once.
 
-The file is ``data/<hex digit>/<data_id>.ding``. Damaged files are moved to ``quarantine/``.
+The file is ``data/<hex digit>/<data_id>.ding``. Damaged files are moved to ``quarantine/``. Deleted
+files are moved to ``pool-small/`` and ``pool-large/`` and reused: new pages of a file cost more
+than the write itself (3.8 ms and 0.5 ms for 3.6 MB, 2 cores, ext4).
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import stat
 import threading
 import time
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 from dingsdk.data import FrameInfo, SampleBatch, decode_batch, encode_batch
@@ -28,15 +31,24 @@ from dingsdk.errors import (
 from dingsdk.runtime import Buffer, PrivateDir, check_id, checked_timeout
 from dingsdk.worker.comm.transport import StepDataStore
 
-DATA_FOLDERS = ("data", "quarantine")
+DATA_FOLDERS = ("data", "quarantine", "pool-small", "pool-large")
 _SUFFIX = ".ding"
 _SHARDS = 16
 """Folders that payloads are spread over: two processes cannot change one folder at the same
 time."""
+_SMALL_BYTES = 64 << 10
+"""Payloads up to this size reuse files of other small payloads."""
 _COPIED_BYTES = 8 << 20
-"""Payloads up to this size are read into memory; larger ones are memory-mapped."""
+"""Payloads up to this size are read into memory, and their files are reused. Larger payloads are
+memory-mapped: a map may still be in use when the payload is deleted, so the file is not reused."""
+_MOST_POOLED = 1024
+"""Files of deleted payloads that each of the two pools keeps for reuse."""
 _KEEP_QUARANTINED = 16
 """Damaged files that are kept for inspection."""
+_LIST_AGAIN_S = 0.01
+"""Shortest time between two listings of a pool: a listing costs more than creating a file."""
+_AT_A_TIME = 256
+"""Names that are kept from one listing of a pool."""
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -111,6 +123,7 @@ class FileDataStore(WaitingDataStore):
         algorithm: Algorithm of the digests that readers verify payloads with: ``xxh3-128`` detects
             damage and mix-ups; ``sha256``, at a quarter of the speed, also detects forgeries;
             ``head`` only detects other kinds, dtypes and shapes.
+        pool_bytes: About how many bytes of deleted files to keep for reuse.
     """
 
     pauses_s = (0.001, 0.1)  # shared file systems may show a file late
@@ -123,6 +136,7 @@ class FileDataStore(WaitingDataStore):
         min_free_bytes: int = 128 << 20,
         is_durable: bool = False,
         algorithm: str = "xxh3-128",
+        pool_bytes: int = 512 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(clock)
@@ -138,6 +152,13 @@ class FileDataStore(WaitingDataStore):
                 # Kept open: opening a folder takes a third of the time of a small payload's put.
                 self._shards = [data.sub(f"{index:x}") for index in range(_SHARDS)]
             self._quarantine = root.sub("quarantine")
+            # Files that must survive a power cut are never overwritten: a cut could leave them
+            # half written.
+            budget = 0 if is_durable else pool_bytes
+            self._pools = [
+                FilePool(root.sub(name), min(budget // (2 * size), _MOST_POOLED), size, clock)
+                for name, size in (("pool-small", _SMALL_BYTES), ("pool-large", _COPIED_BYTES))
+            ]
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         folder, name = self._place_of(data_id)
@@ -146,8 +167,10 @@ class FileDataStore(WaitingDataStore):
         # rename, it is a repeat with the same content.
         if folder.stat(name) is not None and self._is_stored(data_id, batch):
             return info
-        check_free(folder, info.size_bytes, self._min_free_bytes)
-        folder.write_atomic(name, buffers, durable=self._is_durable)
+        if folder.free_bytes() - info.size_bytes < self._min_free_bytes:
+            self._empty_pools()
+            check_free(folder, info.size_bytes, self._min_free_bytes)
+        self._write(folder, name, buffers, info.size_bytes)
         return info
 
     def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
@@ -211,12 +234,30 @@ class FileDataStore(WaitingDataStore):
     def close(self) -> None:
         """End waiting calls with ClosedError, and close the file descriptors."""
         self._closed.set()
-        for folder in (*self._shards, self._quarantine):
+        for folder in (*self._shards, self._quarantine, *(pool.folder for pool in self._pools)):
             folder.close()
 
     def _place_of(self, data_id: str) -> tuple[PrivateDir, str]:
         name = check_id(data_id, "data_id") + _SUFFIX
         return self._shards[zlib.crc32(data_id.encode()) % _SHARDS], name
+
+    def _write(
+        self, folder: PrivateDir, name: str, buffers: Sequence[Buffer], size_bytes: int
+    ) -> None:
+        pool = self._pool_for(size_bytes)
+        try:
+            if pool is None or not pool.write(folder, name, buffers):
+                folder.write_atomic(name, buffers, durable=self._is_durable)
+        except StorageFullError:
+            if not self._empty_pools():
+                raise
+            folder.write_atomic(name, buffers, durable=self._is_durable)
+
+    def _pool_for(self, size_bytes: int) -> FilePool | None:
+        return next((pool for pool in self._pools if size_bytes <= pool.max_bytes), None)
+
+    def _empty_pools(self) -> int:
+        return sum(pool.empty() for pool in self._pools)
 
     def _is_stored(self, data_id: str, batch: SampleBatch) -> bool:
         """Return whether the payload is stored undamaged; a damaged file is quarantined."""
@@ -253,11 +294,16 @@ class FileDataStore(WaitingDataStore):
 
     def _remove(self, folder: PrivateDir, name: str) -> bool:
         try:
-            return folder.unlink(name)
+            return self._give_to_pool(folder, name) or folder.unlink(name)
         except (RunFolderError, StorageFullError) as error:
             # A later sweep removes a file that cannot be removed now.
             _logger.warning("cannot delete a payload: %s", error)
             return False
+
+    def _give_to_pool(self, folder: PrivateDir, name: str) -> bool:
+        found = folder.stat(name) if name.endswith(_SUFFIX) else None
+        pool = self._pool_for(found.st_size) if found else None
+        return bool(found and pool and pool.give(folder, name, found))
 
 
 def encode_payload(
@@ -293,3 +339,74 @@ def check_free(folder: PrivateDir, size_bytes: int, min_free_bytes: int) -> None
             path=str(folder.path),
             reason="low_space",
         )
+
+
+class FilePool:
+    """A folder of files that the processes of a run share.
+
+    The file of a deleted payload is moved here, and a new payload is written into one of these
+    files. No process owns the pool: a process takes a file by renaming it, so if two processes try
+    to take the same file, only one gets it.
+    """
+
+    def __init__(
+        self,
+        folder: PrivateDir,
+        limit: int,
+        max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self._limit = limit
+        self._clock = clock
+        self._room = 0
+        self._known: list[str] = []
+        self._list_at = self._count_at = -_LIST_AGAIN_S
+
+    def write(self, folder: PrivateDir, name: str, buffers: Sequence[Buffer]) -> bool:
+        """Write a file of another folder by reusing a file of the pool; False if there is none.
+
+        Raises:
+            StorageFullError, RunFolderError: as ``PrivateDir.rewrite``.
+        """
+        pooled = self._take()
+        return pooled is not None and folder.rewrite(name, buffers, self.folder, pooled)
+
+    def give(self, folder: PrivateDir, name: str, found: os.stat_result) -> bool:
+        """Move a file to the pool; False if it is gone, not a regular file, or the pool is full."""
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            return False
+        if self._room <= 0:
+            now = self._clock()
+            if self._limit <= 0 or now < self._count_at:
+                return False
+            self._count_at = now + _LIST_AGAIN_S
+            self._room = self._limit - len(self.folder.names())
+            if self._room <= 0:
+                return False
+        self._room -= 1
+        return folder.move(name, self.folder, f"{secrets.token_hex(8)}.ding")
+
+    def empty(self) -> int:
+        """Delete all files of the pool to free disk space; return their number."""
+        self._known = []
+        return sum(self.folder.unlink(name) for name in self.folder.names())
+
+    def _take(self) -> str | None:
+        """Return the name of a file that probably still exists, or None."""
+        try:
+            return self._known.pop()
+        except IndexError:
+            pass
+        now = self._clock()
+        if now < self._list_at:
+            return None
+        self._list_at = now + _LIST_AGAIN_S
+        names = self.folder.names()
+        if not names:
+            return None
+        # A random start makes it rare that two writers try the same file.
+        start = secrets.randbelow(len(names))
+        self._known = (names[start:] + names[:start])[:_AT_A_TIME]
+        return self._known.pop()
