@@ -292,12 +292,6 @@ class WorkerCrashedError(DingError, RuntimeError):
     """
 
 
-class TooManyTasksError(DingError, RuntimeError):
-    """A worker has too many unanswered tasks to take one more. Facts: ``worker_id``, ``limit``."""
-
-    retryable = True
-
-
 class PoisonTaskError(DingError, RuntimeError):
     """A task that was given up because too many workers were lost with it.
 

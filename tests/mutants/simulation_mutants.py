@@ -505,9 +505,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "Collectors of an on-policy learner are slow, or differ in speed": [
         Mutant(
             "payloads that arrive while the learner publishes are not noticed",
-            f"{_COMM}.learner:BaseCommLearner.get_batch",
-            "home.announced > before",
-            "False",
+            f"{_COMM}.learner:BaseCommLearner._wait_for_samples",
+            "if home.announced > announced:",
+            "if False:",
             9,
         ),
         Mutant(

@@ -77,7 +77,6 @@ def test_only_these_errors_are_retryable() -> None:
         "StaleEpochError",
         "StorageFullError",
         "TaskTimeoutError",
-        "TooManyTasksError",
         "WorkerLostError",
     }
 

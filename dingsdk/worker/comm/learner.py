@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from dingsdk.config import Count, Positive, deep_merge_dicts
@@ -82,9 +83,18 @@ class SendLearnInfoHook(LearnerHook):
 class BaseCommLearner(CommWorker):
     """Builds the learner of each task with the home of its samples, and publishes its policies.
 
-    The learner gets its batches from the home, without a message. A few dozen times a second it
-    exchanges messages with the coordinator: announcements of payloads for the home arrive, and what
-    the home has inserted and no longer needs is reported with the learner's progress.
+    A task has two sides. The *job* is the learner's loop on its own thread (``_train``): it gets
+    each batch from the home by ``get_batch``, trains, and calls ``send_policy`` and
+    ``send_learn_info``. The *tasks* of the coordinator (``deal_with_...``) come a few dozen times a
+    second: they bring announcements of payloads for the home, and answer with what the home has
+    inserted and no longer needs, and with the learner's progress.
+
+    On-policy or not decides three things: which home the samples have, when the policy is published
+    (after each training, or every ``send_policy_freq`` iterations), and how long a task waits.
+
+    The policy's ``observe`` gets each payload once, from the home: when its rows are inserted, or
+    after the training on them if the policy is on-policy. It gets the samples of a data set when
+    the first policy is published.
 
     A subclass may override ``get_data``, ``load_data_fn``, ``send_policy`` and
     ``send_learn_info``, which the learner calls.
@@ -124,7 +134,6 @@ class BaseCommLearner(CommWorker):
         self._learner: Any = None
         self._ranks: LearnerAggregator | None = None
         self._is_on_policy = False
-        """Whether the policy is on-policy: it is then published after each training."""
         self._home: Home | None = None
         """Where the samples are that the task trains on."""
         self._load_until = 0.0
@@ -136,8 +145,8 @@ class BaseCommLearner(CommWorker):
         """Version of the policy that was published last, and that was last checked to be
         readable."""
         self._state: Literal["loads", "trains", "waits", "done"] = "loads"
-        """It loads its checkpoint, trains, waits for samples, or its training is over and the hooks
-        after it have saved the result."""
+        """The job loads its checkpoint, trains, waits for samples, or its training is over and the
+        hooks after it have saved the result."""
         self._recorded: list[Any] = []
         """Samples of the task's data set for ``observe`` of the policy."""
         self._trained_rows = 0
@@ -192,7 +201,7 @@ class BaseCommLearner(CommWorker):
                 self.condition.notify_all()
             self._wait_for_checkpoint()
             pause_s = self.training_s if self._is_on_policy else self.exchange_s
-            self.task_wait(lambda: self._is_idle, pause_s)
+            self.task_wait(lambda: self._state in ("waits", "done"), pause_s)
         self.raise_job_error()
         info = self._info(int(data["confirmed"]))
         return {"info": info, "held_up_by": self._policies.held_up_by, **self.task_ids()}
@@ -226,10 +235,6 @@ class BaseCommLearner(CommWorker):
         self.raise_job_error()
         return answer
 
-    @property
-    def _is_idle(self) -> bool:
-        return self._state in ("waits", "done")
-
     def _wait_for_checkpoint(self) -> None:
         """Wait, with the condition held, until the learner's iteration is that of its checkpoint.
 
@@ -239,11 +244,11 @@ class BaseCommLearner(CommWorker):
 
     def _info(self, confirmed: int = 0) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
-        home, is_idle = self._the_home(), self._is_idle
+        home, state = self._the_home(), self._state
         counts = home.report()
         return {
             **self._learner.learn_info,
-            "learner_done": self._state == "done",
+            "learner_done": state == "done",
             "priority_info": {},  # priorities stay in this process
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
@@ -251,7 +256,7 @@ class BaseCommLearner(CommWorker):
             "count": home.count(),
             "counts": counts,
             "figures": home.figures(),
-            "is_idle": is_idle,
+            "is_idle": state in ("waits", "done"),
             "lag": list(self._lags.lag or ()),
         }
 
@@ -267,16 +272,16 @@ class BaseCommLearner(CommWorker):
         cfg = deep_merge_dicts({}, task_info["learner_cfg"])
         cfg.pop("exp_name", None)
         folder = player_folder(self.run_dir, task_info.get("player"))
-        checkpoints = folder / "ckpt"
         left = int(cfg["train_iterations"])
-        if task_info.get("resume") and can_resume(checkpoints):
+        checkpoints = self._checkpoints(task_info)
+        if checkpoints is not None:
             loading = {"load_path": str(checkpoints), "restores_settings": True}
             cfg["hook"]["load_ckpt_before_run"] = {"priority": 20, "ext_args": loading}
             left -= load_checkpoint(checkpoints).iteration
             cfg["train_iterations"] = max(1, left)
         elif task_info.get("resume"):
             text = "%s begins with new weights: there is no checkpoint in %s"
-            _log.warning(text, self.info.worker_id, checkpoints)
+            _log.warning(text, self.info.worker_id, folder / "ckpt")
         learner: Any = create_learner(cfg, exp_name=str(folder))
         patience = Patience(self.storage_timeout_s, self._stops_after, self._clock)
         # A checkpoint at an interval is left out if there is no room.
@@ -332,8 +337,7 @@ class BaseCommLearner(CommWorker):
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         if self.replay is not None:
-            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
-            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S)
+            return ServedHome(self.replay, REPLAY_WAIT_S, REPLAY_PAUSE_S)
         if self._is_on_policy:
             trainings = task_info["policy"]["learn"].get("update_per_collect", 1)
             return TrainingHome(self._load_payload, int(trainings))
@@ -352,11 +356,14 @@ class BaseCommLearner(CommWorker):
         if not takes_env_steps(task_info["policy"]):
             # A run that continues has the statistics of the data set in its checkpoint. Others may
             # load one too, of another run, so the data set is observed after that.
-            checkpoints = player_folder(self.run_dir, task_info.get("player")) / "ckpt"
-            continues = task_info.get("resume") and can_resume(checkpoints)
-            keep = None if continues else self._recorded.append
+            keep = None if self._checkpoints(task_info) else self._recorded.append
             table.dataset_rows = push_recorded(buffer, task_info["policy"], keep)
         return table
+
+    def _checkpoints(self, task_info: Mapping[str, Any]) -> Path | None:
+        """Return the folder of the checkpoints to continue from; None for new weights."""
+        found = player_folder(self.run_dir, task_info.get("player")) / "ckpt"
+        return found if task_info.get("resume") and can_resume(found) else None
 
     # Run in the job of a task: the learner, and what it calls.
     def _train(self) -> None:
@@ -452,38 +459,37 @@ class BaseCommLearner(CommWorker):
         Returns a list of episodes if the replay buffer holds episodes, and a list of samples if
         samples are or contain lists.
         """
-        self.yield_turn()
-        home = self._the_home()
+        self.advance()
+        home, train_iter = self._the_home(), self._learner.train_iter
         if self._clock() >= self._save_at:
             self._save()
         while not self.is_stopping:
             announced = home.announced
-
-            def has_news(before: int = announced) -> bool:
-                return home.announced > before
-
-            batch = home.sample(batch_size, self._learner.train_iter)
-            if batch is None and home.dataset_rows:
-                raise no_batch(cast(TableHome, home).buffer, self._learner.train_iter)
+            batch = home.sample(batch_size, train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
                 if not self._is_on_policy:  # the coordinator counts those of an on-policy learner
-                    self._lags.count(batch, self._learner.train_iter)
+                    self._lags.count(batch, train_iter)
                 return batch
-            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
+            if home.dataset_rows:
+                raise no_batch(cast(TableHome, home).buffer, train_iter)
+            if self._is_on_policy and train_iter != self._sent_iter:
                 self._send_newest()  # before the report of the training, as collectors need it
-            if home.retry_s is not None:
-                self._catch_up()
-                self.pause(home.retry_s, has_news)
-                continue
-            with self.condition:
-                if has_news():
-                    continue  # some arrived since it looked
-                self._state = "waits"
-                self.condition.notify_all()
-                if not self.job_wait(lambda: self._state == "trains", self._catch_up):
-                    return None
+            self._wait_for_samples(home, announced)
         return None
+
+    def _wait_for_samples(self, home: Home, announced: int) -> None:
+        """Wait until the home, which had taken ``announced`` announcements, may have a batch."""
+        if home.retry_s is not None:
+            self._catch_up()
+            self.pause(home.retry_s, lambda: home.announced > announced)
+            return
+        with self.condition:
+            if home.announced > announced:
+                return  # some arrived since the job looked
+            self._state = "waits"
+            self.condition.notify_all()
+            self.job_wait(lambda: self._state == "trains", self._catch_up)
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
         store = self.data_store

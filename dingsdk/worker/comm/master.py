@@ -13,7 +13,6 @@ from dingsdk.errors import (
     DingError,
     TaskFailedError,
     TaskTimeoutError,
-    TooManyTasksError,
     WorkerLostError,
 )
 from dingsdk.plugins import observe
@@ -182,7 +181,6 @@ class Master(MasterListener):
             worker may have rejoined by then, as another incarnation.
         lease_s: Length of the lease, sent to workers when they join. The master does not enforce
             it; its owner calls ``lose``.
-        max_open_tasks: Largest number of unanswered tasks for one worker.
 
     Thread safety: every method may be called from any thread. Callbacks run on the thread
     of the event, without any lock.
@@ -197,7 +195,6 @@ class Master(MasterListener):
         on_renew: Callable[[str], None] = lambda worker_id: None,
         on_lost: Callable[[WorkerInfo, str], None] = lambda worker, reason: None,
         lease_s: float | None = None,
-        max_open_tasks: int = 4096,
     ) -> None:
         self._end = end
         end.lease_s = None if lease_s is None or math.isinf(lease_s) else lease_s
@@ -208,7 +205,6 @@ class Master(MasterListener):
         self._lost_for: dict[str, str] = {}  # why each id was lost the last time
         self._open: dict[str, dict[str, Task]] = {}
         """Unanswered tasks by task id, for each joined worker."""
-        self._max_open_tasks = max_open_tasks
         self._numbers = itertools.count(1)
         self.address = ""
 
@@ -249,7 +245,6 @@ class Master(MasterListener):
         Raises:
             TaskFailedError: the task's code raised; the error has the worker's traceback as a fact.
             WorkerLostError: the worker left or became silent first.
-            TooManyTasksError: the worker already has ``max_open_tasks`` unanswered tasks.
             TaskTimeoutError: no answer within ``timeout_s``.
         """
         return self.new_task(worker_id, data, incarnation).start().value(timeout_s)
@@ -306,12 +301,6 @@ class Master(MasterListener):
                 # A worker that rejoined does not have its old work any more.
                 raise _lost(task.worker_id, self._lost_for.get(task.worker_id, "it never joined"))
             tasks = self._open[task.worker_id]
-            if len(tasks) >= self._max_open_tasks:
-                raise TooManyTasksError(
-                    f"worker {task.worker_id!r} has {len(tasks)} unanswered tasks; wait for some",
-                    worker_id=task.worker_id,
-                    limit=self._max_open_tasks,
-                )
             tasks[task.task_id] = task
         try:
             message = TaskMessage(task.task_id, task.task)

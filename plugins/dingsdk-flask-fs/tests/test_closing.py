@@ -7,15 +7,11 @@ import http.client
 import threading
 import time
 
-import numpy as np
 import pytest
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
-from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError
-from dingsdk.testing import open_files
-from dingsdk.worker.comm import Slave, TaskAnswer, TaskMessage, WorkerInfo
-from dingsdk.worker.comm.files.data_store import FileDataStore
+from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 from dingsdk.worker.comm.requests import transport as request_transport
 
 from .conftest import AN_ANSWER, Served
@@ -77,54 +73,3 @@ def test_close_waits_for_the_running_request(
         thread.join(20.0)
         assert not thread.is_alive()
     assert "did not end" not in caplog.text
-
-
-def test_worker_can_be_closed_by_its_own_task(served: Served) -> None:
-    transport = served.transport
-    closed: list[bool] = []
-    slave = Slave(
-        transport,
-        WorkerInfo("w0", "collector"),
-        callback_fn={"end": lambda task: closed.append(slave._joined().close() is None)},
-    )
-    slave.start(served.address, 5.0)
-    served.end.send("w0", 1, TaskMessage("t1", {"name": "end"}))
-    served.listener.expect(lambda events: ("left", "w0", "it left") in events)
-    assert slave.close(5.0)
-    assert closed == [True]
-
-
-def test_stores_can_be_closed_while_files_are_written(transport: FlaskFSTransport) -> None:
-    store = FileDataStore(transport.data_dir, is_durable=True)
-    descriptors = open_files(collect=True)
-    raised: list[BaseException] = []
-    is_writing = threading.Barrier(5)
-
-    def write(number: int) -> None:
-        n = 0
-        try:
-            while True:
-                store.put(f"w{number}-{n}", SampleBatch({"c": np.arange(1000)}))
-                n += 1
-                if n == 1:
-                    is_writing.wait(5.0)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    is_writing.wait(5.0)
-    started = time.monotonic()
-    store.close()
-    store.close()
-    for thread in threads:
-        thread.join(5.0)
-    assert time.monotonic() - started < 5.0
-    assert [type(error) for error in raised] == [ClosedError] * 4
-    assert open_files() < descriptors
-    again = FileDataStore(transport.data_dir)
-    for data_id in again.ids():  # all stored payloads are complete
-        assert len(again.get(data_id)) == 1000
-    again.close()
-    assert not list(transport.data_dir.rglob(".tmp-*"))

@@ -89,12 +89,6 @@ def test_order_of_secrets_is_named_file_then_variable_then_own_file(
         assert (by_file.source, by_variable.source) == (str(path), "DINGSDK_SECRET")
 
 
-def test_secret_of_16_bytes_is_accepted() -> None:
-    found = named_secret({"DINGSDK_SECRET": "x" * 16})
-    assert found is not None
-    assert found.reveal() == b"x" * 16
-
-
 @pytest.mark.parametrize("content", ["", "   \n", "short", "x" * 15])
 def test_empty_or_short_secret_fails_the_start(
     folder: PrivateDir, tmp_path: Path, content: str

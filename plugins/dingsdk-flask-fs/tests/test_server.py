@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,27 +27,6 @@ def link() -> Iterator[socket.socket]:
     server.start(app)
     with socket.create_connection(("127.0.0.1", server.port), 5.0) as link:
         yield link
-    assert server.close()
-
-
-def test_connection_is_not_late_between_two_requests() -> None:
-    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        start_response("200 OK", [("Content-Length", "0")])
-        return []
-
-    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
-    server.start(app)
-    with socket.create_connection(("127.0.0.1", server.port), 5.0) as link:
-        deadline = time.monotonic() + 5.0
-        for is_late in (True, False, True):
-            if is_late:
-                link.sendall(b"GET /0 HTTP/1.1\r\n")  # the rest follows later
-            else:
-                link.sendall(b"Host: 127.0.0.1\r\n\r\n")
-                assert sizes_of(link, 1) == [0]
-            while [each.begun_at is not None for each in server._channels()] != [is_late]:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
     assert server.close()
 
 

@@ -21,7 +21,6 @@ from dingsdk.errors import (
     ClosedError,
     DataCorruptError,
     DataMissingError,
-    ProtocolError,
     StorageFullError,
     WorkerLostError,
 )
@@ -82,25 +81,6 @@ def test_full_object_store_is_named(monkeypatch: pytest.MonkeyPatch, error: str)
     with pytest.raises(StorageFullError, match="object store is full") as caught:
         GatewayDataStore(GatewayCalls("run"), 5.0).put("a", BATCH)
     assert (caught.value.facts["path"], caught.value.facts["reason"]) == ("ray", "object_store")
-
-
-def test_invalid_id_is_refused_before_it_is_sent(here: GatewayHere) -> None:
-    calls = GatewayCalls("run")
-    data, policies = GatewayDataStore(calls, 5.0), GatewayPolicyStore(calls, 5.0)
-    for call in (
-        lambda: data.put("../a", BATCH),
-        lambda: data.put_soon("../a", BATCH),
-        lambda: data.get("../a", 0.0),
-        lambda: data.has("../a", 0.0),
-        lambda: data.delete(["a", "../a"]),
-        lambda: policies.publish("../a", {"w": np.zeros(1)}, 1),
-        lambda: policies.newest("../a"),
-        lambda: policies.discard("../a"),
-    ):
-        with pytest.raises(ProtocolError) as caught:
-            call()
-        assert caught.value.facts["where"] in ("data_id", "policy_id")
-    assert here.called == []
 
 
 def test_newest_policy_comes_from_the_object_store_of_ray(

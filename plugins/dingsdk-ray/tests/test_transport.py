@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dingsdk_ray.frames import SMALL_BYTES, joined
 from dingsdk_ray.transport import RayTransport, parse_address
 
 from dingsdk import SampleBatch
@@ -28,10 +27,6 @@ def test_invalid_address_is_refused(address: str) -> None:
         parse_address(address)
 
 
-def test_address_has_node_and_name() -> None:
-    assert parse_address("ray://1f2e/dingsdk-0-1f") == ("1f2e", "dingsdk-0-1f")
-
-
 def test_resources_of_an_unknown_role_are_refused() -> None:
     sets = ["system.transport.resources.colector.num_cpus=1"]
     with pytest.raises(ConfigError, match=r"did you mean 'collector'; roles: .*learner"):
@@ -48,38 +43,12 @@ def test_coordinator_of_a_local_ray_is_reached_by_its_socket(tmp_path: Path) -> 
     transport.remove_data()
 
 
-@pytest.mark.parametrize("size", [0, SMALL_BYTES, SMALL_BYTES + 1])
-def test_frames_are_bytes_or_arrays_by_their_size(size: int) -> None:
-    parts = [bytes([1]) * (size // 2), memoryview(bytes([2]) * (size - size // 2))]
-    frame = joined(parts, size)
-    assert isinstance(frame, bytes) == (size <= SMALL_BYTES)
-    assert bytes(frame) == b"".join(parts)
-
-
 def test_section_is_read_with_resources_by_role(tmp_path: Path) -> None:
     cfg = {"resources": {"learner": {"num_cpus": 2, "num_gpus": 1}}, "placement": "SPREAD"}
     section = RayTransport({**cfg}, tmp_path).cfg
     assert section.resources["learner"]["num_gpus"] == 1
     with pytest.raises(ConfigError, match="num_gpu"):
         RayTransport({"resources": {"learner": {"num_gpu": 1}}}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ({"object_store_bytes": 0}, {"object_store_bytes": -1}),
-        ({"start_timeout_s": 3600}, {"start_timeout_s": 3601}),
-        ({"start_timeout_s": 0.5}, {"start_timeout_s": 0}),
-        ({"resources": {"learner": {"num_cpus": 0}}}, {"resources": {"learner": {"num_cpus": -1}}}),
-        ({"resources": {"learner": {"num_gpus": 0}}}, {"resources": {"learner": {"num_gpus": -1}}}),
-    ],
-)
-def test_values_beyond_their_bounds_are_refused(
-    tmp_path: Path, right: dict[str, Any], wrong: dict[str, Any]
-) -> None:
-    RayTransport(right, tmp_path)
-    with pytest.raises(ConfigError):
-        RayTransport(wrong, tmp_path)
 
 
 @pytest.mark.parametrize("store", ["data_store", "policy_store"])

@@ -93,8 +93,4 @@ class SharedDataStore(WaitingDataStore):
             text = f"payload {data_id!r}: {error}"  # the error itself would keep the slot in use
             _log.warning("a damaged payload is deleted: %s", text)
             raise DataCorruptError(text, where=error.where, data_id=data_id) from error
-        if data_id in self.segments.damaged:
-            self.segments.damaged.discard(data_id)
-            text = f"payload {data_id!r}: its entry in the table of payloads was damaged"
-            raise DataCorruptError(text, where="table", data_id=data_id)
         return None

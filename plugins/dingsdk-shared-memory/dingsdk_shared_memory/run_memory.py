@@ -41,7 +41,7 @@ from dingsdk_shared_memory.segments import Segments
 
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
-FORMAT = 5
+FORMAT = 6
 """Version of the folder's format; other versions of this package may use another one."""
 DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0

@@ -4,22 +4,19 @@ One file per payload would cost a dozen system calls, and new memory costs more 
 first use of 3.6 MB takes 10 ms, a copy of it 0.15 ms. So a writer (one process) reuses its files.
 ``<writer>-<number>.seg`` is a *segment*, which it appends to::
 
-    header   64 bytes: magic, generation, number of entries, and these two again
+    header   64 bytes: magic, and one word with generation and number of entries
     entries  for each payload its id, size, place, a check of these, and a mark of its deletion
     frames   of payloads of up to 16 KiB, at places that are multiples of 64
 
 A larger frame is alone in a *slot*, ``<writer>-<number>.slot``; its place is minus that number.
 
-The number of entries is written last, so that readers do not see an entry that a killed writer has
-not finished. To delete a payload, a process marks its entry with the generation. When its segment
-is full, a writer begins the next generation of a segment whose payloads are all deleted, or makes
+The word is written last, so that readers do not see an entry that a killed writer has not
+finished. To delete a payload, a process marks its entry with the generation. When its segment is
+full, a writer begins the next generation of a segment whose payloads are all deleted, or makes
 another segment. It reuses a slot once its payload is deleted and no process views it.
 
 The check of an entry depends on the generation. A reader computes it when it first reads the entry.
 A payload whose entry is damaged is lost; the first reader that finds this deletes and counts it.
-Generation and number of entries are 64-bit words that include their own check. A reader that finds
-one damaged counts that and uses its copy; if both are damaged, the reader does not find payloads
-that it did not know before.
 
 Readers copy a frame out of a segment, and check afterwards that it still belongs to the payload.
 A frame in a slot is viewed, not copied. A view holds a shared lock on its slot (``flock``) until
@@ -60,16 +57,15 @@ SEGMENT_BYTES = 1 << 20
 """Size of a segment, which holds small frames of one writer."""
 MOST_ENTRIES = 256
 """Most frames in a segment."""
-MAGIC = b"DINGSEG4"
+MAGIC = b"DINGSEG5"
 SETTLED_NS = 100_000_000
 """If a folder's last change is older, a new change cannot have the same time stamp."""
 MOST_MAPS = 256
 """Largest number of slots that a process keeps mapped; each map has a descriptor."""
 FREE_BYTES = 128 << 20
 """Largest size of all free slots that a writer keeps for reuse."""
-_STATE = struct.Struct("<QQ")  # generation, number of entries
-_NUMBER = struct.Struct("<Q")
-_GENERATION_AT, _COUNT_AT, _STATE_BYTES = len(MAGIC), 16, 16
+_WORD = struct.Struct("<Q")
+_STATE_AT = len(MAGIC)
 _ENTRY = struct.Struct("<64sQqQQ")  # id, size, place, check, mark
 ENTRY_BYTES = _ENTRY.size
 _PLACE = struct.Struct("<64sQq")
@@ -85,19 +81,6 @@ _COLUMNS = np.dtype(
 _log = logging.getLogger(__name__)
 
 
-def _word(number: int) -> int:
-    """Return a number below 2**32 with its check, as stored in headers."""
-    return number | xxhash.xxh3_64_intdigest(_NUMBER.pack(number)) >> 32 << 32
-
-
-def _is_whole(word: int) -> bool:
-    return word == _word(word & 0xFFFF_FFFF)
-
-
-_COUNTS = [_word(count) for count in range(MOST_ENTRIES + 1)]
-_COUNT_OF = {word: count for count, word in enumerate(_COUNTS)}
-
-
 class _Segment:
     """A mapped segment.
 
@@ -105,17 +88,14 @@ class _Segment:
         name: Name of its file.
         map_: Its memory.
         is_own: Whether this process writes it; then its header is written now.
-        on_damage: Called with its name when its header is found damaged.
 
     Attributes:
-        generation: Last generation that this process has seen, as the word in the header.
+        generation: Last generation that this process has seen, below 2**32.
         seen: How many entries of ``generation`` this process knows.
         ids: Ids of the entries that it knows, in order.
     """
 
-    def __init__(
-        self, name: str, map_: mmap.mmap, is_own: bool, on_damage: Callable[[str], None]
-    ) -> None:
+    def __init__(self, name: str, map_: mmap.mmap, is_own: bool) -> None:
         self.name = name
         self.writer = name.partition("-")[0]
         self.is_own = is_own
@@ -124,41 +104,27 @@ class _Segment:
         self.seen = 0
         self.ids: list[str] = []
         self.end = _FRAMES_AT
-        self._on_damage = on_damage
-        self._is_damaged = False
-        self._words: tuple[int, int] | None = None  # of the header when it was last checked
-        self._state = (0, 0)
         if is_own:
             self.begin_generation()
             map_[: len(MAGIC)] = MAGIC  # last: readers may use the segment from now on
 
+    def word(self) -> int:
+        """Return the word of the header: it changes when a payload is added."""
+        return int(_WORD.unpack_from(self.map, _STATE_AT)[0])
+
     def state(self) -> tuple[int, int]:
         """Return generation and number of entries."""
-        words = _STATE.unpack_from(self.map, _GENERATION_AT)
-        if words != self._words:
-            self._words, self._state = words, self._checked(*words)
-        return self._state
-
-    def _checked(self, generation: int, count: int) -> tuple[int, int]:
-        """Return the state from the words of the header, or from their copies if damaged."""
-        copies = _STATE.unpack_from(self.map, _GENERATION_AT + _STATE_BYTES)
-        found = next(filter(_is_whole, (generation, copies[0])), self.generation)
-        counts = _COUNT_OF.get(count), _COUNT_OF.get(copies[1])
-        number = next((each for each in counts if each is not None), self.seen)
-        was_damaged, self._is_damaged = self._is_damaged, generation != found or number != counts[0]
-        if self._is_damaged and not was_damaged:
-            self._on_damage(self.name)
-        return found, number
+        word = self.word()
+        return word >> 32, min(word & 0xFFFF_FFFF, MOST_ENTRIES)
 
     def is_live(self, number: int, generation: int) -> bool:
         """Return whether a payload of that generation was not deleted."""
-        mark = _NUMBER.unpack_from(self.map, _entry_at(number) + _MARK_AT)[0]
+        mark = _WORD.unpack_from(self.map, _entry_at(number) + _MARK_AT)[0]
         return bool(mark != generation ^ _DELETED) and self.is_of(generation)
 
     def is_of(self, generation: int) -> bool:
         """Return whether it holds payloads of that generation."""
-        found = _NUMBER.unpack_from(self.map, _GENERATION_AT)[0]
-        return bool(found == generation or self.state()[0] == generation)
+        return self.word() >> 32 == generation
 
     def delete(self, number: int) -> None:
         self._store(_entry_at(number) + _MARK_AT, self.generation ^ _DELETED)
@@ -179,7 +145,7 @@ class _Segment:
         check = _check_of(_PLACE.pack(name, size, place), generation)
         _ENTRY.pack_into(self.map, _entry_at(number), name, size, place, check, 0)
         self.seen = number + 1
-        self._write(_COUNT_AT, _COUNTS[self.seen])
+        self._store(_STATE_AT, generation << 32 | self.seen)
         self.ids.append(data_id)
         return self, number, generation, size, place
 
@@ -200,18 +166,13 @@ class _Segment:
 
     def begin_generation(self) -> None:
         """Begin the next generation, without payloads; all old ones must be deleted."""
-        self._write(_COUNT_AT, _COUNTS[0])
-        self.generation = _word((self.generation & 0xFFFF_FFFF) + 1)
-        self._write(_GENERATION_AT, self.generation)
+        self.generation = (self.generation + 1) & 0xFFFF_FFFF
         self.seen, self.end, self.ids = 0, _FRAMES_AT, []
-
-    def _write(self, at: int, word: int) -> None:
-        self._store(at, word)
-        self._store(at + _STATE_BYTES, word)
+        self._store(_STATE_AT, self.generation << 32)
 
     def _store(self, at: int, word: int) -> None:
         # In one step: ``pack_into`` writes zeros first, which others may read.
-        self.map[at : at + _NUMBER.size] = _NUMBER.pack(word)
+        self.map[at : at + _WORD.size] = _WORD.pack(word)
 
 
 _Entry = tuple[_Segment, int, int, int, int]
@@ -244,8 +205,7 @@ class Segments:
         clock: Seconds, monotonic.
 
     Attributes:
-        damaged: Ids from damaged entries; the ids may be damaged too.
-        damaged_count: Number of damaged entries and headers that were found.
+        damaged_count: Number of damaged entries that were found.
     """
 
     def __init__(
@@ -258,7 +218,6 @@ class Segments:
         self._path = str(folder.path)
         self._min_free_bytes = min_free_bytes
         self._clock = clock
-        self.damaged: set[str] = set()
         self.damaged_count = 0
         self._lock = threading.Lock()
         self._segments: dict[str, _Segment] = {}
@@ -359,12 +318,11 @@ class Segments:
             }
             return [name for name in self._index if name.startswith(prefix)]
 
-    def stamp(self) -> list[tuple[int, int]] | None:
+    def stamp(self) -> list[int] | None:
         """Return a value that changes when a payload is added; None: one may have been added."""
         with self._lock, contextlib.suppress(FileNotFoundError):
             if os.stat(self._path).st_mtime_ns == self._listed_ns:  # noqa: PTH116 - as below
-                found = self._segments.values()
-                return [_STATE.unpack_from(each.map, _GENERATION_AT) for each in found]
+                return [segment.word() for segment in self._segments.values()]
         return None
 
     def close(self) -> None:
@@ -451,7 +409,6 @@ class Segments:
                         segment.ids.append(name)
                     else:
                         segment.delete(entry[1])
-                        self.damaged.add(name)
                         self.damaged_count += 1
                         _log.warning(
                             "a payload is lost: its entry in %s is damaged (id %r)",
@@ -467,21 +424,14 @@ class Segments:
                     found = self._map_file(name, os.O_RDWR)
                 except (OSError, ValueError):  # it is being made, or removed
                     found = None
-                if found is not None and len(found) == SEGMENT_BYTES and any(found[: len(MAGIC)]):
-                    self._segments[name] = self._segment(name, found, is_own=False)
+                if found and len(found) == SEGMENT_BYTES and found[: len(MAGIC)] == MAGIC:
+                    self._segments[name] = _Segment(name, found, is_own=False)
                 else:
                     self._listed_ns = -1
         for name in self._segments.keys() - names:
             self._forget(self._segments.pop(name))
         for name in self._maps.keys() - names:
             del self._maps[name]
-
-    def _segment(self, name: str, found: mmap.mmap, is_own: bool) -> _Segment:
-        def note(name: str) -> None:
-            self.damaged_count += 1
-            _log.warning("the header of %s is damaged", name)
-
-        return _Segment(name, found, is_own, note)
 
     def _forget(self, segment: _Segment) -> None:
         for name in segment.ids:
@@ -502,7 +452,7 @@ class Segments:
                     break
             else:
                 name, found = self._make("seg", SEGMENT_BYTES)
-                self._own = self._segments[name] = self._segment(name, found, is_own=True)
+                self._own = self._segments[name] = _Segment(name, found, is_own=True)
         return self._own
 
     def _take_slot(self, size: int) -> tuple[_Slot, mmap.mmap]:

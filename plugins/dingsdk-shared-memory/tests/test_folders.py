@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from dingsdk_shared_memory.run_memory import (
+    FORMAT,
     LOCK,
     OWNER,
     RunMemory,
@@ -28,11 +29,9 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 from dingsdk.data import encode_json
 from dingsdk.errors import (
     ConfigError,
-    ConflictError,
     DataCorruptError,
     DataMissingError,
     DataVersionError,
-    ProtocolError,
     RunDirLockedError,
     RunFolderError,
     StorageFullError,
@@ -68,27 +67,6 @@ def test_folder_of_another_version_is_refused_in_one_line(
 
     assert "format 99" in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_payload_whose_table_entry_is_damaged_is_counted_as_corrupt(run_dir: Path) -> None:
-    writer, reader = (SharedMemoryTransport({}, run_dir) for _ in range(2))
-    store, theirs = reader.data_store(), writer.data_store()
-    for name in "ab":
-        theirs.put(name, a_batch())
-    (path,) = writer.data_dir.glob("data/*.seg")
-    with path.open("r+b") as file:
-        file.seek(64 + 64)  # the size of the first payload
-        file.write(b"\xff")
-
-    with pytest.raises(DataCorruptError, match="'a'"):
-        store.get("a")
-    with pytest.raises(DataMissingError):
-        store.get("a", 0.0)
-    assert store.get("b") == a_batch()
-    assert store.corrupt_count == 1
-    writer.remove_data()
-    writer.close()
-    reader.close()
 
 
 @pytest.mark.parametrize("rows", [64, 20_000], ids=["in a segment", "in a slot"])
@@ -234,15 +212,15 @@ def test_folder_that_another_process_locks_for_too_long_is_refused(
 def test_unreadable_owner_is_reported_as_damage(run_dir: Path, tmp_path: Path) -> None:
     RunMemory(tmp_path / "shm", run_dir).close()
     owner = tmp_path / "shm" / OWNER
-    owner.write_bytes(encode_json("shared-memory-run", {"format": "5"}))
+    owner.write_bytes(encode_json("shared-memory-run", {"format": str(FORMAT)}))
     with pytest.raises(DataCorruptError) as caught:
         RunMemory(tmp_path / "shm", run_dir)
     assert caught.value.where == OWNER
-    owner.write_bytes(encode_json("shared-memory-run", {"format": 4, "run_dir": "x"}))
+    owner.write_bytes(encode_json("shared-memory-run", {"format": FORMAT - 1, "run_dir": "x"}))
     with pytest.raises(DataVersionError) as other:
         RunMemory(tmp_path / "shm", run_dir)
     found = other.value.facts
-    assert (found["found"], found["expected"], found["where"]) == (4, 5, OWNER)
+    assert (found["found"], found["expected"], found["where"]) == (FORMAT - 1, FORMAT, OWNER)
 
 
 def test_removing_a_folder_keeps_foreign_files(run_dir: Path, tmp_path: Path) -> None:
@@ -309,26 +287,6 @@ def test_folder_that_others_can_write_to_is_kept_and_logged_as_text(
     assert [type(each) for each in record.args or ()] == [type(path), str]
 
 
-def test_folders_with_foreign_names_are_kept(tmp_path: Path) -> None:
-    names = ["dingsdk-1-0123456789abcdef0", "dingsdk-x", f"dingsdk-{os.geteuid() + 1}-{'0' * 16}"]
-    for name in names:
-        (tmp_path / name).mkdir(mode=0o700)
-        os.utime(tmp_path / name, (0, 0))
-    assert remove_stale(tmp_path) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
-
-
-def test_same_payload_again_changes_nothing_and_another_is_refused(
-    transport: SharedMemoryTransport,
-) -> None:
-    store = transport.data_store()
-    store.put("a", a_batch())
-    store.put("a", a_batch())
-    with pytest.raises(ConflictError):
-        store.put("a", a_batch(width=5))
-    assert store.get("a") == a_batch()
-
-
 def test_payloads_on_a_disk_always_have_a_digest(tmp_path: Path) -> None:
     disk = tempfile.mkdtemp(dir=Path(__file__).parent, prefix=".disk-")  # /tmp may be memory
     try:
@@ -357,11 +315,6 @@ def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> N
     # Payloads that are copied out always have a digest of all bytes.
     head = "xxh3-128" if rows == 8 else "head"
     assert found == {"head": head, "xxh3-128": "xxh3-128", "sha256": "sha256"}
-
-
-def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
-    with pytest.raises(ProtocolError):
-        transport.data_store().put("../a", a_batch())
 
 
 @pytest.fixture

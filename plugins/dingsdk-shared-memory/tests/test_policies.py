@@ -12,7 +12,7 @@ import torch
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.segments import Segments
 
-from dingsdk.errors import ConfigError, DataCorruptError, ProtocolError, StorageFullError
+from dingsdk.errors import ConfigError, DataCorruptError, StorageFullError
 from dingsdk.runtime import PrivateDir
 
 LARGE = 1 << 15
@@ -113,17 +113,6 @@ def test_reader_gets_no_older_version_if_its_current_one_is_damaged(
     assert is_whole(reader.newest("p"), 4)
 
 
-def test_invalid_id_is_refused(publisher: SharedPolicyStore) -> None:
-    for call in (
-        lambda: publisher.publish("../p", weights(1), 1),
-        lambda: publisher.newest("../p"),
-        lambda: publisher.latest("../p"),
-        lambda: publisher.discard("../p"),
-    ):
-        with pytest.raises(ProtocolError):
-            call()
-
-
 def test_latest_version_comes_with_the_life_of_its_policy(
     publisher: SharedPolicyStore, reader: SharedPolicyStore
 ) -> None:
@@ -151,38 +140,6 @@ def test_read_without_an_undamaged_version_is_an_error(
         reader.newest("p")
     assert reader.newest("p", newer_than=0) is None
     assert reader.corrupt_count == 2
-
-
-def test_version_of_another_policy_is_damage(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore
-) -> None:
-    publisher.publish("p", weights(1), 1)
-    publisher.publish("q", weights(2), 1)
-    ours, theirs = (publisher._versions(policy_id)[0].name for policy_id in "pq")
-    frame = bytes(publisher.segments.read(theirs) or b"")
-    publisher.segments.delete(ours)
-    publisher.segments.add(ours, [frame], len(frame))
-
-    with pytest.raises(DataCorruptError):
-        reader.newest("p")
-    assert reader.newest("q") is not None
-
-
-def test_overtaken_thread_does_not_return_the_older_version(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publisher.publish("p", weights(1), 1)
-    real = reader._load
-
-    def overtaken(*args: Any) -> Any:
-        state = real(*args)
-        monkeypatch.undo()
-        publisher.publish("p", weights(2), 2)
-        assert is_whole(reader.newest("p"), 2)  # simulates another thread
-        return state
-
-    monkeypatch.setattr(reader, "_load", overtaken)
-    assert is_whole(reader.newest("p"), 2)
 
 
 def test_version_that_is_removed_while_it_is_read_is_not_missed(

@@ -77,20 +77,6 @@ def test_row_function_takes_a_decompressor() -> None:
     assert load(path=lambda: batch, meta={"index": 1}, decompressor=double) == {"obs": 8.0}
 
 
-@pytest.mark.parametrize("is_on_policy", [True, False])
-def test_hooks_that_send_policy_and_info_have_priority_100(
-    learner: BaseCommLearner, is_on_policy: bool
-) -> None:
-    learner._is_on_policy = is_on_policy
-    assert [(hook.name, hook.position, hook.priority) for hook in learner.hooks4call] == [
-        ("send_policy", "before_run", 100),
-        *([] if is_on_policy else [("send_policy", "after_iter", 100)]),
-        ("send_policy", "after_run", 100),
-        ("send_learn_info", "after_iter", 100),
-        ("send_learn_info", "after_run", 100),
-    ]
-
-
 def test_on_policy_learner_publishes_once_before_it_waits_for_the_next_training(
     learner: BaseCommLearner,
 ) -> None:
@@ -214,21 +200,6 @@ def test_learner_saves_a_checkpoint_every_minute_if_it_has_trained(
     assert saves == [(1060.0, 8), (1243.0, 30)]
     train(1393.0, 41)
     assert saves[2:] == [(1396.0, 41)]
-
-
-def test_learner_saves_no_checkpoints_by_time_if_told_so(learner: BaseCommLearner) -> None:
-    learner._cfg = learner.Config(save_every_s=None)
-    learner._clock = lambda: 1e9
-    learner._begin()
-    assert learner._save_at == float("inf")
-
-
-def test_ranks_are_closed_once_when_their_task_stops(learner: BaseCommLearner) -> None:
-    ends: list[str] = []
-    learner._ranks = SimpleNamespace(close=lambda: ends.append("end"))  # type: ignore[assignment]
-    for _ in range(2):
-        assert learner.stop_job(1.0)
-    assert ends == ["end"]
 
 
 @pytest.mark.parametrize("traceback", ["", "of its code"])

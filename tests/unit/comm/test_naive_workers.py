@@ -26,9 +26,8 @@ CAPACITY = 128
 class Cluster:
     """A coordinator and its transport; the test starts the workers."""
 
-    def __init__(self, tmp_path: Path, concurrency: str) -> None:
+    def __init__(self, tmp_path: Path) -> None:
         sets = (
-            f"system.transport.concurrency={concurrency}",
             "system.transport.check_wire=true",
             "policy.other.commander.type=naive",
             f"policy.other.replay_buffer.replay_buffer_size={CAPACITY}",
@@ -51,9 +50,9 @@ class Cluster:
             pause.wait(0.005)
 
 
-@pytest.fixture(params=["greenlets", "threads"])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, request.param)
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
     yield made
     assert made.coordinator.close() == []
     made.transport.close()

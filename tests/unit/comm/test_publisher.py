@@ -97,19 +97,6 @@ def test_last_policy_waits_for_room(worker: CommWorker) -> None:
     assert worker.condition.waits == [(0.2, False)] * 2
 
 
-@pytest.mark.parametrize(("limit", "tries"), [({"last_s": 0.4}, 3), ({}, 11)])
-def test_last_policy_is_given_up_after_its_timeout(
-    worker: CommWorker, limit: dict[str, float], tries: int
-) -> None:
-    store, worker.condition = worker.policy_store, Noting()
-    assert isinstance(store, NarrowStore)
-    store.refusals = 20
-    publisher = PolicyPublisher(worker, **limit)
-    assert not publisher.publish("p", MODEL, 9, is_last=True)
-    assert (store.newest("p"), store.refusals, publisher.unpublished) == (None, 20 - tries, 1)
-    assert publisher.held_up_by == ""
-
-
 def test_first_policy_is_tried_until_there_is_room(worker: CommWorker) -> None:
     publisher, store = PolicyPublisher(worker), worker.policy_store
     pauses: list[tuple[float, str]] = []
@@ -130,12 +117,3 @@ def test_stopping_worker_gives_up_its_first_policy(worker: CommWorker) -> None:
     store.refusals = 2
     assert not publisher.publish("p", MODEL, 0)
     assert (store.refusals, publisher.unpublished, publisher.held_up_by) == (1, 1, "")
-
-
-def test_publisher_of_a_later_task_does_not_wait_if_a_policy_is_stored(worker: CommWorker) -> None:
-    store = worker.policy_store
-    assert isinstance(store, NarrowStore)
-    assert PolicyPublisher(worker).publish("p", MODEL, 1)
-    publisher, store.refusals = PolicyPublisher(worker), 1
-    assert not publisher.publish("p", MODEL, 2)
-    assert (store.version(), store.refusals, publisher.held_up_by) == (1, 0, "")

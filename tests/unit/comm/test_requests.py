@@ -21,21 +21,17 @@ from dingsdk.errors import (
     ProtocolError,
     StaleEpochError,
 )
-from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import (
     OVERHEAD_BYTES,
-    Body,
     Join,
-    NumberedAnswer,
     Request,
     Turn,
     decode_request,
     encode_item,
-    first_that_fit,
 )
-from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport, begin_epoch
+from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 LOG = "dingsdk.worker.comm.requests.link"
@@ -77,19 +73,6 @@ def test_internal_error_is_logged_in_full_and_answered_with_its_request_id(
     assert record.exc_info[1] is error
 
 
-@pytest.mark.parametrize(("want", "is_taken"), [(0, False), (1, True), (1024, True), (1025, False)])
-def test_worker_may_ask_for_1_to_1024_tasks_at_once(want: int, is_taken: bool) -> None:
-    body = {"answers": [], "ack": 0, "want": want, "wait_s": 0.0}
-    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
-    data = json.dumps({**known, "type": "turn", "body": body}).encode()
-    if is_taken:
-        assert decode_request(data, "turn", 1 << 20).body.want == want
-    else:
-        with pytest.raises(ProtocolError) as caught:
-            decode_request(data, "turn", 1 << 20)
-        assert caught.value.where == "$.want"
-
-
 def test_mailbox_refuses_skipped_task_and_answer_numbers() -> None:
     box = Mailbox("w0", 1, 1 << 20, threading.Condition())
     answers = [TaskAnswer(f"t{number}", True, {}) for number in range(3)]
@@ -104,14 +87,6 @@ def test_mailbox_refuses_skipped_task_and_answer_numbers() -> None:
     assert caught.value.where == "$.body.answers"
     box.take([(1, answers[0]), (2, answers[1])], told.append)
     assert told == answers[:2]
-
-
-def test_closed_mailbox_accepts_and_returns_no_task() -> None:
-    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
-    assert box.put(TaskMessage("t0", {}))
-    box.close()
-    assert not box.put(TaskMessage("t1", {}))
-    assert box.fetch(seq=1, ack=0, want=1, wait_s=0.0) == []
 
 
 class NotingCondition(threading.Condition):
@@ -189,34 +164,6 @@ def test_repeated_join_gets_the_same_incarnation_while_it_is_remembered(
     ]
 
 
-@pytest.mark.parametrize("numbers", [(1, 3), (1, 1), (2, 1)])
-def test_answers_with_numbers_out_of_order_are_all_refused(numbers: tuple[int, int]) -> None:
-    site = Handling()
-    inc = site.join("w0", "a")
-    answers = [NumberedAnswer(n, f"t{n}", True, {}, "", "") for n in numbers]
-    with pytest.raises(ProtocolError, match="in order") as caught:
-        site.ask("answer", "w0", inc, Body(answers))
-    assert caught.value.where == "$.body.answers[].n"
-    assert site.told == [("w0", 1)]  # no answer was accepted
-
-
-def test_old_or_repeated_request_gets_no_tasks() -> None:
-    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
-    for number in range(2):
-        box.put(TaskMessage(f"t{number}", {}))
-    for seq, ack, count in ((2, 0, 2), (2, 0, 0), (1, 0, 0), (3, 1, 1)):
-        assert len(box.fetch(seq, ack, want=9, wait_s=0.0)) == count
-
-
-def test_tasks_are_numbered_from_1_and_removed_when_acknowledged() -> None:
-    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
-    for number in range(3):
-        box.put(TaskMessage(f"t{number}", {}))
-    for seq, ack, left in ((1, 0, [1, 2, 3]), (2, 2, [3]), (3, 1, [3]), (4, 3, [])):
-        tasks = [json.loads(task) for task in box.fetch(seq, ack, want=9, wait_s=0.0)]
-        assert [(task["n"], task["task_id"]) for task in tasks] == [(n, f"t{n - 1}") for n in left]
-
-
 def test_waiting_request_gets_no_tasks_after_a_newer_request() -> None:
     later: list[list[bytes]] = []
 
@@ -273,20 +220,6 @@ def test_closed_handler_tells_each_worker_and_reports_no_worker_as_left() -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "is_taken"), [(-1, False), (0, True), (2**63 - 1, True), (2**63, False)]
-)
-def test_numbers_of_requests_have_63_bits(number: int, is_taken: bool) -> None:
-    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
-    body = {"answers": [], "progress": number}
-    data = json.dumps({**known, "type": "renew", "body": body}).encode()
-    if is_taken:
-        assert decode_request(data, "renew", 1 << 20).body.progress == number
-    else:
-        with pytest.raises(ProtocolError):
-            decode_request(data, "renew", 1 << 20)
-
-
-@pytest.mark.parametrize(
     ("changes", "where"),
     [({"type": "renew"}, "$.type"), ({"seq": "1"}, "$.seq"), ({"v": 2}, "$.v"), ({"body": 1}, "$")],
 )
@@ -309,77 +242,6 @@ def test_item_that_leaves_no_room_for_the_rest_of_its_message_is_refused() -> No
         encode_item(7, task, size + OVERHEAD_BYTES - 1)
     facts = caught.value.facts
     assert (facts["size_bytes"], facts["max_bytes"]) == (size, size + OVERHEAD_BYTES - 1)
-
-
-@pytest.mark.parametrize(
-    ("room", "want", "count"), [(30, 9, 3), (29, 9, 2), (0, 9, 1), (30, 2, 2), (30, 3, 3)]
-)
-def test_message_contains_the_items_that_fit_and_at_least_one(
-    room: int, want: int, count: int
-) -> None:
-    items = [(number, b"x" * 9) for number in range(4)]  # 10 bytes each, with the comma
-    assert first_that_fit(items, OVERHEAD_BYTES + room, want) == items[:count]
-
-
-def test_epochs_of_a_master_are_counted_from_1(tmp_path: Path) -> None:
-    with PrivateDir(tmp_path / "run") as folder:
-        run, first = begin_epoch(folder)
-        assert (first, begin_epoch(folder), begin_epoch(folder)) == (1, (run, 2), (run, 3))
-
-
-class Closing(RequestMasterEnd):
-    """Records the steps of its close; the wait takes ``took_s`` seconds."""
-
-    def __init__(self, took_s: float, has_ended: bool) -> None:
-        super().__init__()
-        self.now = 100.0
-        self.took_s = took_s
-        self.has_ended = has_ended
-        self.steps: list[Any] = []
-
-    def listen(self, listener: MasterListener, until_close: ExitStack) -> Any:
-        until_close.callback(self.steps.append, "released")
-        handler = SimpleNamespace(close=lambda: self.steps.append("told"), wait_told=self._wait)
-        return handler, SimpleNamespace(close=self._end), "here"
-
-    def _wait(self, timeout_s: float) -> bool:
-        self.steps.append(timeout_s)
-        self.now += self.took_s
-        return True
-
-    def _end(self, timeout_s: float) -> bool:
-        self.steps.append(timeout_s)
-        return self.has_ended
-
-
-@pytest.mark.parametrize(
-    ("timeout_s", "took_s", "waits"),
-    [(5.0, 0.5, [2.0, 4.5]), (1.0, 0.5, [0.5, 0.5]), (1.0, 3.0, [0.5, 0.1])],
-)
-@pytest.mark.parametrize("has_ended", [True, False])
-def test_master_end_closes_within_its_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    timeout_s: float,
-    took_s: float,
-    waits: list[float],
-    has_ended: bool,
-) -> None:
-    end: Any = Closing(took_s, has_ended)
-    monkeypatch.setattr(
-        "dingsdk.worker.comm.requests.transport.time", SimpleNamespace(monotonic=lambda: end.now)
-    )
-    with pytest.raises(ClosedError, match="not open"):
-        end.send("w0", 1, TaskMessage("t0", {}))
-    assert end.open(None) == "here"
-    with pytest.raises(ClosedError, match="opens once"):
-        end.open(None)
-    assert end.steps == []
-    for _ in range(2):
-        end.close(*[timeout_s] * (timeout_s != 5.0))  # the default is 5 s
-    assert end.steps == ["told", *waits, "released"]
-    told = [] if has_ended else [f"the server did not end within {waits[1]:.1f} s"]
-    assert caplog.messages == told
 
 
 def test_task_for_a_worker_that_joins_while_the_master_opens_is_sent() -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dingsdk.worker.comm import ThreadScheduler
+from dingsdk.worker.comm import Scheduler
 
 PATIENCE_S = 20.0
 
 
 def test_job_is_done_after_its_end_and_keeps_its_exception() -> None:
-    scheduler, go_on = ThreadScheduler(), threading.Event()
+    scheduler, go_on = Scheduler(), threading.Event()
 
     def fail() -> None:
         go_on.wait(PATIENCE_S)
@@ -31,33 +30,12 @@ def test_job_is_done_after_its_end_and_keeps_its_exception() -> None:
     assert scheduler.close() == []
 
 
-def test_job_runs_in_a_daemon_thread() -> None:
-    scheduler, is_daemon = ThreadScheduler(), list[bool]()
-    job = scheduler.spawn(lambda: is_daemon.append(threading.current_thread().daemon), "job")
-    assert job.join(PATIENCE_S)
-    assert is_daemon == [True]
-
-
-def test_job_that_joins_itself_does_not_wait() -> None:
-    scheduler, found, may_join = ThreadScheduler(), list[bool](), threading.Event()
-
-    def run() -> None:
-        may_join.wait(PATIENCE_S)
-        found.append(job.join(PATIENCE_S))
-
-    job = scheduler.spawn(run, "job")
-    may_join.set()
-    assert job.join(PATIENCE_S)
-    assert (found, job.error) == ([False], None)
-
-
 def test_close_names_running_jobs_and_forgets_ended_ones() -> None:
-    scheduler, over = ThreadScheduler(), threading.Event()
+    scheduler, over = Scheduler(), threading.Event()
     quick = scheduler.spawn(lambda: None, "quick")
     assert quick.join(PATIENCE_S)
     slow = [scheduler.spawn(lambda: over.wait(PATIENCE_S) and None, name) for name in ("a", "b")]
     assert scheduler._jobs == slow
-    assert scheduler.stalled_job(0.0) is None
     assert scheduler.close(0.0) == ["a", "b"]
     over.set()
     assert scheduler.close(PATIENCE_S) == []
@@ -67,7 +45,7 @@ def test_close_waits_for_all_jobs_within_one_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, waited = [100.0], list[float]()
-    scheduler = ThreadScheduler()
+    scheduler = Scheduler()
 
     def join(timeout_s: float) -> bool:
         waited.append(timeout_s)
@@ -81,8 +59,3 @@ def test_close_waits_for_all_jobs_within_one_deadline(
     scheduler._jobs = [job] * 3
     assert scheduler.close() == []
     assert waited == [5.0, 1.0, 0.0]
-
-
-def test_clock_is_the_monotonic_clock_of_the_host() -> None:
-    before = time.monotonic()
-    assert before <= ThreadScheduler().clock() <= time.monotonic()

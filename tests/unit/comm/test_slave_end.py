@@ -7,7 +7,6 @@ import random
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from dingsdk.worker.comm.requests import Answer, LinkError, RequestHandler, Requ
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import Request, decode_request, encode_request
 from dingsdk.worker.comm.requests.slave_end import _content as content_of
-from dingsdk.worker.comm.scheduler import ThreadScheduler
+from dingsdk.worker.comm.scheduler import Scheduler
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 MAX_BYTES = 1 << 20
@@ -56,7 +55,7 @@ class Waits(random.Random):
         return 0.0
 
 
-class SetClock(ThreadScheduler):
+class SetClock(Scheduler):
     """A scheduler whose clock the test sets."""
 
     now = 100.0
@@ -68,8 +67,8 @@ class SetClock(ThreadScheduler):
 class Site:
     """A master and a worker's end that sends requests to it through ``post``."""
 
-    def __init__(self, scheduler: ThreadScheduler | None = None, **limits: Any) -> None:
-        self.scheduler = scheduler or ThreadScheduler()
+    def __init__(self, scheduler: Scheduler | None = None, **limits: Any) -> None:
+        self.scheduler = scheduler or Scheduler()
         self.asked: list[tuple[str, float]] = []
         """Kinds of requests, and seconds until their deadlines."""
         self.closes = 0
@@ -178,16 +177,6 @@ def test_answer_is_sent_while_the_worker_is_busy(site: Site) -> None:
     assert site.on_answers.wait(20.0)
 
 
-def test_repeated_task_is_returned_once(site: Site) -> None:
-    site.join()
-    task = {"n": 1, "task_id": "t0", "data": {}}
-    site.replies.extend([reply(200, answered=0, tasks=[task, task]), reply(200, answered=0)])
-    found = site.end.next_task(20.0)
-    assert found is not None
-    assert found.task_id == "t0"
-    assert site.end.next_task(0.0) is None
-
-
 @pytest.mark.parametrize(("status", "error"), [(410, ClosedError), (499, ProtocolError)])
 def test_refused_answer_is_raised_by_the_next_check(
     site: Site, status: int, error: type[DingError]
@@ -201,31 +190,6 @@ def test_refused_answer_is_raised_by_the_next_check(
     assert not site.replies
     with pytest.raises(error, match="it is over"):
         site.end.check()
-
-
-def test_close_waits_for_answers_that_are_being_sent(site: Site) -> None:
-    site.join()
-    task = site.task(2)
-    site.may_answer.clear()
-    site.end.answer(TaskAnswer(task.task_id, True, {}))
-    assert site.on_answers.wait(20.0)
-    threading.Timer(0.3, site.may_answer.set).start()
-    site.end.close()
-    assert [each for each in threading.enumerate() if each.name == "w0-answers"] == []
-    assert site.listener.answered == [task.task_id]
-
-
-def test_silent_master_is_lost_and_all_later_calls_raise() -> None:
-    site = Site(lost_after_s=0.2)
-    site.join()
-    site.is_silent = True
-    with pytest.raises(WorkerLostError, match="no sign of the master at here for 0"):
-        site.end.renew(1)
-    with pytest.raises(WorkerLostError):
-        site.end.check()
-    assert site.listener.progress == []
-    site.end.close()
-    site.handler.close()
 
 
 class Stopped(Site):
@@ -287,41 +251,6 @@ def test_request_timeouts_are_shorter_than_the_time_until_the_master_is_lost(
         ("leave", 1.0),
     ]
     assert site.wait_s == [wait_s, 0.5]
-    site.handler.close()
-
-
-def test_leave_request_of_close_has_its_timeout() -> None:
-    site = Site(SetClock())
-    site.join()
-    for _ in range(2):
-        site.end.close(0.25)
-    assert [each for each in site.asked if each[0] == "leave"] == [("leave", 0.25)]
-    assert site.closes == 2  # the end has two connections
-    site.handler.close()
-
-
-@pytest.mark.parametrize(("limit", "join_s"), [((), 5.0), ((0.05,), 0.1)])
-def test_close_waits_for_the_sender_of_answers_until_its_deadline(
-    limit: tuple[float, ...], join_s: float
-) -> None:
-    site, waited = Site(SetClock()), list[float]()
-    site.join()
-    sender: Any = site.end._sender
-    site.end._sender = SimpleNamespace(join=waited.append)  # type: ignore[assignment]
-    site.end.close(*limit)
-    assert waited == [join_s]
-    assert sender.join(20.0)
-    site.handler.close()
-
-
-def test_idle_end_sends_requests_to_check_for_its_master(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dingsdk.worker.comm.requests.slave_end.PRESENCE_S", 0.02)
-    site = Site()
-    site.join()
-    assert site.on_answers.wait(20.0)
-    site.end.close()
     site.handler.close()
 
 

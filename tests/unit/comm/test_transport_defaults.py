@@ -11,7 +11,7 @@ import pytest
 
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import DataMissingError
-from dingsdk.worker.comm import StepDataStore, Transport, WorkerInfo
+from dingsdk.worker.comm import StepDataStore, Transport
 
 BATCH = SampleBatch({"x": np.zeros(1)})
 INFO = FrameInfo(7, "xxh3-128:0")
@@ -54,8 +54,6 @@ def test_default_store_puts_at_once_and_reads_payloads_to_check_for_them() -> No
 
 
 class PlainTransport(Transport):
-    scheduler: Any = None
-
     def master_end(self) -> Any:
         raise NotImplementedError
 
@@ -84,7 +82,3 @@ def test_default_transport_runs_threads_at_once_and_starts_no_workers(tmp_path: 
         made.launch([])
     with pytest.raises(NotImplementedError, match="PlainTransport starts no workers"):
         made.start_worker(None)
-
-
-def test_worker_that_has_not_joined_has_no_incarnation() -> None:
-    assert WorkerInfo("w0", "collector").incarnation == 0

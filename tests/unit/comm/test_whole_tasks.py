@@ -11,24 +11,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
+from dingsdk_in_memory.stores import MemoryDataStore
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import BufferClosedError, ProtocolError, StorageFullError, TaskFailedError
+from dingsdk.errors import StorageFullError, TaskFailedError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
-from dingsdk.worker.comm.learner import PART_CLOSE_S, SendPolicyHook
-from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
+from dingsdk.worker.comm.learner import SendPolicyHook
 from dingsdk.worker.commander.tasks import collector_task, learner_task
-from dingsdk.worker.learner.aggregator import RANK_S
-from dingsdk.worker.learner.hooks import LearnerHook
-from dingsdk.worker.replay_buffer.home import TableHome
 
 PATIENCE_S = 30.0
 ROWS, BATCH = 32, 8
@@ -51,7 +46,7 @@ class Bench:
         self, tmp_path: Path, learner_class: type[BaseCommLearner] = BaseCommLearner
     ) -> None:
         self.cfg = compile_run("cartpole-dqn", "parallel", "in_memory", SETS, 0)
-        transport = {"type": "in_memory", "concurrency": "threads"}
+        transport = {"type": "in_memory"}
         self.transport = default_manager().create("transports", transport, tmp_path)
         self.master = Master(self.transport.master_end(), self.transport.scheduler)
         address = self.master.start()
@@ -180,44 +175,6 @@ def test_evaluated_policy_is_published_under_the_id_of_its_task(bench: Bench) ->
     assert bench.collector._policy_model is None  # its memory was freed
 
 
-def test_evaluated_policy_is_published_when_a_full_disk_has_room_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk.worker.comm.publisher._PAUSE_S", 0.01)
-    refusals = [2]
-
-    class Narrow(MemoryPolicyStore):
-        def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-            if refusals[0]:
-                refusals[0] -= 1
-                raise StorageFullError("no room", path="policies", reason="ENOSPC")
-            super().publish(policy_id, state, version)
-
-    worker, store = bench.collector, Narrow()
-    monkeypatch.setattr(worker, "policy_store", store)
-    worker._task_info = {"task_id": "t1", "buffer_id": "b1"}
-    worker._collector = SimpleNamespace(get_finish_info=lambda: {"eval_flag": True})
-    worker._policy_model = {"w": np.ones(1)}
-    worker.start_job(lambda: None, lambda: None, "evaluator")
-    info = bench.ask("c0", "collector_close_task")
-    assert info == {"eval_flag": True, "task_id": "t1", "buffer_id": "b1", "policy_id": "t1"}
-    assert refusals == [0]
-    assert store.newest("t1") == (0, {"w": np.ones(1)})
-
-
-def test_collector_uses_the_methods_and_the_clock_of_its_worker(bench: Bench) -> None:
-    bench.publish()
-    bench.collect()
-    worker, collector = bench.collector, bench.collector._collector
-    for name in (
-        *("send_metadata", "send_stepdata", "get_policy_update_info"),
-        *("await_steps", "yield_turn"),
-    ):
-        assert getattr(collector, name) == getattr(worker, name)
-    assert collector.clock == worker.scheduler.clock
-    bench.ask("c0", "collector_close_task")
-
-
 @pytest.mark.parametrize(("worker_id", "role"), [("c0", "collector"), ("l0", "learner")])
 def test_close_task_fails_if_the_job_hangs(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, worker_id: str, role: str
@@ -231,11 +188,6 @@ def test_close_task_fails_if_the_job_hangs(
         bench.ask(worker_id, f"{role}_close_task")
     assert caught.value.result == {"message": "stuck"}
     over.set()
-
-
-def test_report_without_payload_or_progress_is_refused(bench: Bench) -> None:
-    with pytest.raises(ProtocolError, match=r"collector_done.*got \['data_id'\]"):
-        bench.collector.send_metadata({"data_id": "x"})
 
 
 def test_collector_waits_while_the_report_queue_is_full(bench: Bench) -> None:
@@ -354,33 +306,6 @@ def test_reports_are_sent_only_after_their_payloads_are_stored(bench: Bench, mon
     assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
 
 
-def test_full_store_is_retried_after_a_pause_when_the_collector_has_ended(
-    bench: Bench, monkeypatch
-) -> None:
-    pause_s = 0.2
-    bench.publish()
-    tried_at: list[float] = []
-
-    class Full(MemoryDataStore):
-        def flush(self) -> None:
-            tried_at.append(time.monotonic())
-            raise StorageFullError("the disk is full", path="data", reason="ENOSPC")
-
-    worker = bench.collector
-    monkeypatch.setattr(worker, "_cfg", msgspec.structs.replace(worker._cfg, queue_size=1000))
-    bench.collect()
-    bench.ask("c0", "collector_data_task")  # admits its steps
-    with worker.condition:
-        assert worker.condition.wait_for(lambda: worker.job_ended, PATIENCE_S)
-        assert worker._reports
-    monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", pause_s)
-    monkeypatch.setattr(worker, "data_store", Full())
-    for _ in range(3):
-        assert bench.ask("c0", "collector_data_task")["held_up_by"]
-    first, second, third = tried_at
-    assert min(second - first, third - second) >= pause_s
-
-
 def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_steps(
     bench: Bench,
 ) -> None:
@@ -402,14 +327,6 @@ def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_
     collector._reports.clear()
     found = bench.ask("c0", "collector_go_on_task", task_id="t1")
     assert found == limits | delivered | ids
-
-
-def test_last_collect_setting_of_a_data_task_is_kept(bench: Bench) -> None:
-    bench.publish()
-    bench.collect()
-    bench.ask("c0", "collector_data_task", collect_setting={"eps": 0.125})
-    bench.ask("c0", "collector_data_task")
-    assert bench.ask("c0", "collector_close_task")["collect_setting"] == {"eps": 0.125}
 
 
 def test_data_task_sets_the_steps_and_their_policy(bench: Bench) -> None:
@@ -478,39 +395,6 @@ def test_learner_without_a_checkpoint_logs_it_and_reports_iteration_0(
     assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 0
 
 
-def test_learner_and_its_tasks_wake_each_other(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("worker.ANSWER_WITHIN_S", "worker.POLL_S", "learner.BaseCommLearner.exchange_s"):
-        monkeypatch.setattr(f"dingsdk.worker.comm.{name}", 600.0)  # no wait ends by its timeout
-    monkeypatch.setattr(bench.learner._end, "lease_s", 3000.0)
-    may_end = threading.Event()
-
-    class Slow(LearnerHook):
-        def __call__(self, engine: Any) -> None:
-            may_end.wait(PATIENCE_S)
-
-    announced = bench.start_learner()
-    bench.learner._learner.register_hook(Slow("slow", 200, position="after_run"))
-    assert bench.learn()["info"]["is_idle"]
-    # The last info is sent before the hooks at the end of the training have run.
-    assert bench.learn(announced)["info"]["learner_done"]
-    assert not bench.learner.job_ended
-    may_end.set()
-    bench.ask("l0", "learner_close_task")
-
-
-def test_error_of_a_learner_fails_its_next_task(bench: Bench) -> None:
-    def fail() -> None:
-        raise ValueError("on purpose")
-
-    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
-    assert bench.learner.stop_job()
-    bench.learner.start_job(fail, lambda: None, "learner")
-    with pytest.raises(TaskFailedError, match="on purpose"):
-        bench.learn()
-
-
 def test_learner_repeats_to_a_new_coordinator_what_the_old_one_did_not_confirm(
     bench: Bench,
 ) -> None:
@@ -534,17 +418,6 @@ def test_last_policy_of_a_learner_replaces_newer_ones_of_a_lost_learner(bench: B
     assert bench.version() == 50  # collectors get no older one
     bench.ask("l0", "learner_close_task")
     assert bench.version() == 0
-
-
-def test_next_task_of_a_learner_closes_the_buffer_of_the_one_before(bench: Bench) -> None:
-    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
-    assert bench.learner._learner.hook_close_s == PART_CLOSE_S < CLOSE_TIMEOUT_S
-    home = bench.learner._home
-    assert isinstance(home, TableHome)
-    assert bench.learner.stop_job()  # as if the master had given it up
-    bench.ask("l0", "learner_start_task", task_info=bench.learner_task())
-    with pytest.raises(BufferClosedError):
-        home.sample(1, 0)
 
 
 class OwnRows(BaseCommLearner):
@@ -588,32 +461,6 @@ def test_learner_trains_on_the_rows_of_a_subclass(
             assert np.allclose(tensor, found[1][name], atol=1e-6), name
     finally:
         bench.close()
-
-
-@pytest.mark.parametrize(("lease_s", "rank_s"), [(None, RANK_S), (7.0, 7.0)])
-def test_learner_with_two_ranks_trains_through_an_aggregator(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, lease_s: float | None, rank_s: float
-) -> None:
-    made: list[tuple[Any, ...]] = []
-
-    class Ranks:
-        def __init__(self, *given: Any) -> None:
-            made.append(given)
-            self.learn_mode = given[0]._replace(forward=self)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("dingsdk.worker.comm.learner.LearnerAggregator", Ranks)
-    monkeypatch.setattr(bench.learner._end, "lease_s", lease_s)
-    bench.learner.learner_num = 2
-    task = bench.learner_task()
-    bench.ask("l0", "learner_start_task", task_info=task)
-    ((mode, policy_cfg, *others),) = made
-    assert isinstance(bench.learner._learner.policy.forward, Ranks)
-    assert callable(mode.forward)
-    assert policy_cfg == task["policy"]
-    assert others == [2, rank_s, None, task["seed"]]
 
 
 @pytest.mark.parametrize(

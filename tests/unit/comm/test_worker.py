@@ -14,11 +14,9 @@ import pytest
 
 from dingsdk.errors import (
     ClosedError,
-    ProtocolError,
     TaskFail,
     TaskFailedError,
     TaskTimeoutError,
-    TooManyTasksError,
     WorkerLostError,
 )
 from dingsdk.pipeline.worker import ThreadWorkers
@@ -27,10 +25,10 @@ from dingsdk.worker.comm import (
     LEFT,
     CommWorker,
     Master,
+    Scheduler,
     Slave,
     Task,
     TaskFunctions,
-    ThreadScheduler,
     WorkerInfo,
 )
 
@@ -65,7 +63,7 @@ class Bench:
     lease_s = 10.0
 
     def __init__(self, tmp_path: Path) -> None:
-        cfg = {"type": "in_memory", "concurrency": "threads"}
+        cfg = {"type": "in_memory"}
         self.transport = default_manager().create("transports", cfg, tmp_path)
         self.joined: list[WorkerInfo] = []
         self.renewed: list[str] = []
@@ -76,7 +74,6 @@ class Bench:
             on_join=self.joined.append,
             on_renew=self.renewed.append,
             lease_s=self.lease_s,
-            max_open_tasks=64,
         )
         self.address = self.master.start()
         self.workers: list[ScriptedWorker] = []
@@ -112,19 +109,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def test_worker_asks_for_each_store_once_when_it_is_first_used(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    for name in ("data_store", "policy_store"):
-        monkeypatch.setattr(bench.transport, name, lambda name=name: asked.append(name) or [])
-    worker = bench.worker()
-    assert asked == []
-    assert worker.data_store is worker.data_store
-    assert worker.policy_store is worker.policy_store
-    assert asked == ["data_store", "policy_store"]
-
-
 def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) -> None:
     is_building, go_on, stop = threading.Event(), threading.Event(), threading.Event()
     ended = threading.Event()
@@ -151,27 +135,6 @@ def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) ->
     assert caught.value.reason == LEFT
     assert ended.is_set()
     assert not worker.has_job
-
-
-def test_close_ends_a_waiting_task_without_an_answer(bench: Bench) -> None:
-    stop = threading.Event()
-
-    def report(task: Mapping[str, Any]) -> Mapping[str, Any]:
-        with worker.condition:
-            worker.task_wait(lambda: False, PATIENCE_S)
-        return {"has_ended": True}
-
-    worker = bench.worker(
-        start=lambda task: worker.start_job(until(stop), stop.set, "j"),
-        report=report,
-    )
-    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
-    task = bench.master.new_task("w0", {"name": "report"}).start()
-    worker.close()
-
-    with pytest.raises(WorkerLostError) as caught:
-        task.value(PATIENCE_S)
-    assert caught.value.reason == LEFT
 
 
 def test_task_that_waits_for_its_job_ends_with_the_master(bench: Bench) -> None:
@@ -269,37 +232,12 @@ def test_job_pauses_before_the_end_of_a_lease_that_is_not_renewed(
     task.value(PATIENCE_S)
 
 
-def test_number_of_unanswered_tasks_is_limited(bench: Bench) -> None:
-    go_on = threading.Event()
-    bench.worker(wait=lambda task: (go_on.wait(PATIENCE_S), None)[1])
-    tasks = [bench.master.new_task("w0", {"name": "wait"}).start() for _ in range(64)]
-    with pytest.raises(TooManyTasksError) as caught:
-        bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
-    assert (caught.value.worker_id, caught.value.limit) == ("w0", 64)
-
-    go_on.set()
-    for task in tasks:
-        assert task.value(PATIENCE_S) == {}
-    assert bench.master.ask("w0", {"name": "wait"}, PATIENCE_S) == {}
-
-
-def test_default_limit_of_unanswered_tasks_is_4096(bench: Bench) -> None:
-    master = Master(bench.transport.master_end(), bench.transport.scheduler)
-    bench.transport.slave_end(master.start()).join(WorkerInfo("w0", "collector"), PATIENCE_S)
-    tasks = [master.new_task("w0", {"name": "wait"}).start() for _ in range(4096)]
-    assert tasks[0].task_id == "t1"
-    with pytest.raises(TooManyTasksError) as caught:
-        master.new_task("w0", {"name": "wait"}).start()
-    assert caught.value.limit == 4096
-    master.close()
-
-
 def test_master_loses_only_known_workers_and_none_by_its_close() -> None:
     dropped, closed, lost = list[Any](), list[float](), list[tuple[str, str]]()
     end: Any = SimpleNamespace(drop=lambda *given: dropped.append(given), close=closed.append)
     master = Master(
         end,
-        ThreadScheduler(),
+        Scheduler(),
         on_lost=lambda info, reason: lost.append((info.worker_id, reason)),
     )
     for number, name in enumerate(("w0", "w1"), start=1):
@@ -345,20 +283,6 @@ def test_end_of_the_job_wakes_the_task_that_waits_for_it(
     assert waited_s[0] < 2.5  # without the wake-up it checks after a third of the lease
 
 
-def test_waiting_task_checks_its_condition_repeatedly(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk.worker.comm.worker.POLL_S", 0.001)
-    looks: list[int] = []
-
-    def wait(task: Mapping[str, Any]) -> Mapping[str, Any]:
-        with worker.condition:
-            return {"came": worker.task_wait(lambda: (looks.append(1), len(looks) > 9)[1], 60.0)}
-
-    worker = bench.worker(wait=wait)
-    assert bench.master.ask("w0", {"name": "wait"}, PATIENCE_S) == {"came": True}
-
-
 def test_job_that_starts_long_after_the_last_renewal_does_not_wait(bench: Bench) -> None:
     has_moved = threading.Event()
 
@@ -373,29 +297,6 @@ def test_job_that_starts_long_after_the_last_renewal_does_not_wait(bench: Bench)
 
     worker = bench.worker(start=start)
     assert bench.master.ask("w0", {"name": "start"}, PATIENCE_S) == {"has_moved": True}
-
-
-def test_each_renewal_reports_the_progress_of_the_job(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[str, int]] = []
-    go_on, moved = threading.Semaphore(0), threading.Semaphore(0)
-
-    def run(worker: CommWorker) -> None:
-        for _ in range(2):
-            go_on.acquire(timeout=PATIENCE_S)
-            worker.advance()
-            moved.release()
-
-    busy = KeptBusy(bench, run)
-    monkeypatch.setattr(bench.master, "worker_renewed", lambda *given: told.append(given))
-    for _ in range(2):
-        go_on.release()
-        assert moved.acquire(timeout=PATIENCE_S)
-        bench.now += 4.0
-        busy.worker.renew()
-    assert told == [("w0", 2), ("w0", 3)]  # the start of the job counts as the first step
-    busy.end()
 
 
 def renews(bench: Bench, worker: CommWorker, after_s: float) -> bool:
@@ -537,58 +438,6 @@ def hasty(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-class Recorded:
-    """A condition that records the timeouts of its waits."""
-
-    def __init__(self, condition: Any) -> None:
-        self._condition = condition
-        self.timeouts: list[float] = []
-
-    def __enter__(self) -> Any:
-        return self._condition.__enter__()
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._condition.__exit__(*exc_info)
-
-    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        self.timeouts.append(timeout_s)
-        found: bool = self._condition.wait_for(predicate, timeout_s)
-        return found
-
-    def notify_all(self) -> None:
-        self._condition.notify_all()
-
-
-def test_waits_are_at_most_a_third_of_a_short_lease(
-    hasty: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    polls: list[float] = []
-    end_cls = type(hasty.transport.slave_end(hasty.address))
-    next_task = end_cls.next_task
-    monkeypatch.setattr(
-        end_cls,
-        "next_task",
-        lambda end, timeout_s: (polls.append(timeout_s), next_task(end, timeout_s))[1],
-    )
-    waited: list[bool] = []
-
-    def wait(task: Mapping[str, Any]) -> None:
-        with worker.condition:
-            deadline = hasty.now + 5.0
-            timer = threading.Timer(0.3, lambda: setattr(hasty, "now", deadline + 1.0))
-            timer.start()
-            waited.append(worker.task_wait(lambda: False, 5.0))
-        timer.join()
-
-    worker = hasty.worker(wait=wait)
-    recorded = worker.condition = Recorded(worker.condition)  # type: ignore[assignment]
-    hasty.master.ask("w0", {"name": "wait"}, PATIENCE_S)
-    assert waited == [False]
-    assert polls
-    assert max(polls) == pytest.approx(hasty.lease_s / 3)
-    assert max(recorded.timeouts) == pytest.approx(hasty.lease_s / 3)
-
-
 def test_lease_is_renewed_while_a_task_builds_its_job(hasty: Bench) -> None:
     def build(task: Mapping[str, Any]) -> None:
         with worker.building({}):
@@ -688,34 +537,6 @@ def test_worker_reports_the_cpus_and_gpus_of_its_host(
     assert found == bench.joined[0].resource == {"cpu": os.cpu_count(), "gpu": gpus}
 
 
-def test_worker_is_over_before_it_starts_and_after_it_closes(bench: Bench) -> None:
-    made = ScriptedWorker({}, {}, bench.transport, "w1")
-    assert made.is_over
-    assert made.close()
-    made.start(bench.address)
-    assert not made.is_over
-    assert made._joined().asks_again
-    assert made.close()
-    assert made.is_over
-    assert made.failure is None
-
-
-def test_worker_whose_id_was_taken_does_not_rejoin_and_logs_why(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = bench.worker()
-    second = bench.worker(ask=lambda task: {"by": "the second"})
-    bench.wait(lambda: first.is_over)
-
-    assert isinstance(first.failure, WorkerLostError)
-    assert caplog.messages == [
-        "worker 'w0': another worker has joined under its id",
-        "w0 has lost its id to another worker; it stays away",
-    ]
-    assert bench.master.ask("w0", {"name": "ask"}, PATIENCE_S) == {"by": "the second"}
-    assert (second.is_over, second.failure) == (False, None)
-
-
 class StoppedCondition(threading.Condition):
     """A condition of a process that is stopped for two minutes in its first wait."""
 
@@ -769,15 +590,6 @@ def test_task_that_raises_worker_lost_error_makes_the_worker_rejoin(bench: Bench
     assert (worker.tasks_done, worker.failure) == (1, None)
 
 
-def test_lost_worker_does_not_end_the_run(bench: Bench) -> None:
-    first = bench.worker()
-    bench.worker()
-    bench.wait(lambda: first.is_over)
-    group = ThreadWorkers({}, bench.transport)
-    group._workers.append(first)
-    group.poll()
-
-
 @pytest.mark.parametrize(
     ("facts", "joins"), [({"replaced": True}, 0), ({}, 1), ({"silent": True}, 1)]
 )
@@ -798,24 +610,6 @@ def test_worker_that_cannot_rejoin_stops_serving(
     slave._serve()
     assert called == ["ask", *["join"] * joins]
     assert str(slave.failure) == f"number {1 + joins}"
-
-
-def test_worker_that_rejoins_after_the_end_of_the_run_has_not_failed(bench: Bench) -> None:
-    slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}))
-    joins: list[str] = []
-
-    def lose(timeout_s: float) -> None:
-        assert not joins
-        raise WorkerLostError("gone", worker_id="w1")
-
-    def join(info: WorkerInfo, timeout_s: float) -> None:
-        joins.append(info.worker_id)
-        raise ClosedError("the run is over", what="master")
-
-    end: Any = SimpleNamespace(lease_s=9.0, join=join, next_task=lose)
-    slave._end, slave._is_closed = end, False
-    slave._serve()
-    assert (joins, slave.failure) == (["w1"], None)
 
 
 @pytest.mark.parametrize(
@@ -855,54 +649,6 @@ def test_worker_that_rejoins_names_its_ended_task(
     assert [info.resource.get("task") for info in joined] == [None, {**task, "is_over": True}]
 
 
-def test_lost_worker_with_a_hanging_job_does_not_rejoin(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    over, worker, lost = threading.Event(), bench.worker(), WorkerLostError("gone")
-    worker.start_job(until(over), lambda: None, "job")
-    with monkeypatch.context() as patch:
-        patch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
-        assert not worker._join_again(lost)
-    assert worker.failure is lost
-    assert caplog.messages == ["w0 has work that does not end; it stays away"]
-    over.set()
-
-
-def test_rejoining_renews_the_lease(bench: Bench) -> None:
-    slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}), clock=lambda: bench.now)
-    renewed: list[float] = []
-    end: Any = SimpleNamespace(
-        lease_s=9.0,
-        join=lambda info, timeout_s: None,
-        check=lambda: None,
-        renew=lambda progress: renewed.append(bench.now),
-    )
-    slave._end = end
-    assert slave._join_again(WorkerLostError("gone"))
-    for _ in range(4):
-        slave.renew()
-        bench.now += 1.5
-    assert renewed == [1003.0]
-
-
-def test_task_that_cannot_be_sent_does_not_count_as_open(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*given: Any) -> None:
-        raise ProtocolError("no plain data", where="task")
-
-    worker = bench.worker(good=lambda task: {}, bad=lambda task: {}["x"])
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.transport.master_end(), "send", refuse)
-        for _ in range(65):  # more than the limit of open tasks
-            with pytest.raises(ProtocolError):
-                bench.master.ask("w0", {"name": "good"}, PATIENCE_S)
-    bench.master.ask("w0", {"name": "good"}, PATIENCE_S)
-    with pytest.raises(TaskFailedError, match="KeyError"):
-        bench.master.ask("w0", {"name": "bad"}, PATIENCE_S)
-    assert worker.tasks_done == 2
-
-
 @pytest.mark.parametrize("how", ["stop", "go_on"])
 def test_kept_job_is_no_longer_kept_after_it_is_stopped_or_continued(
     bench: Bench, how: str
@@ -936,19 +682,6 @@ def test_ended_or_stopping_job_is_not_kept(bench: Bench) -> None:
     assert worker._kept_task() is None
 
 
-def test_worker_with_a_hanging_kept_job_refuses_a_new_task(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over, worker = threading.Event(), bench.worker()
-    worker.start_job(until(over), lambda: None, "job")
-    assert worker._kept_task() is not None
-    monkeypatch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
-    with pytest.raises(WorkerLostError, match="w0 hangs") as caught, worker.building({}):
-        raise AssertionError("its job hangs")
-    assert caught.value.facts["worker_id"] == "w0"
-    over.set()
-
-
 def test_only_a_job_of_the_same_task_can_be_continued(bench: Bench) -> None:
     over, worker = threading.Event(), bench.worker()
     worker._task_info = {"task_id": "t1", "payload_prefix": "p"}
@@ -959,29 +692,3 @@ def test_only_a_job_of_the_same_task_can_be_continued(bench: Bench) -> None:
         worker.go_on_with_job("t2")
     worker.go_on_with_job("t1")
     worker.stop_job()
-
-
-def test_renewals_end_when_building_ends(bench: Bench) -> None:
-    worker = bench.worker()
-    with worker.building({}):
-        assert "w0-renewals" in {thread.name for thread in threading.enumerate()}
-    assert "w0-renewals" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_pause_counts_as_progress_of_the_job(bench: Bench) -> None:
-    may_pause, has_paused, may_end = (threading.Event() for _ in range(3))
-
-    def run(worker: CommWorker) -> None:
-        may_pause.wait(PATIENCE_S)
-        worker.pause(0.001)
-        has_paused.set()
-        may_end.wait(PATIENCE_S)
-
-    busy = KeptBusy(bench, run)
-    assert renews(bench, busy.worker, 59.0)
-    may_pause.set()
-    assert has_paused.wait(PATIENCE_S)
-    assert renews(bench, busy.worker, 59.0)
-    assert not renews(bench, busy.worker, 4.0)
-    may_end.set()
-    busy.end()
