@@ -103,16 +103,6 @@ WRONG = {
     ),
     "no subclass": ("samplers", "class Mine: pass", "no subclass of dingsdk.worker.replay_buffer"),
     "missing methods": ("removers", "class Mine(Remover): pass", "lacks allot, by_age, clear"),
-    "constructor": (
-        "limiters",
-        "class Mine(Limiter):\n    def __init__(self, cfg): pass\n    def can_sample(self, n): ...",
-        "cannot be given 2 by position",
-    ),
-    "method": (
-        "limiters",
-        "class Mine(Limiter):\n    def can_sample(self): ...",
-        "Mine.can_sample(self) cannot be called as Limiter.can_sample",
-    ),
     "build": (
         "limiters",
         "class Mine(Limiter):\n"
