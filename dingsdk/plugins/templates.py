@@ -140,7 +140,6 @@ def render(kind: str, name: str) -> dict[str, str]:
         "plugin_name": snake,
     }
     _check_free(kind, template.group, key, dashed)
-    _check_classes(name, module)
     return {_replaced(path, words): _replaced(text, words) for path, text in files.items()}
 
 
@@ -218,18 +217,6 @@ def _class_name(name: str, ending: str) -> str:
     while words and words[-1].capitalize() in re.findall("[A-Z][a-z0-9]*", ending):
         words.pop()
     return "".join(map(str.capitalize, words)) + ending
-
-
-def _check_classes(name: str, module: str) -> None:
-    """Refuse a name that would give a class of the template the name of one that it uses."""
-    for ending in set(_CLASS.findall(module)):
-        made = _class_name(name, ending)
-        if re.search(rf"\b{made}\b", module):
-            raise ConfigError(
-                f"{name!r} cannot name this plugin: its class would be {made}, which "
-                "dingsdk has already; choose another name",
-                found=name,
-            )
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:

@@ -117,7 +117,6 @@ def test_folder_of_the_package_is_made_if_needed(tmp_path: Path) -> None:
         ("dqn", "a policy of that type"),
         ("in-memory", "dingsdk-rl-in-memory"),
         ("flask_fs", "dingsdk-rl-flask-fs"),
-        ("base", "its class would be BasePolicy"),
     ],
 )
 def test_taken_name_is_refused(name: str, why: str, tmp_path: Path) -> None:
