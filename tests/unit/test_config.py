@@ -139,7 +139,7 @@ def test_missing_folder_is_a_run_folder_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as caught:
         save_config({}, tmp_path / "absent" / "c.yaml")
 
-    assert caught.value.path == str(tmp_path / "absent" / "c.yaml")
+    assert caught.value.path == str(tmp_path / "absent")
 
 
 def test_save_leaves_no_other_file(tmp_path: Path) -> None:
