@@ -172,10 +172,6 @@ class StorageFullError(DingError, OSError):
     retryable = True
 
 
-class PayloadsLostError(DataMissingError):
-    """Payloads that cannot be read any more. Facts: ``reasons`` (number -> missing, corrupt)."""
-
-
 class SamplesLostError(DingError, AssertionError):
     """Acknowledged samples are neither in the replay buffer nor evicted; this is a defect.
 

@@ -67,15 +67,17 @@ def nest(pairs: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
     """Return nested dicts with each leaf at its path; reverses ``flatten`` for nested dicts.
 
     Raises:
-        ValueError: a path occurs twice.
+        ValueError: a path occurs twice, or below a leaf.
     """
     tree: dict[Any, Any] = {}
     for path, leaf in pairs:
         node = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        if path[-1] in node:
-            raise ValueError(f"{path!r:.80} comes twice")
+            if not isinstance(node, dict):
+                break
+        if not isinstance(node, dict) or path[-1] in node:
+            raise ValueError(f"{path!r:.80} comes twice, or a part of it is a leaf")
         node[path[-1]] = leaf
     return tree
 
@@ -96,12 +98,7 @@ def different_leaves(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> l
     )
 
 
-def to_tensor(
-    tree: Any,
-    dtype: Any = None,
-    ignore_keys: Iterable[str] = (),
-    transform_scalar: bool = True,
-) -> Any:
+def to_tensor(tree: Any, dtype: Any = None, transform_scalar: bool = True) -> Any:
     """Return the nest with arrays, numbers and lists of numbers converted to torch tensors.
 
     float64 arrays become float32; bools, strings and None are not converted; tensors are cast
@@ -110,7 +107,6 @@ def to_tensor(
     Args:
         tree: The nest.
         dtype: A torch dtype for all tensors; None keeps the dtype of the data.
-        ignore_keys: Dict keys whose values are not converted.
         transform_scalar: Whether single numbers become tensors.
 
     Raises:
@@ -118,13 +114,11 @@ def to_tensor(
     """
     import torch
 
-    ignored = frozenset(ignore_keys)
-
     def convert(item: Any) -> Any:
         if item is None or isinstance(item, (bool, str)):
             return item
         if isinstance(item, Mapping):
-            return {k: v if k in ignored else convert(v) for k, v in item.items()}
+            return {key: convert(value) for key, value in item.items()}
         if isinstance(item, (list, tuple)):
             if _is_number_list(item):
                 return torch.as_tensor(item, dtype=dtype)
