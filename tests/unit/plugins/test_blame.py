@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import PluginManager, Switches, default_manager, use_manager
+from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.blame import error_text, raised_in, traceback_text
-from dingsdk.worker.replay_buffer import Sampler
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +58,6 @@ class Other(Part):
     """A second part with the same methods."""
 
 
-def wrap() -> None:
-    raise OSError("of a function")
-
-
 def suffix(function: Callable[[], Any]) -> str:
     try:
         function()
@@ -84,11 +78,6 @@ def test_error_raised_by_a_call_inside_a_part_names_the_part(
     assert suffix(function) == IN_PART
 
 
-def test_error_in_core_code_names_no_part(manager: PluginManager) -> None:
-    manager.registry("samplers").register("mine", Part)
-    assert suffix(Part().draw) == ""
-
-
 def test_dingsdk_error_raised_through_core_code_names_no_part(manager: PluginManager) -> None:
     def refuse() -> None:
         raise ConfigError("what another part returned")
@@ -100,39 +89,12 @@ def test_dingsdk_error_raised_through_core_code_names_no_part(manager: PluginMan
     )
 
 
-def test_registered_function_is_named(manager: PluginManager) -> None:
-    manager.registry("env_wrappers").register("wrap", wrap)
-    assert suffix(wrap) == f" (raised in type 'wrap' of env_wrappers, from {__name__})"
-
-
-def test_part_that_cannot_be_created_is_named_not_the_part_around_it(
-    manager: PluginManager,
-) -> None:
-    class Unfinished(Sampler, ABC):
-        @abstractmethod
-        def draw(self) -> None: ...
-
-    class Around(Part):
-        def __init__(self) -> None:
-            default_manager().create("samplers", {"type": "mine"}, 10, 0)
-
-    manager.registry("samplers").register("mine", Unfinished)
-    manager.registry("buffers").register("outer", Around)
-    assert suffix(Around) == IN_PART
-
-
 def test_innermost_of_two_parts_is_named(manager: PluginManager) -> None:
     manager.registry("samplers").register("mine", type("Inner", (), {"draw": lambda self: 1 / 0}))
     manager.registry("buffers").register("outer", Other)
     inner = manager.registry("samplers").get("mine")()
     assert suffix(Other(inner.draw).pass_on) == IN_PART
     assert "'outer' of buffers" in suffix(Other(CORE["Base"]().draw).pass_on)
-
-
-def test_transport_is_not_named(manager: PluginManager) -> None:
-    manager.registry("transports").register("mine", Part)
-    assert suffix(Part(CORE["Base"]().draw).pass_on) == ""
-    assert suffix(Part().decode) == ""
 
 
 def test_text_of_an_error_can_be_sent_whatever_its_message_has() -> None:
