@@ -34,7 +34,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
-from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
+from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
 from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
 from dingsdk.plugins.switches import Switches, is_named
 
@@ -131,14 +131,6 @@ class PluginManager:
     def why_not(self, advert: Advert) -> str | None:
         """Return why an advertised plugin may not be loaded (switch or contract), or None."""
         return self.switches.why_not(advert.names) or advert.misfit
-
-    def shadowed(self, kind: str, type_key: str) -> list[str]:
-        """Return the distributions that have a type whose key names a type of dingsdk."""
-        entry = self.registry(kind).entry(type_key)
-        if entry is None or entry.owner != OWN_DISTRIBUTION:
-            return []
-        found = [a for a in self.adverts(kind, type_key) if self.why_not(a) is None]
-        return [advert.distribution for advert in found]
 
     def plugins(self) -> list[PluginInfo]:
         """Return all types and their providers, built-in ones too; imports nothing."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dingsdk.errors import PluginLoadError
-from dingsdk.pipeline.compile import compile_config
-from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.plugins import PluginManager, Switches
 
 Install = Callable[..., Path]
 
@@ -53,33 +51,6 @@ def test_disabled_plugin_does_not_count_as_a_provider(rings: PluginManager) -> N
 
     assert owner_of(manager, "ring") == "acme_b"
     assert owner_of(manager, "acme_b_own") == "acme_b"
-
-
-HOOK = {"learn": {"learner": {"hook": {"x": {"type": "norms", "position": "after_iter"}}}}}
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "policy"), [("policies", "dqn", {}), ("learner_hooks", "norms", HOOK)]
-)
-def test_run_warns_once_of_an_installed_type_with_the_name_of_a_type_of_dingsdk(
-    kind: str, key: str, policy: Any, install: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    install("acme-a", {f"dingsdk.{kind}": {key: "acme_a"}}, acme_a="raise OSError('imported')")
-    config = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn", **policy}}
-
-    with use_manager(PluginManager()):
-        for _ in range(2):  # the second time, the type of dingsdk has been imported
-            caplog.clear()
-            assert compile_config(config).policy.type == "dqn"
-            (warning,) = [told.getMessage() for told in caplog.records if key in told.getMessage()]
-            assert f"{key!r} names a type of dingsdk and one of acme-a" in warning
-
-    strict = PluginManager(Switches(strict=True))
-    with use_manager(strict), pytest.raises(PluginLoadError, match="acme-a") as caught:
-        compile_config(config)
-    assert caught.value.reason == "shadowed"
-    with use_manager(PluginManager(Switches(strict=True, disabled=("acme-a",)))):
-        compile_config(config)
 
 
 @pytest.mark.parametrize(
