@@ -80,14 +80,8 @@ def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
         own = [(error.facts.get("path", "unknown"), str(error))]
         for path, advice in error.facts.get("unknown", own):
             unknown.append((path, "; ".join(filter(None, (advice, notes)))))
-    told: set[str] = set()
-    parts = []
-    for path, advice in unknown:
-        # Several keys of a section have one list of known keys.
-        parts.append(path if advice in told else f"{path} ({advice})")
-        if advice.startswith("Known"):
-            told.add(advice)
-    text = f"{len(parts)} unknown config keys: {', '.join(parts)}"
+    parts = ", ".join(f"{path} ({advice})" for path, advice in unknown)
+    text = f"{len(unknown)} unknown config keys: {parts}"
     return UnknownKeyError(text, **{**errors[0].facts, "unknown": unknown})
 
 
@@ -264,7 +258,7 @@ class _Walk:
             if isinstance(value, Mapping) and number_of(field.type) is not None:
                 return self._schedule(field, value, path)
             return _checked(value, field, path)
-        return field.default if field.make_default is None else field.make_default()
+        return copy_containers(field.default)
 
     def _schedule(self, field: Field, given: Mapping[str, Any], path: str) -> dict[str, Any]:
         """Return the completed schedule of a number, all of whose values are in its range."""
