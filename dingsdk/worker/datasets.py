@@ -207,13 +207,6 @@ class HDF5Dataset(DatasetFormat):
                 for column, own in self.NAMES.items()
                 if own in file
             }
-        for column in ("obs", "action", "reward", "terminated"):
-            if column not in columns:
-                raise DatasetError(
-                    f"{name}: there is no {self.NAMES[column]!r}, the column {column!r}",
-                    source=name,
-                    column=column,
-                )
         return Dataset(columns, source=name)
 
     def write(self, dataset: Dataset, name: str) -> None:

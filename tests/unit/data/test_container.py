@@ -238,26 +238,6 @@ def test_a_malformed_tree_is_refused(tree: Any) -> None:
     assert caught.value.where == "tree"
 
 
-@pytest.mark.parametrize(
-    "core",
-    [
-        b'{"version":3,"version":3,"kind":"payload","tree":',
-        b'{ "version":3,"kind":"payload","tree":',
-        b'{"kind":"payload","version":3,"tree":',
-        b'{"version":3.0,"kind":"payload","tree":',
-        b'\xef\xbb\xbf{"version":3,"kind":"payload","tree":',
-        b'{"version":3,"kind":"payload","rows":' + b"9" * 5000 + b',"tree":',
-        b'{"version":3,"kind":"payload","x":' + b"[" * 200_000 + b',"tree":',
-        b'{"version":3,"kind":"payload","x":NaN,"tree":',
-        b'{"version":3,"kind":"\\u0070ayload","tree":',
-    ],
-)
-def test_a_manifest_that_is_not_canonical_json_is_refused(core: bytes) -> None:
-    core += b'{"$batch":{"a":{"$array":"a"}}},"columns":{"a":{"dtype":"<f4","shape":[2]}}'
-    with pytest.raises(DataCorruptError):
-        decode_batch(forged_text(core, bytes(8)))
-
-
 def test_every_truncation_and_every_flipped_byte_is_refused() -> None:
     frame = frame_of(piece(3))
     for size in range(len(frame)):
