@@ -396,6 +396,21 @@ def listing(names: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
 
 
+def error_text(error: BaseException) -> str:
+    """Return the class and the text of an exception, as a text that messages can carry."""
+    return encodable(f"{type(error).__name__}: {error}")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception, as a text that messages can carry."""
+    return encodable("".join(traceback.format_exception(error)))
+
+
+def encodable(text: str) -> str:
+    """Escape lone surrogates, as of file names that are not UTF-8: messages cannot carry them."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def raised_at(error: BaseException, module: str = "") -> str:
     """Return ``" (<file>, line <n>)"`` of the user's code that raised the error, or ``""``.
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -120,14 +120,6 @@ class Snapshot:
     given: tuple[str, ...] = ()
 
 
-def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
-    """Yield kind, type key and entry of all registered types that are not built in."""
-    for kind, registry in manager.registries.items():
-        for key, entry in registry.entries():
-            if (kind, key, entry.place) not in BUILTINS:
-                yield kind, key, entry
-
-
 def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
     """Return the plugins that ``manager`` has loaded, and its types that are not built in.
 
@@ -138,8 +130,10 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
     modules = [pair for pair in manager.modules.items() if pair[0] not in unneeded - needed]
     entries = [
         (kind, key, entry.owner, place)
-        for kind, key, entry in added_entries(manager)
-        if (place := entry.place or _importable_place(entry.target)) is not None
+        for kind, registry in manager.registries.items()
+        for key, entry in registry.entries()
+        if (kind, key, entry.place) not in BUILTINS
+        and (place := entry.place or _importable_place(entry.target)) is not None
     ]
     level = logging.getLogger("dingsdk").level
     return Snapshot(tuple(modules), tuple(entries), level, tuple(sorted(manager.given)))

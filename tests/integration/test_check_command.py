@@ -110,22 +110,6 @@ WRONG = {
         "    def can_sample(self, n): ...",
         "ValueError: no limit",
     ),
-    "part inside": (
-        "buffers",
-        """
-    class Inner(RowSampler):
-        pass
-
-    class Mine(NaiveReplayBuffer):
-        def __init__(self, cfg, *args, **kwargs):
-            super().__init__({**cfg, "sampler": {"type": "inner"}}, *args, **kwargs)
-
-    @hookimpl
-    def dingsdk_register_samplers(registry):
-        registry.register("inner", Inner)
-        """,
-        "(raised in type 'inner' of samplers, from acme-mine)",
-    ),
     "env manager": (
         "env_managers",
         "class Mine(InProcessEnvManager):\n    def __init__(self, cfg, env_fns): self.cfg = cfg",

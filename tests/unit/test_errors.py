@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from dingsdk import errors
+from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import (
     DingError,
     TaskFail,
     TaskFailedError,
     UnknownPluginError,
+    error_text,
     raised_at,
+    traceback_text,
     wrong_type,
 )
 
@@ -88,3 +91,14 @@ def test_raised_at_gives_the_line_in_the_given_module_or_the_innermost_line(
     inner, outer = f" ({tmp_path}/acme_inner.py, line 2)", f" ({tmp_path}/acme_outer.py, line 3)"
     found = [raised_at(caught.value, name) for name in ("", "acme_inner", "acme_outer", "acme_x")]
     assert found == [inner, inner, outer, inner]
+
+
+def test_text_of_an_error_can_be_sent_whatever_its_message_has() -> None:
+    try:
+        raise ValueError("no file a\udcff")
+    except ValueError as error:
+        texts = error_text(error), traceback_text(error)
+
+    for text in texts:
+        assert "\\udcff" in text
+        assert decode_message(encode_message({"text": text})) == {"text": text}
