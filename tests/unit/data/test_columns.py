@@ -12,6 +12,8 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import column_equal
 from dingsdk.errors import SchemaMismatchError
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 @pytest.mark.parametrize(
     ("columns", "what", "key", "expected", "found"),
@@ -60,7 +62,17 @@ def test_refused_columns_say_what_was_expected_and_found(
         ([{"a": 1}, {"a": np.array(["x"])}], "a", 1, "a numeric dtype", "<U1"),
         ([{"a": np.zeros(2)}] * 2 + [{"a": np.zeros(3)}], "a", 2, [2], [3]),
         ([{"a": np.zeros(2)}, {"a": np.zeros(2, np.int8)}], "a", 1, "float64", "int8"),
-        ([{"a": 200}, {"a": 2**63}], "a", None, "integers of 64 bits", "a wider one"),
+        ([{"a": LARGEST}, {"a": 1e300}], "a", 1, "numbers in the range of float32", 1e300),
+        (
+            [{"a": torch.ones((), requires_grad=True)}, {"a": 1e300}],
+            *("a", 1, "numbers in the range of float32", 1e300),
+        ),
+        ([{"a": -(2**63)}, {"a": 200}, {"a": 2**63}], "a", 2, "an integer of 64 bits", None),
+        ([{"a": 0}, {"a": -(2**63) - 1}], "a", 1, "an integer of 64 bits", None),
+        (
+            [{"a": np.float64(1)}, {"a": np.float64(-1e300)}],
+            *("a", 1, "numbers in the range of float32", -1e300),
+        ),
     ],
     ids=str,
 )
