@@ -176,7 +176,7 @@ def test_parallel_run_abandons_a_hanging_part(
     result = train("cartpole-dqn", "parallel", "in_memory", sets, output=tmp_path)
     assert (result.reason, result.train_iter) == ("limit", 4)
     assert Hanging.closed_in
-    assert "did not return in time" in caplog.text
+    assert f"close() of {path} did not return in time" in caplog.text
 
 
 @pytest.mark.parametrize(

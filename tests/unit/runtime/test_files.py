@@ -363,6 +363,27 @@ def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, numbe
     assert made >= 1
 
 
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [
+        (errno.ENOENT, RunFolderError, "keep it as long as it is in use"),
+        (errno.EFBIG, RunFolderError, "raise the limit of the size of files"),
+        (errno.ENOSPC, StorageFullError, "disk space"),
+        (errno.EMFILE, StorageFullError, "raise the limit of open files"),
+        (errno.EIO, StorageFullError, "may work again later"),
+    ],
+)
+def test_error_of_a_call_says_what_to_do(
+    tmp_path: Path, number: int, kind: type[Exception], advice: str
+) -> None:
+    with (
+        PrivateDir(tmp_path / "run") as folder,
+        failing_calls(CALLS, 1, number),
+        pytest.raises(kind, match=advice),
+    ):
+        folder.write_atomic("a", [b"new"])
+
+
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
     before = open_files(collect=True)
     assert not is_locked(tmp_path)
