@@ -361,7 +361,7 @@ def _not_valid(
 ) -> ConfigTypeError:
     what, _, inside = str(error).partition(" - at `$")
     if what.startswith("Invalid enum value"):
-        known = [str(choice) for choice in _choices(field.type)]
+        known = [json.dumps(each).strip('"') for each in _choices(field.type)]
         expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
         if isinstance(value, str):
             return wrong_type(path, expected, value, spelling(value, known)[1].removesuffix("."))

@@ -56,9 +56,10 @@ class Advert:
             return f"its contract of the {self.kind} is {self.contract!r}; write 'v{newest}'"
         if int(found[1]) == newest:
             return None
+        older = "dingsdk" if int(found[1]) > newest else "the plugin"
         return (
             f"it is written for version {found[1]} of the contract of the {self.kind}, and this "
-            f"dingsdk has version {newest}; install releases of both that fit"
+            f"dingsdk has version {newest}; upgrade {older}"
         )
 
     @property
