@@ -11,7 +11,7 @@ random generators. Each value that JSON does not have is an object with one key,
 * ``$float``: nan, inf or -inf; ``$int``: hexadecimal digits of more than 64 bits
 * ``$scalar``: dtype and number of a numpy scalar, or an array of no dimensions
 * ``$text``: dtype, shape and bytes of an array of text
-* ``$generator``: the state of a random generator of numpy
+* ``$generator``, ``$random_state``, ``$random``: the state of a random generator
 
 No other key begins with ``$``. Decoding executes nothing, and allocates no memory because of a
 number in the data.
@@ -20,6 +20,7 @@ number in the data.
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -65,9 +66,11 @@ def is_fit(shape: tuple[int, ...], itemsize: int) -> bool:
 
 def is_generator(value: object) -> bool:
     """Whether a value is a random generator whose state can be stored and restored."""
-    return (
-        type(value) is np.random.Generator and type(value.bit_generator).__name__ in _BIT_GENERATORS
-    )
+    if type(value) is np.random.Generator:
+        return type(value.bit_generator).__name__ in _BIT_GENERATORS
+    if type(value) is np.random.RandomState:  # numpy can restore only this one
+        return bool(value.get_state(legacy=False)["bit_generator"] == "MT19937")
+    return type(value) is random.Random
 
 
 def unfit(path: Path, expected: str, found: str) -> SchemaMismatchError:
@@ -167,9 +170,13 @@ class Encoder:
             return {"$deque": [self._items(node, path), node.maxlen]}
         if kind in (set, frozenset):
             return {f"${kind.__name__}": self._items(node, path)}
-        if is_generator(node):
+        if not is_generator(node):
+            return None
+        if kind is random.Random:
+            return {"$random": self.visit(node.getstate(), path)}
+        if kind is np.random.Generator:
             return {"$generator": self.visit(node.bit_generator.state, path)}
-        return None
+        return {"$random_state": self.visit(node.get_state(legacy=False), path)}
 
     def _place(self, array: NDArray[Any], dtype: str, path: Path) -> Any:
         if dtype not in DTYPES or array.dtype.hasobject:
@@ -274,12 +281,28 @@ def _text(content: list[Any]) -> NDArray[Any]:
 def _generator(state: Any) -> np.random.Generator:
     if state["bit_generator"] not in _BIT_GENERATORS:
         raise ValueError(f"there is no generator {state['bit_generator']!r:.40}")
+    bits = getattr(np.random, state["bit_generator"])(0)
+    bits.state = _checked(state)
+    return np.random.Generator(bits)
+
+
+def _random_state(state: Any) -> np.random.RandomState:
+    made = np.random.RandomState(0)
+    made.set_state(_checked(state))
+    return made
+
+
+def _checked(state: Any) -> Any:
     # numpy does not check these places in its memory, and would read beyond it.
     if not (0 <= state["state"].get("pos", 0) <= 624 and 0 <= state.get("buffer_pos", 0) <= 4):
         raise ValueError("a place in a random generator that it does not have")
-    bits = getattr(np.random, state["bit_generator"])(0)
-    bits.state = state
-    return np.random.Generator(bits)
+    return state
+
+
+def _random(state: Any) -> random.Random:
+    made = random.Random()
+    made.setstate(state)
+    return made
 
 
 _MAKERS: dict[str, tuple[Callable[[Any], Any] | None, int, Any]] = {
@@ -293,6 +316,8 @@ _MAKERS: dict[str, tuple[Callable[[Any], Any] | None, int, Any]] = {
     "$scalar": (_scalar, 1, (list, dict)),
     "$text": (_text, 2, list),
     "$generator": (_generator, 0, dict),
+    "$random_state": (_random_state, 0, dict),
+    "$random": (_random, 0, dict),
 }
 """For each tag: what makes the value of its content, the levels of lists in the content that an
 encoder does not count, and the types of the content."""

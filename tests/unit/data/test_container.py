@@ -230,6 +230,7 @@ def test_a_hostile_manifest_is_refused_without_allocating(name: str) -> None:
         {"$scalar": ["|O", 1]},
         {"$text": ["|O", [1], [1]]},
         {"$generator": {"bit_generator": "default_rng"}},
+        {"$random": {"$tuple": [3, {"$tuple": [1]}, None]}},
     ],
 )
 def test_a_malformed_tree_is_refused(tree: Any) -> None:
