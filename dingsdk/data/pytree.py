@@ -98,7 +98,12 @@ def different_leaves(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> l
     )
 
 
-def to_tensor(tree: Any, dtype: Any = None, transform_scalar: bool = True) -> Any:
+def to_tensor(
+    tree: Any,
+    dtype: Any = None,
+    ignore_keys: Iterable[str] = (),
+    transform_scalar: bool = True,
+) -> Any:
     """Return the nest with arrays, numbers and lists of numbers converted to torch tensors.
 
     float64 arrays become float32; bools, strings and None are not converted; tensors are cast
@@ -107,6 +112,7 @@ def to_tensor(tree: Any, dtype: Any = None, transform_scalar: bool = True) -> An
     Args:
         tree: The nest.
         dtype: A torch dtype for all tensors; None keeps the dtype of the data.
+        ignore_keys: Dict keys whose values are not converted.
         transform_scalar: Whether single numbers become tensors.
 
     Raises:
@@ -114,11 +120,13 @@ def to_tensor(tree: Any, dtype: Any = None, transform_scalar: bool = True) -> An
     """
     import torch
 
+    ignored = frozenset(ignore_keys)
+
     def convert(item: Any) -> Any:
         if item is None or isinstance(item, (bool, str)):
             return item
         if isinstance(item, Mapping):
-            return {key: convert(value) for key, value in item.items()}
+            return {k: v if k in ignored else convert(v) for k, v in item.items()}
         if isinstance(item, (list, tuple)):
             if _is_number_list(item):
                 return torch.as_tensor(item, dtype=dtype)
