@@ -172,10 +172,6 @@ class StorageFullError(DingError, OSError):
     retryable = True
 
 
-class PayloadsLostError(DataMissingError):
-    """Payloads that cannot be read any more. Facts: ``reasons`` (number -> missing, corrupt)."""
-
-
 class SamplesLostError(DingError, AssertionError):
     """Acknowledged samples are neither in the replay buffer nor evicted; this is a defect.
 
@@ -392,6 +388,21 @@ def spelling(asked: object, known: Iterable[str]) -> tuple[str | None, str]:
 def listing(names: Iterable[object]) -> str:
     """Return names as a sorted list for a message."""
     return ", ".join(sorted(map(str, names))) or "none"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the class and the text of an exception, as a text that messages can carry."""
+    return encodable(f"{type(error).__name__}: {error}")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception, as a text that messages can carry."""
+    return encodable("".join(traceback.format_exception(error)))
+
+
+def encodable(text: str) -> str:
+    """Escape lone surrogates, as of file names that are not UTF-8: messages cannot carry them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def raised_at(error: BaseException, module: str = "") -> str:

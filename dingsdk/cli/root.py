@@ -14,10 +14,9 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from dingsdk.cli.output import open_closed_streams
-from dingsdk.errors import DingError, UnknownPluginError, spelling
+from dingsdk.errors import DingError, UnknownPluginError, error_text, spelling
 from dingsdk.pipeline.output import discard
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.blame import error_text, raised_in
 from dingsdk.plugins.discovery import version_of
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
@@ -171,7 +170,7 @@ def _can_write() -> bool:
 
 def _report(error: DingError, debug: bool) -> int:
     if error.is_user_mistake and not debug:
-        click.echo(f"Error: {error}{raised_in(error)}", err=True)
+        click.echo(f"Error: {error}", err=True)
         for note in getattr(error, "__notes__", ()):
             click.echo(f"  ({note})", err=True)
         return MISTAKE
@@ -182,5 +181,5 @@ def _report(error: DingError, debug: bool) -> int:
             click.echo(text.rstrip(), err=True)
     else:
         traceback.print_exception(error)
-    click.echo(f"\nError: {error}{raised_in(error)}", err=True)
+    click.echo(f"\nError: {error}", err=True)
     return MISTAKE if error.is_user_mistake else FAILED

@@ -26,8 +26,8 @@ from dingsdk.cli.options import (
     transport_option,
 )
 from dingsdk.cli.output import say
+from dingsdk.errors import error_text
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.blame import error_text
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import RunResult

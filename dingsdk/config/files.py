@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import re
@@ -25,14 +23,7 @@ from dingsdk.config.plain import (
     plain_value,
     to_plain,
 )
-from dingsdk.errors import (
-    ConfigError,
-    ConfigTypeError,
-    RunFolderError,
-    StorageFullError,
-    listing,
-    spelling,
-)
+from dingsdk.errors import ConfigError, ConfigTypeError, listing, spelling
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
 """Folder of the shipped examples; ``load_config`` finds them by their names without ``.yaml``."""
@@ -182,27 +173,17 @@ def dump_config(cfg: Mapping[str, Any]) -> str:
 
 
 def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write ``cfg`` as YAML, in its key order; ``load_config`` returns an equal config.
+    """Write ``cfg`` as YAML with mode 0600; ``load_config`` returns an equal config.
 
     Raises:
         ConfigTypeError: a value is not plain data.
-        RunFolderError: the file cannot be written; an existing file is not changed.
-        StorageFullError: the disk is full; an existing file is not changed.
+        RunFolderError, StorageFullError: the file cannot be written; an existing one stays.
     """
-    text = dump_config(cfg)
+    from dingsdk.runtime.files import Folder  # not at the top: most commands write no config
+
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        text = f"cannot write {target}: {error}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            name = errno.errorcode[error.errno]
-            raise StorageFullError(text, path=str(target), reason=name) from error
-        raise RunFolderError(text, path=str(target)) from error
+    with Folder(target.parent, create=False) as folder:
+        folder.write_atomic(target.name, [dump_config(cfg).encode()])
 
 
 def check_sets(sets: Sequence[str]) -> Sequence[str]:

@@ -47,7 +47,6 @@ def complete(
     given: Mapping[str, Any],
     find: FindClass | None = None,
     path: str = "",
-    known: Mapping[str, Mapping[str, Any]] | None = None,
     found: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return ``given``, completed with the defaults of a section; check every key and value.
@@ -59,7 +58,6 @@ def complete(
         given: The user's values; not changed.
         find: Finds the classes of the parts in the section; None leaves their sections unchecked.
         path: Dotted path of the section in the whole config, for messages.
-        known: Classes of parts by kind and type, for which ``find`` is not called.
         found: Gets the classes of all parts, by config path.
 
     Raises:
@@ -69,7 +67,7 @@ def complete(
         ConfigError: a value is missing, or two values contradict each other.
         UnknownPluginError: a type that nothing provides.
     """
-    return _Walk(find, known, found).complete(section, given, path)
+    return _Walk(find, found).complete(section, given, path)
 
 
 def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
@@ -82,14 +80,8 @@ def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
         own = [(error.facts.get("path", "unknown"), str(error))]
         for path, advice in error.facts.get("unknown", own):
             unknown.append((path, "; ".join(filter(None, (advice, notes)))))
-    told: set[str] = set()
-    parts = []
-    for path, advice in unknown:
-        # Several keys of a section have one list of known keys.
-        parts.append(path if advice in told else f"{path} ({advice})")
-        if advice.startswith("Known"):
-            told.add(advice)
-    text = f"{len(parts)} unknown config keys: {', '.join(parts)}"
+    parts = ", ".join(f"{path} ({advice})" for path, advice in unknown)
+    text = f"{len(unknown)} unknown config keys: {parts}"
     return UnknownKeyError(text, **{**errors[0].facts, "unknown": unknown})
 
 
@@ -190,14 +182,8 @@ class _Walk:
         made: The newest section that was checked, as its type.
     """
 
-    def __init__(
-        self,
-        find: FindClass | None,
-        known: Mapping[str, Mapping[str, Any]] | None = None,
-        found: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, find: FindClass | None, found: dict[str, Any] | None = None) -> None:
         self._find = find
-        self._known = {} if known is None else known
         self._found = {} if found is None else found
         self.unknown: list[tuple[str, str, list[str]]] = []
         self.refused: list[UnknownKeyError] = []
@@ -270,19 +256,17 @@ class _Walk:
             return self._part(field.part, value, field.default, path)
         if field.name in given:
             if isinstance(value, Mapping) and number_of(field.type) is not None:
-                return self._schedule(section, field, value, path)
-            return _checked(value, field, path, section)
-        return field.default if field.make_default is None else field.make_default()
+                return self._schedule(field, value, path)
+            return _checked(value, field, path)
+        return copy_containers(field.default)
 
-    def _schedule(
-        self, section: type[Section], field: Field, given: Mapping[str, Any], path: str
-    ) -> dict[str, Any]:
+    def _schedule(self, field: Field, given: Mapping[str, Any], path: str) -> dict[str, Any]:
         """Return the completed schedule of a number, all of whose values are in its range."""
         before = self._count()
         full = self.section(Schedule, given, path)
         if self._count() == before:
             for key, value in cast(Schedule, self.made).extremes.items():
-                _checked(value, field, f"{path}.{key}", section)
+                _checked(value, field, f"{path}.{key}")
         return full
 
     def _parts(self, part: Part, given: Any, path: str) -> dict[str, Any]:
@@ -301,11 +285,7 @@ class _Walk:
             same = {k: v for k, v in below.items() if not _is_of_another_type(given.get(k), v)}
             return deep_merge_dicts(same, {**given, "type": type_key})
         names = given.get("import_names", default.get("import_names")) or ()
-        is_plain = isinstance(type_key, str) and not names
-        cls = self._known.get(part.kind, {}).get(type_key) if is_plain else None
-        if cls is None:
-            cls = self._find(part.kind, type_key, names, path)
-        self._found[path] = cls
+        cls = self._found[path] = self._find(part.kind, type_key, names, path)
         section = config_type(cls, part.base)
         if type_key != default.get("type"):
             # The defaults are of another type: keep those that both types have, except parts.
@@ -337,8 +317,8 @@ def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
     return given
 
 
-def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any:
-    """Return a value converted to the type of its field in a section."""
+def _checked(value: Any, field: Field, path: str) -> Any:
+    """Return a value converted to the type of its field."""
     kind = field.type
     # The error of a wrong number names no schedule; most fields cannot be one, and are not asked.
     if get_origin(kind) in (Union, UnionType):
@@ -349,22 +329,7 @@ def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any
         try:
             converted = msgspec.convert(_plain(value, whole=True), kind)
         except msgspec.ValidationError:
-            if len(choices := _choices(field.type)) == 1:
-                raise _only(
-                    path, choices[0], value, documentation_of(section)[field.name]
-                ) from None
-            wrong = _not_valid(path, error, field, value)
-            if isinstance(value, Mapping) and not _SCHEDULE_KEYS.isdisjoint(value):
-                fields = fields_of(section).values()
-                able = [each.name for each in fields if number_of(each.type) is not None]
-                raise wrong_type(
-                    path,
-                    wrong.facts["expected"],
-                    value,
-                    "; it cannot be a schedule, as it is not read in each training. Numbers of "
-                    f"this section that can: {listing(able)}",
-                ) from None
-            raise wrong from None
+            raise _not_valid(path, error, field, value) from None
     if _has_nan(converted):
         raise _wrong(path, "a number", value)
     if isinstance(converted, int) and abs(converted) > LARGEST_INT:
@@ -396,7 +361,7 @@ def _not_valid(
 ) -> ConfigTypeError:
     what, _, inside = str(error).partition(" - at `$")
     if what.startswith("Invalid enum value"):
-        known = [str(choice) for choice in _choices(field.type)]
+        known = [json.dumps(each).strip('"') for each in _choices(field.type)]
         expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
         if isinstance(value, str):
             return wrong_type(path, expected, value, spelling(value, known)[1].removesuffix("."))
@@ -410,13 +375,6 @@ def _not_valid(
             words = (getattr(mark, "description", None) for mark in get_args(field.type)[1:])
             expected += f" of {next(filter(None, words), 'another form')}"
     return _wrong(path + inside.rstrip("`"), expected, value)
-
-
-def _only(path: str, choice: Any, value: Any, text: str) -> ConfigTypeError:
-    """Return the error for a key with one possible value; its documentation says why."""
-    word = str(choice).lower() if isinstance(choice, bool) else str(choice)
-    text = text.replace("``", "`")
-    return wrong_type(path, word, value, f". {text}" if text else "; leave it out")
 
 
 def _contradiction(message: str, fields: Iterable[str], path: str) -> ConfigError:
@@ -434,7 +392,6 @@ def _choices(kind: Any) -> list[Any]:
     return [choice for inner in get_args(kind) for choice in _choices(inner)]
 
 
-_SCHEDULE_KEYS = frozenset({"start", "end", "env_steps"})
 _WORDS = {
     "int": "a whole number",
     "float": "a number",

@@ -67,15 +67,17 @@ def nest(pairs: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
     """Return nested dicts with each leaf at its path; reverses ``flatten`` for nested dicts.
 
     Raises:
-        ValueError: a path occurs twice.
+        ValueError: a path occurs twice, or below a leaf.
     """
     tree: dict[Any, Any] = {}
     for path, leaf in pairs:
         node = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        if path[-1] in node:
-            raise ValueError(f"{path!r:.80} comes twice")
+            if not isinstance(node, dict):
+                break
+        if not isinstance(node, dict) or path[-1] in node:
+            raise ValueError(f"{path!r:.80} comes twice, or a part of it is a leaf")
         node[path[-1]] = leaf
     return tree
 

@@ -124,12 +124,8 @@ def compile_config(
             put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
     find_class, found = _ClassFinder(own, mode), dict[str, Any]()
-    compiled = complete(RunSection, user, find_class, known=find_class.known, found=found)
+    compiled = complete(RunSection, user, find_class, found=found)
     _derive(compiled, user)
-    path = "policy.learn.learner.hook"  # learners find their hooks themselves
-    for name, hook in (compiled["policy"]["learn"]["learner"].get("hook") or {}).items():
-        if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
-            find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     run, data = RunView(compiled, user, found, mode), None
     if mode == "eval" or not run.is_offline:
         _check_env_given(run)
@@ -249,14 +245,7 @@ class _ClassFinder:
     def __init__(self, own: Mapping[tuple[str, str], type], mode: str) -> None:
         self._own = own
         self._mode = mode
-        self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
-        adverts = self._manager.adverts()
-        self.known = {kind: registry.own for kind, registry in self._manager.registries.items()}
-        """Classes of dingsdk by kind and type that need neither a search nor a check."""
-        contested = {a.kind for a in adverts if a.key in self.known.get(a.kind, ())}
-        for kind in contested.union(kind for kind, _ in own):
-            del self.known[kind]
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         """Return the class of a part, checked against the interface of its kind.
@@ -268,7 +257,6 @@ class _ClassFinder:
             cls = self._own.get((kind, path))
             if cls is None:
                 cls = self._manager.get(kind, type_key, import_names, path)
-                self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
             if self._needs(kind, error):
                 raise
@@ -276,21 +264,6 @@ class _ClassFinder:
             return _NotInstalled
         check_interface(kind, type_key, cls, path)
         return cls
-
-    def check_shadowed(self, kind: str, type_key: str, path: str) -> None:
-        """Warn if an installed type has the key of the type of dingsdk that a config gets."""
-        if (kind, type_key) in self._told:
-            return
-        self._told.add((kind, type_key))
-        if others := self._manager.shadowed(kind, type_key):
-            text = (
-                f"{path}.type: {type_key!r} names a type of dingsdk and one of "
-                f"{' and '.join(others)}; the run uses that of dingsdk. Rename the other one, or "
-                "name its plugin in DINGSDK_DISABLED_PLUGINS"
-            )
-            if self._manager.switches.strict:
-                raise PluginLoadError(text, plugin=others[0], kind=kind, reason="shadowed")
-            _log.warning(text)
 
     def _needs(self, kind: str, error: Exception) -> bool:
         if self._mode == "serial":

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dingsdk.errors import encodable, error_text, traceback_text
 from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunStatus
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import HANDLED, WorkerSpec, crashes_recorded, leave
-from dingsdk.plugins.blame import encodable, error_text, raised_in, traceback_text
 from dingsdk.runtime.files import guarded
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _failed(error: BaseException) -> Failed:
     notes = list(getattr(error, "__notes__", ()))
     if isinstance(error, DingError):
         facts = {k: encodable(v) if isinstance(v, str) else v for k, v in error.facts.items()}
-        text = encodable(f"{error.message}{raised_in(error)}")
+        text = encodable(error.message)
         return Failed(error.code, text, facts, list(map(encodable, notes)), error.is_user_mistake)
     text = f"the coordinator: {error_text(error)}"
     return Failed("DingError", text, {}, [traceback_text(error)], False)

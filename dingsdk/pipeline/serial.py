@@ -25,7 +25,6 @@ from dingsdk.pipeline.saved_run import Save
 from dingsdk.pipeline.start import without_loading
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.blame import part_of
 from dingsdk.policy import Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.runtime import Folder, deadline
@@ -132,8 +131,8 @@ def _call_last_hooks(context: RunContext, learner: Any) -> None:
     try:
         with _breakable(context, deadline.CLOSE_S if context.stop.is_set() else None):
             learner.call_hook("after_run")
-    except KeyboardInterrupt as error:
-        who = part_of(error) or "a hook of policy.learn.learner"
+    except KeyboardInterrupt:
+        who = "a hook of policy.learn.learner"
         _log.warning("%s did not return in time from after_run; the run ends without it", who)
         learner.save_checkpoint()  # the hook that saves it may not have been called, or hung
 
@@ -147,8 +146,8 @@ def _close(context: RunContext, path: str, close: Callable[[], object]) -> None:
                 close()
         if not is_limited:
             deadline.close_in_time(close, path)
-    except KeyboardInterrupt as error:
-        deadline.warn_of_left(path, part_of(error))
+    except KeyboardInterrupt:
+        deadline.warn_of_left(path)
 
 
 def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from dingsdk.config import apply_set, deep_merge_dicts, load_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import check_bounds, find
-from dingsdk.errors import ConfigError, DingError, RunFolderError, StorageFullError, wrong_type
+from dingsdk.errors import (
+    ConfigError,
+    DingError,
+    RunFolderError,
+    StorageFullError,
+    error_text,
+    wrong_type,
+)
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.results import write_curve, write_result
 from dingsdk.pipeline.run_folder import (
@@ -34,7 +41,6 @@ from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.start import begin_from, origin_of
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
-from dingsdk.plugins.blame import error_text
 from dingsdk.runtime.files import Patience
 from dingsdk.runtime.spawn import begin_fork_server, leave_if_importing, spawn_context
 from dingsdk.worker.run_id import run_id

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dingsdk.errors import error_text
 from dingsdk.plugins import Snapshot
-from dingsdk.plugins.blame import error_text
 from dingsdk.runtime.files import ensure_dir, guarded, open_private
 
 OUT_OF_MEMORY = 75

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from dingsdk.errors import spelling
 from dingsdk.plugins.kinds import (
@@ -57,20 +56,11 @@ class Advert:
             return f"its contract of the {self.kind} is {self.contract!r}; write 'v{newest}'"
         if int(found[1]) == newest:
             return None
-        advice = "install a newer release of it"
-        if self.age == "too new":
-            advice = "upgrade dingsdk, or install an older release of it"
+        older = "dingsdk" if int(found[1]) > newest else "the plugin"
         return (
             f"it is written for version {found[1]} of the contract of the {self.kind}, and this "
-            f"dingsdk has version {newest}; {advice}"
+            f"dingsdk has version {newest}; upgrade {older}"
         )
-
-    @property
-    def age(self) -> Literal["too new", "too old"]:
-        """The side on which its contract version differs from that of this dingsdk."""
-        version = self.contract.removeprefix("v")
-        is_older = version.isdecimal() and int(version) < CONTRACT_VERSIONS.get(self.kind, 1)
-        return "too old" if is_older else "too new"
 
     @property
     def module(self) -> str:
@@ -136,13 +126,7 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
         if kind is not None:
             contract = contracts.get(kind, "v1")
             yield Advert(kind, point.name, point.value, name, version, contract)
-        elif point.group == _CONTRACTS_GROUP:
-            if point.name not in KINDS:
-                _, hint = spelling(point.name, KINDS)
-                _logger.warning(
-                    f"{name} names {point.name} in {_CONTRACTS_GROUP}, which is no kind{hint}"
-                )
-        elif point.group.startswith(_PREFIX):
+        elif point.group.startswith(_PREFIX) and point.group != _CONTRACTS_GROUP:
             group = point.group.removeprefix(_PREFIX)
             nearest, hint = spelling(group, (*_GROUPS.values(), CONTRACTS))
             _logger.log(

@@ -11,7 +11,7 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pluggy
 
@@ -26,36 +26,20 @@ Facts = Mapping[str, object]
 _logger = logging.getLogger(__name__)
 
 
-def _method(spec: Callable[..., Any], call: str, otherwise: Callable[[], Any]) -> Any:
-    """Return a method that passes a hook's implementations to the method ``call``, if any."""
+def _calls(spec: Callable[P, R], call: str = "_call") -> Callable[Concatenate[Any, P], R]:
+    """Return a method that passes a hook's implementations to ``call``, with keyword arguments."""
     name = spec.__name__
 
     def fire(self: _Hooks, **facts: object) -> Any:
-        impls = getattr(self._hook, name).get_hookimpls()
-        return getattr(self, call)(name, impls, facts) if impls else otherwise()
+        return getattr(self, call)(name, getattr(self._hook, name).get_hookimpls(), facts)
 
     fire.__doc__ = spec.__doc__
-    return fire
+    return cast(Callable[Concatenate[Any, P], R], fire)
 
 
-def _broadcast(spec: Callable[P, None]) -> Callable[Concatenate[Observers, P], None]:
-    """Return a method that calls every implementation of a hook, with keyword arguments."""
-    method: Callable[Concatenate[Observers, P], None] = _method(spec, "_tell", lambda: None)
-    return method
-
-
-def _decide(spec: Callable[P, R]) -> Callable[Concatenate[Answers, P], R]:
-    """Return a method that calls the implementations of a hook until one returns an answer."""
-    method: Callable[Concatenate[Answers, P], R] = _method(spec, "_first", lambda: None)
-    return method
-
-
-def _report(
-    spec: Callable[P, Mapping[str, Any] | None],
-) -> Callable[Concatenate[Answers, P], dict[str, Any]]:
+def _gathers(spec: Callable[P, object]) -> Callable[Concatenate[Any, P], dict[str, Any]]:
     """Return a method that calls every implementation of a hook, and merges the answers."""
-    method: Callable[Concatenate[Answers, P], dict[str, Any]] = _method(spec, "_gather", dict)
-    return method
+    return cast(Callable[Concatenate[Any, P], dict[str, Any]], _calls(spec, "_gather"))
 
 
 class _Hooks:
@@ -78,19 +62,19 @@ class _Hooks:
 class Observers(_Hooks):
     """Calls the observe hooks of all loaded plugins; an exception of a plugin is only logged."""
 
-    run_started = _broadcast(hookspecs.dingsdk_run_started)
-    run_finished = _broadcast(hookspecs.dingsdk_run_finished)
-    before_task = _broadcast(hookspecs.dingsdk_before_task)
-    after_task = _broadcast(hookspecs.dingsdk_after_task)
-    after_episode = _broadcast(hookspecs.dingsdk_after_episode)
-    after_collect = _broadcast(hookspecs.dingsdk_after_collect)
-    after_iter = _broadcast(hookspecs.dingsdk_after_iter)
-    after_evaluate = _broadcast(hookspecs.dingsdk_after_evaluate)
-    after_checkpoint = _broadcast(hookspecs.dingsdk_after_checkpoint)
-    pace_changed = _broadcast(hookspecs.dingsdk_pace_changed)
-    connection_lost = _broadcast(hookspecs.dingsdk_connection_lost)
+    run_started = _calls(hookspecs.dingsdk_run_started)
+    run_finished = _calls(hookspecs.dingsdk_run_finished)
+    before_task = _calls(hookspecs.dingsdk_before_task)
+    after_task = _calls(hookspecs.dingsdk_after_task)
+    after_episode = _calls(hookspecs.dingsdk_after_episode)
+    after_collect = _calls(hookspecs.dingsdk_after_collect)
+    after_iter = _calls(hookspecs.dingsdk_after_iter)
+    after_evaluate = _calls(hookspecs.dingsdk_after_evaluate)
+    after_checkpoint = _calls(hookspecs.dingsdk_after_checkpoint)
+    pace_changed = _calls(hookspecs.dingsdk_pace_changed)
+    connection_lost = _calls(hookspecs.dingsdk_connection_lost)
 
-    def _tell(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> None:
+    def _call(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> None:
         # pluggy's own loop ends at the first exception; here every observer is called.
         for impl in reversed(impls):
             self.call(impl, facts)
@@ -127,15 +111,15 @@ class Answers(_Hooks):
             the plugin, the hook and the line.
     """
 
-    convert_config = _decide(hookspecs.dingsdk_convert_config)
-    create_component = _decide(hookspecs.dingsdk_create_component)
-    write_checkpoint = _decide(hookspecs.dingsdk_write_checkpoint)
-    read_checkpoint = _decide(hookspecs.dingsdk_read_checkpoint)
-    should_stop = _decide(hookspecs.dingsdk_should_stop)
-    progress_columns = _report(hookspecs.dingsdk_progress_columns)
-    result_fields = _report(hookspecs.dingsdk_result_fields)
+    convert_config = _calls(hookspecs.dingsdk_convert_config)
+    create_component = _calls(hookspecs.dingsdk_create_component)
+    write_checkpoint = _calls(hookspecs.dingsdk_write_checkpoint)
+    read_checkpoint = _calls(hookspecs.dingsdk_read_checkpoint)
+    should_stop = _calls(hookspecs.dingsdk_should_stop)
+    progress_columns = _gathers(hookspecs.dingsdk_progress_columns)
+    result_fields = _gathers(hookspecs.dingsdk_result_fields)
 
-    def _first(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> Any:
+    def _call(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> Any:
         for impl in reversed(impls):
             answer = _ask(impl, hook, facts)
             if answer is not None:

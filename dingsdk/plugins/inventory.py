@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,9 +18,7 @@ from dingsdk.plugins.registry import Entry, place_of
 if TYPE_CHECKING:
     from dingsdk.plugins.manager import PluginManager
 
-State = Literal[
-    "loaded", "available", "broken", "disabled", "too new", "too old", "duplicate", "shadowed"
-]
+State = Literal["loaded", "available", "broken", "disabled", "too new", "duplicate", "shadowed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,10 @@ class PluginInfo:
         distribution: The installed distribution that contains the module, or None.
         version: The version of the distribution, or None.
         state: ``loaded``; ``available``: it is imported when a config names it; ``broken``: its
-            last load failed; ``disabled`` by a switch; ``too new`` or ``too old``: written for
-            another version of the kind's contract; ``duplicate``: several installed plugins provide
-            this type; ``shadowed``: something else is registered under its key.
-        detail: The reason, for the last six states.
+            last load failed; ``disabled`` by a switch; ``too new``: written for another version of
+            the kind's contract; ``duplicate``: several installed plugins provide this type;
+            ``shadowed``: something else is registered under its key.
+        detail: The reason, for the last five states.
     """
 
     kind: str
@@ -76,7 +74,7 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
 def _state(manager: PluginManager, advert: Advert, usable: Counter[str]) -> tuple[State, str]:
     why_not = manager.why_not(advert)
     if why_not is not None:
-        return advert.age if why_not == advert.misfit else "disabled", why_not
+        return "too new" if why_not == advert.misfit else "disabled", why_not
     registry = manager.registries.get(advert.kind)
     entry = registry.entry(advert.key) if registry is not None else None
     is_loaded = advert.module in manager.modules if registry is None else entry is not None
@@ -122,14 +120,6 @@ class Snapshot:
     given: tuple[str, ...] = ()
 
 
-def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
-    """Yield kind, type key and entry of all registered types that are not built in."""
-    for kind, registry in manager.registries.items():
-        for key, entry in registry.entries():
-            if (kind, key, entry.place) not in BUILTINS:
-                yield kind, key, entry
-
-
 def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
     """Return the plugins that ``manager`` has loaded, and its types that are not built in.
 
@@ -140,8 +130,10 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
     modules = [pair for pair in manager.modules.items() if pair[0] not in unneeded - needed]
     entries = [
         (kind, key, entry.owner, place)
-        for kind, key, entry in added_entries(manager)
-        if (place := entry.place or _importable_place(entry.target)) is not None
+        for kind, registry in manager.registries.items()
+        for key, entry in registry.entries()
+        if (kind, key, entry.place) not in BUILTINS
+        and (place := entry.place or _importable_place(entry.target)) is not None
     ]
     level = logging.getLogger("dingsdk").level
     return Snapshot(tuple(modules), tuple(entries), level, tuple(sorted(manager.given)))

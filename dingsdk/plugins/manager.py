@@ -34,7 +34,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
-from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
+from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
 from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
 from dingsdk.plugins.switches import Switches, is_named
 
@@ -132,14 +132,6 @@ class PluginManager:
         """Return why an advertised plugin may not be loaded (switch or contract), or None."""
         return self.switches.why_not(advert.names) or advert.misfit
 
-    def shadowed(self, kind: str, type_key: str) -> list[str]:
-        """Return the distributions that have a type whose key names a type of dingsdk."""
-        entry = self.registry(kind).entry(type_key)
-        if entry is None or entry.owner != OWN_DISTRIBUTION:
-            return []
-        found = [a for a in self.adverts(kind, type_key) if self.why_not(a) is None]
-        return [advert.distribution for advert in found]
-
     def plugins(self) -> list[PluginInfo]:
         """Return all types and their providers, built-in ones too; imports nothing."""
         return list_plugins(self)
@@ -171,15 +163,12 @@ class PluginManager:
             ConfigTypeError: the type key or ``import_names`` have the wrong type.
         """
         registry = self.registry(kind)
-        if not import_names and isinstance(type_key, str) and type_key in registry.own:
-            return registry.own[type_key]
         where = f"{config_path}.type" if config_path else "type"
         if not isinstance(type_key, str):
             raise wrong_type(where, f"the type of one of the {kind}", type_key)
         if import_names:
             self._import_all(import_names, config_path)
-        entry = registry.entry(type_key)
-        if entry is None or self._is_contested(kind, type_key, entry.owner):
+        if type_key not in registry:
             self._load_advertised(kind, type_key, where)
         return registry.get(type_key)
 
@@ -294,12 +283,6 @@ class PluginManager:
             with _noted(f"named in {where}"):
                 self.load(name)
 
-    def _is_contested(self, kind: str, key: str, owner: str) -> bool:
-        """Whether another plugin provides the type of a plugin that was loaded, too."""
-        found = [a for a in self._adverts or () if (a.kind, a.key) == (kind, key)]
-        providers = {a.distribution for a in found if self.why_not(a) is None}
-        return owner in providers and len(providers) > 1
-
     def _load_advertised(self, kind: str, key: str, where: str) -> None:
         """Load the plugin that provides a type."""
         adverts = self.adverts(kind, key)
@@ -340,7 +323,7 @@ class PluginManager:
             f"{what} is provided by {first}, which is not loaded: {self.why_not(first)}",
             plugin=first.distribution,
             kind=first.kind,
-            reason="disabled" if self.switches.why_not(first.names) else first.age,
+            reason="disabled" if self.switches.why_not(first.names) else "too new",
         )
 
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:

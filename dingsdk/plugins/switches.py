@@ -24,8 +24,7 @@ VARIABLES: Mapping[str, str] = {
         "import_names name them."
     ),
     "DINGSDK_STRICT_PLUGINS": (
-        "1: a broken plugin ends the program. By default it is logged and left out. A type of a "
-        "config that dingsdk and an installed plugin both have is an error, not a warning."
+        "1: a broken plugin ends the program. By default it is logged and left out."
     ),
 }
 """Variable -> what it does. Built-in types are never affected."""
@@ -45,8 +44,7 @@ class Switches:
         plugins: Installed plugins to use without ``autoload``, and modules to import.
         disabled: Plugins that are never imported, even if they are in ``plugins``.
         strict: Whether the error of a broken plugin is raised; otherwise it is logged, and the
-            plugin is left out. A config that names a type of dingsdk that an installed plugin
-            has, too, is then refused; otherwise a warning is logged.
+            plugin is left out.
     """
 
     autoload: bool = True

@@ -8,7 +8,6 @@ uses it. The skeleton registers the last class of the module; an observer needs 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import keyword
 import re
 import shutil
@@ -20,7 +19,6 @@ from typing import Literal
 
 from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import ConfigError, RunFolderError, listing, spelling
-from dingsdk.plugins.discovery import version_of
 from dingsdk.plugins.kinds import KINDS, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.manager import default_manager
 
@@ -139,8 +137,7 @@ def render(kind: str, name: str) -> dict[str, str]:
         "plugin-name": dashed,
         "plugin_name": snake,
     }
-    _check_free(kind, template.group, key, dashed)
-    _check_classes(name, module)
+    _check_free(kind, template.group, key)
     return {_replaced(path, words): _replaced(text, words) for path, text in files.items()}
 
 
@@ -191,21 +188,17 @@ def _requirements(module: str) -> list[str]:
     return sorted(name.replace("dingsdk", OWN_DISTRIBUTION).replace("_", "-") for name in names)
 
 
-def _check_free(kind: str, group: str, key: str, dashed: str) -> None:
+def _check_free(kind: str, group: str, key: str) -> None:
+    """Raise ConfigError if there is a type of that key."""
     manager = default_manager()
-    distribution, module = _distribution(dashed), f"dingsdk_{dashed.replace('-', '_')}"
     known = manager.known(group) if group in KINDS else [a.key for a in manager.adverts(OBSERVERS)]
     if group == "commands":
         known += manager.known("roles")
-    taken = ""
     if key in known:
-        taken = f"there is a {kind} of that type already"
-    elif version := version_of(distribution):
-        taken = f"{distribution} {version} is installed"
-    elif importlib.util.find_spec(module) is not None:
-        taken = f"there is a module {module} already"
-    if taken:
-        raise ConfigError(f"{dashed!r} is taken: {taken}; choose another name", found=dashed)
+        raise ConfigError(
+            f"{key!r} is taken: there is a {kind} of that type already; choose another name",
+            found=key,
+        )
 
 
 def _class_name(name: str, ending: str) -> str:
@@ -218,18 +211,6 @@ def _class_name(name: str, ending: str) -> str:
     while words and words[-1].capitalize() in re.findall("[A-Z][a-z0-9]*", ending):
         words.pop()
     return "".join(map(str.capitalize, words)) + ending
-
-
-def _check_classes(name: str, module: str) -> None:
-    """Refuse a name that would give a class of the template the name of one that it uses."""
-    for ending in set(_CLASS.findall(module)):
-        made = _class_name(name, ending)
-        if re.search(rf"\b{made}\b", module):
-            raise ConfigError(
-                f"{name!r} cannot name this plugin: its class would be {made}, which "
-                "dingsdk has already; choose another name",
-                found=name,
-            )
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:

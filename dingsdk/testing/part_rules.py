@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dingsdk.errors import CheckpointCorruptError
+from dingsdk.errors import CheckpointCorruptError, error_text
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.blame import error_text
 from dingsdk.plugins.registry import transaction
 from dingsdk.testing.buffer_bench import make_row, numbers_of
 from dingsdk.testing.buffer_rules import BUFFER_BOOK

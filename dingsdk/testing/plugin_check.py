@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dingsdk.config import config_type, deep_merge_dicts, defaults_of
-from dingsdk.errors import PluginLoadError, listing, raised_at
+from dingsdk.errors import PluginLoadError, error_text, listing, raised_at
 from dingsdk.plugins import KINDS, TEMPLATES, PluginManager, default_manager
-from dingsdk.plugins.blame import error_text
 from dingsdk.plugins.interfaces import describe_interface, name_of
 from dingsdk.plugins.kinds import NAMES, OBSERVERS
 from dingsdk.plugins.registry import unknown

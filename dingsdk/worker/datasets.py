@@ -16,6 +16,7 @@ import numpy as np
 from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.columns import leaves
 from dingsdk.data.dataset import is_followed
+from dingsdk.data.pytree import nest
 from dingsdk.errors import (
     CheckpointError,
     DatasetError,
@@ -167,9 +168,9 @@ class NpzDataset(DatasetFormat):
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array, and no columns")
             with arrays:
-                columns = {key: arrays[key] for key in arrays.files}
+                columns = nest((tuple(key.split(".")), arrays[key]) for key in arrays.files)
         ends = columns.pop("ends", None)
-        return Dataset(_nested(columns, name), ends, source=name)
+        return Dataset(columns, ends, source=name)
 
     def write(self, dataset: Dataset, name: str) -> None:
         """As ``DatasetFormat.write``; the file is not compressed."""
@@ -206,13 +207,6 @@ class HDF5Dataset(DatasetFormat):
                 for column, own in self.NAMES.items()
                 if own in file
             }
-        for column in ("obs", "action", "reward", "terminated"):
-            if column not in columns:
-                raise DatasetError(
-                    f"{name}: there is no {self.NAMES[column]!r}, the column {column!r}",
-                    source=name,
-                    column=column,
-                )
         return Dataset(columns, source=name)
 
     def write(self, dataset: Dataset, name: str) -> None:
@@ -297,26 +291,6 @@ class BufferDataset(DatasetFormat):
                 column="discount",
             )
         return terminated
-
-
-def _nested(columns: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return columns with dots in their names as nested dicts."""
-    made: dict[str, Any] = {}
-    for name, column in columns.items():
-        *above, last = name.split(".")
-        node = made
-        for key in above:
-            node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                break
-        if not isinstance(node, dict) or last in node:
-            raise DatasetError(
-                f"{source}: column {name!r} is both an array and a dict of arrays",
-                source=source,
-                column=name,
-            )
-        node[last] = column
-    return made
 
 
 def _read_group(h5py: Any, file: Any, name: str) -> Any:

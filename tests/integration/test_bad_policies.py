@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from dingsdk import train
 from dingsdk.errors import (
     ConfigError,
-    DingError,
     NonFiniteError,
     PolicyOutputError,
     PolicyOutputTypeError,
@@ -22,7 +20,6 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
-from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
 SETS = (
     "env.collector_env_num=2",
@@ -154,22 +151,3 @@ def test_network_too_large_for_memory_is_refused_with_both_sizes(
     assert caught.value.path == "policy.model"
     assert "bytes of main memory are free" in str(caught.value)
     assert caught.value.facts["expected"] > 0
-
-
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_exception_of_a_part_names_its_type_and_plugin(tmp_path: Path, mode: Any) -> None:
-    class Broken(UniformSampler):
-        def draw(self, *args: Any, **kwargs: Any) -> Any:
-            raise OSError("no rows today")
-
-    with use_manager(PluginManager()) as manager:
-        manager.registry("samplers").register("broken", Broken)
-        sets = (*SETS, "policy.other.replay_buffer.sampler.type=broken")
-        transport = "in_memory" if mode == "parallel" else None
-        with pytest.raises(OSError if mode == "serial" else DingError, match="no rows today"):
-            train("cartpole-dqn", mode, transport, sets, 0, tmp_path)
-    (result,) = tmp_path.glob("*/result.json")
-    told = json.loads(result.read_text())["error"]
-    assert told.endswith(
-        f"OSError: no rows today (raised in type 'broken' of samplers, from {__name__})"
-    )

@@ -92,17 +92,6 @@ def test_wrong_value_gives_one_line_of_error(
     check(tmp_path, change)
 
 
-@pytest.mark.slow
-@given(changes())
-@settings(FOLDER, max_examples=200)
-def test_many_wrong_values_give_one_line_of_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, tuple[str, ...], Any]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    check(tmp_path, change)
-
-
 NO_CONFIGS = {
     "list.yaml": b"- 1\n- 2\n",
     "text.yaml": b"hello",

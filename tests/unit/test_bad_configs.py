@@ -112,11 +112,8 @@ sys.exit(code)
     "name",
     [
         "alias bomb.yaml",
-        "merge chain.yaml",
         "many merges.yaml",
         "deep map.yaml",
-        "long number.json",
-        "long name.yaml",
         "self reference.py",
     ],
 )

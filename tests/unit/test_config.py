@@ -20,8 +20,8 @@ from dingsdk.config import (
     to_easydict,
     to_plain,
 )
-from dingsdk.config.plain import check_bounds, find, flatten, put
-from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError
+from dingsdk.config.plain import check_bounds, put
+from dingsdk.errors import ConfigError, ConfigTypeError
 
 SCALARS = (
     st.none()
@@ -54,13 +54,6 @@ def test_merge_prefers_the_second_config_key_by_key() -> None:
     assert merged == {"a": {"x": 1, "y": 3, "z": 4}, "b": {"n": 1}, "c": [1]}
 
 
-def test_merge_treats_none_as_empty_and_a_nested_none_as_a_value() -> None:
-    assert deep_merge_dicts(None, {"a": 1}) == {"a": 1}
-    assert deep_merge_dicts({"a": 1}, None) == {"a": 1}
-    assert deep_merge_dicts(None, None) == {}
-    assert deep_merge_dicts({"a": {"b": 1}}, {"a": None}) == {"a": None}
-
-
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS, CONFIGS)
 def test_merge_does_not_change_its_inputs_and_shares_no_container(
@@ -78,12 +71,6 @@ def test_merge_does_not_change_its_inputs_and_shares_no_container(
     wreck(deep_merge_dicts(a, b))
 
     assert (a, b) == before
-
-
-@settings(max_examples=40, deadline=None)
-@given(CONFIGS)
-def test_merge_with_itself_or_with_nothing_is_the_same(cfg: dict[str, Any]) -> None:
-    assert deep_merge_dicts(cfg, cfg) == deep_merge_dicts(cfg, {}) == deep_merge_dicts({}, cfg)
 
 
 # files
@@ -135,33 +122,6 @@ def test_value_with_no_plain_form_is_refused_with_its_path(tmp_path: Path, value
     assert path.read_text() == "old: 1\n"
 
 
-def test_missing_folder_is_a_run_folder_error(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError) as caught:
-        save_config({}, tmp_path / "absent" / "c.yaml")
-
-    assert caught.value.path == str(tmp_path / "absent" / "c.yaml")
-
-
-def test_save_leaves_no_other_file(tmp_path: Path) -> None:
-    save_config({"a": 1}, tmp_path / "c.yaml")
-    save_config({"a": 2}, tmp_path / "c.yaml")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(RunFolderError):
-        save_config({"a": 3}, tmp_path / "folder")
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "folder"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("c.yaml", "a: {b: 1e-3}"), ("c.yml", "a:\n  b: 0.001"), ("c.json", '{"a": {"b": 1e-3}}')],
-)
-def test_yaml_and_json_are_read(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-
-    assert load_config(tmp_path / name) == load_config(str(tmp_path / name)) == {"a": {"b": 0.001}}
-
-
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
@@ -188,19 +148,6 @@ def test_broken_file_is_named_with_its_line(
     assert (caught.value.path, caught.value.line) == (str(path), line)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"), [("", "NoneType"), ("- 1\n- 2\n", "list"), ("just text\n", "str")]
-)
-def test_file_that_holds_no_mapping_is_a_type_error(tmp_path: Path, text: str, found: str) -> None:
-    (tmp_path / "c.yaml").write_text(text)
-
-    with pytest.raises(ConfigTypeError) as caught:
-        load_config(tmp_path / "c.yaml")
-
-    facts = (caught.value.path, caught.value.expected, caught.value.found)
-    assert facts == (str(tmp_path / "c.yaml"), "mapping", found)
-
-
 def test_python_config_returns_its_raw_dicts_and_does_not_run_its_main_block(
     tmp_path: Path,
 ) -> None:
@@ -221,24 +168,6 @@ def test_python_config_returns_its_raw_dicts_and_does_not_run_its_main_block(
         "create_config": {"policy": {"type": "dqn"}},
     }
     assert type(loaded["main_config"]["policy"]) is dict
-
-
-def test_absent_file_and_other_suffix_are_config_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(tmp_path / "absent.yaml")
-    assert isinstance(caught.value.known, list)
-
-    (tmp_path / "c.toml").write_text("")
-    with pytest.raises(ConfigError, match=r"\.yaml"):
-        load_config(tmp_path / "c.toml")
-
-
-def test_file_that_the_system_cannot_read_is_a_config_error(tmp_path: Path) -> None:
-    path = tmp_path / "cfg.yaml"
-    path.symlink_to("/proc/self/mem")  # reading its first page fails
-    with pytest.raises(ConfigError, match="cannot read") as caught:
-        load_config(path)
-    assert caught.value.path == str(path)
 
 
 def test_error_for_a_misspelled_example_suggests_the_nearest() -> None:
@@ -282,14 +211,6 @@ def test_set_reads_the_value_as_yaml(text: str, value: Any) -> None:
     assert cfg == {"a": {"b": value, "kept": 1}}
 
 
-def test_set_creates_absent_sections_and_works_on_easydict() -> None:
-    cfg = EasyDict(a={})
-
-    apply_set(cfg, "a.b.c=1")
-
-    assert cfg.a.b.c == 1
-
-
 @pytest.mark.parametrize("assignment", ["a.b", "=1", "a..b=1", ".a=1", "a.=1", ""])
 def test_set_without_path_and_value_is_refused(assignment: str) -> None:
     with pytest.raises(ConfigError):
@@ -305,13 +226,6 @@ def test_set_below_a_value_that_is_no_section_is_refused(value: Any) -> None:
 
     assert caught.value.path == "a.b"
     assert cfg == {"a": {"b": value}}
-
-
-def test_set_of_a_value_that_is_no_yaml_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        apply_set({}, "a.b=[1, 2")
-
-    assert (caught.value.path, caught.value.assignment) == ("a.b", "a.b=[1, 2")
 
 
 # conversions
@@ -347,31 +261,7 @@ def test_key_that_is_no_string_is_refused_with_its_path(key: Any) -> None:
         assert caught.value.path == f"env.{key}"
 
 
-@settings(max_examples=40, deadline=None)
-@given(CONFIGS)
-def test_to_plain_reverses_to_easydict(cfg: dict[str, Any]) -> None:
-    plain = to_plain(to_easydict(cfg))
-
-    assert plain == cfg
-    assert type(plain) is dict
-
-
 # values by their path
-
-
-def test_flatten_maps_paths_to_values_and_keeps_empty_sections() -> None:
-    cfg: dict[str, Any] = {"a": {"b": {"c": 1}, "d": {}}, "e": [{"f": 2}], "g": None}
-
-    assert flatten(cfg) == {"a.b.c": 1, "a.d": {}, "e": [{"f": 2}], "g": None}
-    assert flatten(cfg["a"], "x") == {"x.b.c": 1, "x.d": {}}
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [("a", {"b": 1}), ("a.b", 1), ("a.c", None), ("a.b.c", None), ("x.y", None), ("x", None)],
-)
-def test_find_returns_the_value_at_a_path_or_none(path: str, value: Any) -> None:
-    assert find({"a": {"b": 1}, "z": 2}, path) == value
 
 
 def test_put_creates_sections_and_does_not_replace_other_values() -> None:

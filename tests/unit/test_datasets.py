@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,20 +125,6 @@ def test_links_of_hdf5_to_other_files_are_not_followed(tmp_path: Path) -> None:
         read_dataset(tmp_path / "data.h5")
 
 
-@needs("hdf5")
-def test_missing_column_of_hdf5_is_named_as_in_the_file(tmp_path: Path) -> None:
-    import h5py
-
-    with h5py.File(tmp_path / "data.h5", "w") as file:
-        for name in ("observations", "actions", "rewards"):
-            file[name] = np.zeros(3)
-
-    text = "data.h5: there is no 'terminals', the column 'terminated'"
-    with pytest.raises(DatasetError, match=text) as caught:
-        read_dataset(tmp_path / "data.h5")
-    assert caught.value.column == "terminated"
-
-
 def test_pickles_in_npz_are_not_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", obs=np.array([{}, {}]))
 
@@ -203,18 +187,6 @@ def test_plugin_provides_data_sets_by_a_scheme(tmp_path: Path) -> None:
         assert len(read_dataset("acme:12")) == 12
         with pytest.raises(DatasetError, match="can only be read"):
             write_dataset(make(), "acme:12")
-
-
-def test_reading_does_not_import_torch(tmp_path: Path) -> None:
-    write_dataset(make(), tmp_path / "data.npz")
-    code = (
-        "import sys; from dingsdk.worker import read_dataset; "
-        f"read_dataset({str(tmp_path / 'data.npz')!r}); print('torch' in sys.modules)"
-    )
-
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert found.stdout.strip() == "False"
 
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)

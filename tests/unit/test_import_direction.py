@@ -13,7 +13,8 @@ CHECKOUT = Path(__file__).parents[2]
 
 LAYERS = (
     {"errors", "lazy"},
-    {"config", "runtime"},
+    {"runtime"},
+    {"config"},
     {"data"},
     {"plugins"},
     {"envs", "policy", "worker"},

@@ -89,10 +89,3 @@ def test_missing_end_is_refused():
 def test_value_that_is_neither_is_refused_as_one_of_the_number_alone():
     with pytest.raises(ConfigTypeError, match=r"^rate: expected a number, found 'abc'"):
         read_section(Learn, {"rate": "abc"})
-
-
-def test_number_that_no_training_reads_is_refused_by_name():
-    with pytest.raises(ConfigTypeError, match=r"cannot be a schedule.* can: limit, rate") as caught:
-        read_section(Learn, {"size": line()})
-
-    assert caught.value.facts["path"] == "size"

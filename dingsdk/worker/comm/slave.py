@@ -7,9 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dingsdk.errors import ClosedError, DingError, ProtocolError, TaskFail, WorkerLostError
+from dingsdk.errors import (
+    ClosedError,
+    DingError,
+    ProtocolError,
+    TaskFail,
+    WorkerLostError,
+    error_text,
+    traceback_text,
+)
 from dingsdk.plugins import observe
-from dingsdk.plugins.blame import error_text, traceback_text
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, Transport, WorkerInfo
 

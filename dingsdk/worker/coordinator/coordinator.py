@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
-from dingsdk.errors import ClosedError, DingError, TaskTimeoutError
+from dingsdk.errors import ClosedError, DingError, TaskTimeoutError, error_text
 from dingsdk.plugins import observe
-from dingsdk.plugins.blame import error_text
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS

@@ -17,8 +17,7 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.data.channel import Channel, decode_value, encode_value
 from dingsdk.data.pytree import flatten
-from dingsdk.errors import ProtocolError
-from dingsdk.plugins.blame import error_text
+from dingsdk.errors import ProtocolError, error_text
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import isolated
 from dingsdk.runtime import Connections, PrivateDir, create_secret, format_address

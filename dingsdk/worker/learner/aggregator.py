@@ -23,9 +23,8 @@ import torch
 from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.errors import ConfigError, WorkerCrashedError, error_text, traceback_text
 from dingsdk.plugins import Snapshot, default_manager
-from dingsdk.plugins.blame import error_text, traceback_text
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
 from dingsdk.runtime.deadline import Closing, set_patience

@@ -21,7 +21,6 @@ from dingsdk import SampleBatch
 from dingsdk.envs import Timestep
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.plugins import PluginManager
 
 POLICIES = """
 import random
@@ -101,10 +100,6 @@ def made(*args: Any, **section: Any) -> Any:
     return DIEnginePolicy(section.pop("cfg", {"name": "plain", **section}), *args)._policy
 
 
-def test_policy_is_installed_under_its_type() -> None:
-    assert PluginManager().get("policies", "di_engine") is DIEnginePolicy
-
-
 def test_plugin_itself_imports_neither_torch_nor_gymnasium() -> None:
     program = "import sys, dingsdk_di_engine.plugin; print({'torch', 'gymnasium'} & {*sys.modules})"
     done = subprocess.run(
@@ -157,14 +152,6 @@ def test_dingsdk_keys_override_config_keys_which_override_defaults() -> None:
     assert (cfg.learn.batch_size, cfg.learn.target) == (32, 9)
     assert cfg.collect == {"noise": 0.2, "n_sample": 8, "unroll_len": 1}
     assert (cfg.model.depth, cfg.model.width) == (2, 5)
-
-
-@pytest.mark.parametrize(
-    ("asked", "served"),
-    [(None, ["collect", "eval", "learn"]), (["learn", "command"], ["learn"])],
-)
-def test_policy_has_only_the_enabled_modes(asked: list[str] | None, served: list[str]) -> None:
-    assert made(asked).enable_field == served
 
 
 def test_seed_sets_every_global_random_state() -> None:
@@ -224,7 +211,3 @@ def test_policy_that_cannot_be_built_is_refused_with_its_config_path(
     with pytest.raises(ConfigError, match=text) as caught:
         made(**section)
     assert caught.value.path == path
-
-
-def test_on_policy_policy_is_built() -> None:
-    assert made(name="on_policy", on_policy=True, collect={"n_sample": 8}).cfg.collect.n_sample == 8

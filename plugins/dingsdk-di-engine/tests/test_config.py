@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from dingsdk_di_engine.config import convert
-from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, ONLY, WITHOUT
+from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, ONLY
 
 from dingsdk.config import put
-from dingsdk.errors import ConfigError, UnknownEnvError, UnknownKeyError
+from dingsdk.errors import ConfigError, UnknownEnvError
 from dingsdk.pipeline.compile import compile_config
 
 
@@ -126,37 +125,6 @@ def test_episodes_per_evaluator_env_give_the_total() -> None:
     assert compile_config(shape).env.n_evaluator_episode == 24
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("subprocess", "subprocess"),
-        ("subprocess_v2", "subprocess"),
-        ("async_subprocess", "async_subprocess"),
-    ],
-)
-def test_subprocess_env_manager_is_kept(theirs: str, ours: str) -> None:
-    shape = serial_shape()
-    shape["main_config"]["env"]["manager"] = {
-        "shared_memory": True,
-        "step_timeout": None,
-        "max_retry": 5,
-    }
-    shape["create_config"]["env_manager"] = {"type": theirs}
-
-    manager = compile_config(shape).env_manager
-
-    assert (manager.type, manager.max_retry) == (ours, 5)
-
-
-def test_switches_that_are_off_are_accepted() -> None:
-    shape = serial_shape()
-    policy = shape["main_config"]["policy"]
-    policy.update(multi_gpu=False, priority_IS_weight=False)
-    policy["learn"].update(multi_gpu=False, ignore_done=False)
-
-    assert compile_config(shape).policy.learn.batch_size == 64
-
-
 def test_create_config_overrides_main_config() -> None:
     shape = serial_shape()
     shape["main_config"]["policy"]["other"]["replay_buffer"]["type"] = "elastic"
@@ -215,10 +183,6 @@ def shape_for(entry: str) -> tuple[dict[str, Any], str]:
     return shape, path
 
 
-def of_dingsdk(table: Mapping[str, Any]) -> list[str]:
-    return [entry for entry in table if not entry.startswith("di_engine:")]
-
-
 @pytest.mark.parametrize("entry", [each for each in MOVED if each != "env.manager"])
 def test_moved_key_gets_its_new_path(entry: str) -> None:
     shape, path = shape_for(entry)
@@ -243,20 +207,6 @@ def test_unused_key_is_removed_and_the_reason_is_logged(
     assert f"{path} is not used: {LEFT_OUT[entry]}" in caplog.text
 
 
-@pytest.mark.parametrize("entry", of_dingsdk(WITHOUT))
-def test_setting_without_a_counterpart_is_removed_with_a_warning(
-    entry: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    shape, path = shape_for(entry)
-    put(shape["main_config"], path, WITHOUT[entry][0])
-    assert at(convert(shape), path) is None
-    assert caplog.records == []
-
-    put(shape["main_config"], path, 7)
-    assert at(convert(shape), path) is None
-    assert caplog.messages == [f"{path} 7 is not used: {WITHOUT[entry][1]}"]
-
-
 @pytest.mark.parametrize("entry", ONLY)
 def test_fixed_switch_is_removed_at_its_value_and_refused_at_another(entry: str) -> None:
     shape, path = shape_for(entry)
@@ -279,22 +229,6 @@ def test_env_manager_in_the_env_section_overrides_the_top_level_one() -> None:
     shape["main_config"]["env"]["manager"] = {"max_retry": 5}
     found = convert(shape)["env_manager"]
     assert (found["max_retry"], found["step_timeout"]) == (5, 7.0)
-
-
-def test_error_lists_everything_that_cannot_be_converted() -> None:
-    shape = serial_shape()
-    shape["main_config"]["policy"]["learn"] |= {"adv_norm": False, "multi_gpu": True}
-    shape["create_config"] |= {"policy": {"type": "ppo"}, "model": {"type": "qac"}}
-
-    with pytest.raises(ConfigError) as caught:
-        convert(shape)
-
-    for text in (
-        "main_config.policy.learn.multi_gpu (several learners",
-        "create_config.model (known sections are",
-        "policy.learn.adv_norm (advantages",
-    ):
-        assert text in str(caught.value)
 
 
 def test_user_policy_keeps_its_module_and_its_shapes() -> None:
@@ -322,13 +256,6 @@ def test_env_id_that_gymnasium_removed_becomes_its_newest_version(theirs: str, o
     shape = serial_shape()
     shape["main_config"]["env"]["env_id"] = theirs
     assert convert(shape)["env"]["env_id"] == ours
-
-
-def test_env_that_gymnasium_lacks_is_refused() -> None:
-    shape = serial_shape()
-    shape["main_config"]["env"]["env_id"] = "CartPol-v1"
-    with pytest.raises(UnknownEnvError, match="no env of gymnasium; did you mean 'CartPole-v1'"):
-        convert(shape)
 
 
 def test_envpool_of_atari_has_its_own_ids_and_wrappers() -> None:
@@ -393,42 +320,6 @@ def flatten(section: dict[str, Any], path: str = "") -> list[str]:
     return found
 
 
-def test_ppo_config_of_the_zoo_compiles() -> None:
-    shape = serial_shape()
-    shape["create_config"] = {"env": {"type": "cartpole"}, "policy": {"type": "ppo"}}
-    shape["main_config"]["policy"] = {
-        "cuda": False,
-        "action_space": "discrete",
-        "recompute_adv": True,
-        "model": {
-            "obs_shape": 4,
-            "action_shape": 2,
-            "action_space": "discrete",
-            "encoder_hidden_size_list": [64, 64, 128],
-            "critic_head_hidden_size": 128,
-            "actor_head_hidden_size": 128,
-        },
-        "learn": {
-            "epoch_per_collect": 2,
-            "batch_size": 64,
-            "learning_rate": 0.001,
-            "value_weight": 0.5,
-            "entropy_weight": 0.01,
-            "clip_ratio": 0.2,
-            "adv_norm": True,
-            "learner": {"hook": {"save_ckpt_after_iter": 100}},
-        },
-        "collect": {"n_sample": 256, "unroll_len": 1, "discount_factor": 0.9, "gae_lambda": 0.95},
-        "eval": {"evaluator": {"eval_freq": 100}},
-    }
-
-    policy = compile_config(shape).policy
-
-    assert (policy.discount_factor, policy.gae_lambda) == (0.9, 0.95)
-    assert policy.model.encoder_hidden_size_list == [64, 64, 128]
-    assert policy.model.action_space == "discrete"
-
-
 def test_r2d2_config_of_the_zoo_compiles_with_equal_lengths() -> None:
     shape = serial_shape()
     shape["create_config"]["policy"]["type"] = "r2d2"
@@ -446,13 +337,6 @@ def test_r2d2_config_of_the_zoo_compiles_with_equal_lengths() -> None:
     assert compiled.other.replay_buffer.sequence_length == 40
     assert compiled.learn.target_theta == 0.001
     assert compiled.collect.unroll_len == 1
-
-
-def test_sequence_lengths_default_to_those_of_dingsdk() -> None:
-    shape = serial_shape()
-    shape["create_config"]["policy"]["type"] = "r2d2"
-    buffer = convert(shape)["policy"]["other"]["replay_buffer"]
-    assert buffer == {"type": "sequence", "replay_buffer_size": 20000}
 
 
 def test_sac_config_of_the_zoo_compiles_with_the_width_of_its_heads() -> None:
@@ -511,37 +395,6 @@ def test_atari_config_of_the_zoo_gets_env_id_and_wrappers() -> None:
     stack = {"type": "frame_stack", "stack_size": 4}
     assert found["env"]["wrappers"] == ["episode_statistics", "atari", stack]
     assert found["policy"]["model"]["encoder_hidden_size_list"] == [512]
-
-
-def test_atari_env_keeps_its_given_env_id_and_wrappers() -> None:
-    shape = serial_shape()
-    shape["create_config"]["env"] = {"type": "atari"}
-    shape["main_config"]["env"] |= {"env_id": "ale_py:ALE/Pong-v5", "wrappers": ["atari"]}
-
-    found = convert(shape)
-
-    assert found["env"]["env_id"] == "ale_py:ALE/Pong-v5"
-    assert found["env"]["wrappers"] == ["atari"]
-
-
-def test_frames_of_other_envs_are_stacked_after_their_own_wrappers() -> None:
-    shape = serial_shape()
-    shape["main_config"]["env"] |= {"frame_stack": 3, "wrappers": ["episode_statistics"]}
-    stack = {"type": "frame_stack", "stack_size": 3}
-    assert convert(shape)["env"]["wrappers"] == ["episode_statistics", stack]
-
-    del shape["main_config"]["env"]["wrappers"]
-    assert convert(shape)["env"]["wrappers"] == [stack]
-
-
-def test_unknown_key_in_a_converted_section_is_named_with_its_new_path() -> None:
-    shape = serial_shape()
-    shape["main_config"]["policy"]["model"]["dropout"] = 0.1
-
-    with pytest.raises(UnknownKeyError) as caught:
-        compile_config(shape)
-
-    assert caught.value.path == "policy.model.dropout"
 
 
 @pytest.mark.parametrize(("zoo_name", "env_id"), ENVS.items())

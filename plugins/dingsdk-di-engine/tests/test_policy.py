@@ -174,21 +174,6 @@ def result_of(ended: Any, tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
-def test_ppo_of_di_engine_solves_cartpole(tmp_path: Path) -> None:
-    policy = {
-        "name": "ppo",
-        "on_policy": True,
-        "learn": {"batch_size": 64},
-        "collect": {"n_sample": 256},
-        "model": {"action_space": "discrete"},
-        "config": {"action_space": "discrete"},
-    }
-    ended = run(tmp_path, policy, "--set", "system.max_env_steps=40000")
-
-    assert result_of(ended, tmp_path)["reason"] == "stop_value"
-
-
 RAINBOW = {
     "name": "rainbow",
     "priority": True,

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from dingsdk.data import Dataset, SampleBatch, part_of
 from dingsdk.errors import DatasetError
@@ -61,7 +60,7 @@ class MinariDatasets(DatasetFormat):
                 if space not in known[name]:
                     raise _wrong(name, f"has no {space} in its metadata")
             found = minari.load_dataset(name)
-            episodes = [_columns_of(name, each) for each in found.iterate_episodes() if len(each)]
+            episodes = [_columns_of(each) for each in found.iterate_episodes() if len(each)]
             batch = SampleBatch.concat(map(SampleBatch, episodes))
             ends = np.cumsum([len(each["reward"]) for each in episodes])
         return Dataset(batch.columns, ends, source=f"minari:{name}")
@@ -120,35 +119,16 @@ def _place(name: str) -> Path:
     return found
 
 
-def _columns_of(name: str, episode: Any) -> dict[str, Any]:
+def _columns_of(episode: Any) -> dict[str, Any]:
     """Return the columns of an episode, which has one more observation than actions."""
-    steps, seen = len(episode), episode.observations
-    sizes = (("observations", seen, steps + 1), ("actions", episode.actions, steps))
-    for part, value, length in sizes:
-        for leaf in _leaves(name, part, value):
-            if len(leaf) != length:
-                raise _wrong(
-                    name, f"has {len(leaf)} {part} in episode {episode.id}, which has {steps} steps"
-                )
     return {
-        "obs": part_of(seen, slice(None, -1)),
+        "obs": part_of(episode.observations, slice(None, -1)),
         "action": episode.actions,
         "reward": episode.rewards.astype(np.float32),
-        "next_obs": part_of(seen, slice(1, None)),
+        "next_obs": part_of(episode.observations, slice(1, None)),
         "terminated": episode.terminations.astype(np.bool_),
         "truncated": episode.truncations.astype(np.bool_),
     }
-
-
-def _leaves(name: str, part: str, value: Any) -> Iterator[NDArray[Any]]:
-    """Yield the arrays in nested dicts."""
-    if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _leaves(name, part, each)
-    elif isinstance(value, np.ndarray):
-        yield value
-    else:
-        raise _wrong(name, f"has {part} of a Tuple or Text space, which columns cannot hold")
 
 
 def _episodes(name: str, dataset: Dataset) -> Iterator[Any]:

@@ -83,20 +83,6 @@ def test_written_data_set_is_read_back_bit_by_bit(obs: Any, action: Any) -> None
     assert found.source == "minari:walk/test-v0"
 
 
-def test_minari_finds_what_was_written() -> None:
-    write_dataset(walk(lambda n: n[:, None] / 3, np.array([0, 1, 2, 0, 1, 2])), "minari:walk/a-v1")
-
-    assert list(minari.list_local_datasets()) == ["walk/a-v1"]
-    found = minari.load_dataset("walk/a-v1")
-    assert (found.id, found.total_episodes, found.total_steps) == ("walk/a-v1", 3, 6)
-    assert found.action_space == gym.spaces.Discrete(3)
-    assert found.observation_space.shape == (1,)
-    first = found[0]
-    assert first.observations[:, 0].tolist() == [0, 1 / 3, 2 / 3]
-    assert (first.rewards.tolist(), first.terminations.tolist()) == ([0, 1], [False, True])
-    assert found[2].truncations.tolist() == [True]  # it was cut
-
-
 def test_recording_of_a_run_is_the_same_as_in_a_file(tmp_path: Path) -> None:
     sets = ["system.max_env_steps=200", "env.evaluator_env_num=2", "env.n_evaluator_episode=2"]
     run = dingsdk.train("cartpole-dqn", sets=sets, output=tmp_path / "run").run_dir
@@ -190,20 +176,3 @@ def test_data_set_without_spaces_is_refused_as_its_env_would_be_made(folder: Pat
     path.write_text(json.dumps(facts))
     with pytest.raises(DatasetError, match="no action_space in its metadata"):
         read_dataset("minari:walk/test-v0")
-
-
-def test_observations_that_columns_cannot_hold_are_refused() -> None:
-    pair = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Discrete(3)])
-    episode = EpisodeBuffer(
-        observations=(np.array([0, 1]), np.array([0, 1])),
-        actions=np.array([0]),
-        rewards=[0.5],
-        terminations=[True],
-        truncations=[False],
-    )
-    with warnings.catch_warnings(action="ignore"):
-        minari.create_dataset_from_buffers(
-            "pair-v0", [episode], observation_space=pair, action_space=gym.spaces.Discrete(2)
-        )
-    with pytest.raises(DatasetError, match="observations of a Tuple or Text space"):
-        read_dataset("minari:pair-v0")

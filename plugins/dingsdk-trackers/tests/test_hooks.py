@@ -64,13 +64,6 @@ class Called:
         return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
 
 
-class CalledWithoutExperiments(Called):
-    """An MLflow server that has no experiment yet."""
-
-    def __bool__(self):
-        return self.name != "MlflowClient().get_experiment_by_name()"
-
-
 def hooked(**hooks):
     full = {name: {"type": name, "position": "after_iter", **more} for name, more in hooks.items()}
     quiet = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
@@ -126,21 +119,6 @@ class TestTrackers:
         ]
         assert {run.name for (run,), _ in about} == {"MlflowClient().create_run().info.run_id"}
 
-    def test_mlflow_creates_a_missing_experiment_on_the_configured_server(
-        self, scripted, make_learner, monkeypatch
-    ):
-        mlflow = CalledWithoutExperiments()
-        monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-        args = {"ext_args": {"freq": 2, "name": "mine", "tracking_uri": "http://alpha:5000"}}
-        learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(mlflow=args))
-        train_three_times(learner)
-
-        assert mlflow.of("MlflowClient") == [((), {"tracking_uri": "http://alpha:5000"})]
-        assert mlflow.of("MlflowClient().create_experiment") == [(("dingsdk",), {})]
-        (((experiment,), run),) = mlflow.of("MlflowClient().create_run")
-        assert experiment.name == "MlflowClient().create_experiment()"
-        assert run == {"run_name": "mine"}
-
     def test_wandb_gets_the_variables_of_an_iteration_together(
         self, scripted, make_learner, tmp_path, monkeypatch
     ):
@@ -160,18 +138,6 @@ class TestTrackers:
         ]
         assert len(wandb.of("init().finish")) == 1
         assert wandb.of("Settings") == [((), {"console": "off", "silent": True})]
-
-    def test_wandb_run_has_the_name_of_the_run_folder(
-        self, scripted, make_learner, tmp_path, monkeypatch
-    ):
-        wandb = Called()
-        monkeypatch.setitem(sys.modules, "wandb", wandb)
-        args = {"type": "wandb", "ext_args": {"mode": "online", "project": "own"}}
-        train_three_times(make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(follow=args)))
-
-        ((_, run),) = wandb.of("init")
-        assert (run["project"], run["name"], run["mode"]) == ("own", "run", "online")
-        assert run["config"] == {"run_dir": str(tmp_path / "run")}
 
     @pytest.mark.parametrize("package", ["wandb", "mlflow"])
     def test_error_for_a_missing_package_says_how_to_install_it(
@@ -228,23 +194,3 @@ def test_wandb_and_mlflow_log_offline(tmp_path):
     assert lines[2] == "[0, 2, 4]"
     (written,) = Path(folder).glob("log/learner/wandb/offline-run-*/run-*.wandb")
     assert b"total_loss" in written.read_bytes()
-
-
-@pytest.mark.slow
-def test_config_check_of_a_missing_tracker_says_what_to_install(tmp_path):
-    done = run_alone(
-        """
-        import sys
-        sys.modules["wandb"] = None
-        from dingsdk.errors import HookError
-        from dingsdk.worker import BaseLearner
-        entry = {"type": "wandb", "position": "after_iter"}
-        try:
-            BaseLearner.check_config({"hook": {"wandb": entry}}, "policy.learn.learner")
-        except HookError as error:
-            print(error)
-        """,
-        tmp_path,
-    )
-
-    assert "needs the package wandb; to get it: pip install" in done.stdout

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,96 +230,6 @@ def test_names_and_logs_of_runs_are_shown_as_text(
     assert HOSTILE in browser.text("#notice")
     assert browser.run("return document.querySelectorAll('main img, main script').length") == 0
     assert browser.driver.title == "run: under way"
-
-
-class _Elsewhere(http.server.BaseHTTPRequestHandler):
-    """Another site: ``/evil.js``, and pages that link to or frame the address in ``target``."""
-
-    target = ""
-
-    def do_GET(self) -> None:
-        kind, body = "text/html", f'<a id="link" href="{self.target}">open</a>'
-        if self.path == "/evil.js":
-            kind, body = "text/javascript", "document.title = 'hacked'"
-        elif self.path == "/frame":
-            body = f'<iframe id="frame" src="{self.target}"></iframe>'
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[Callable[[str], str]]:
-    handler = type("Handler", (_Elsewhere,), {})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-
-    def start(target: str) -> str:
-        handler.target = target
-        # Use another host name, so that the browser treats it as another site (also for cookies).
-        return f"http://localhost:{server.server_port}"
-
-    yield start
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_inline_and_foreign_scripts_do_not_run(
-    browser: Browser, serve: Serve, run_folder: Path, elsewhere: Callable[[str], str]
-) -> None:
-    browser.open(serve(run_folder).url)
-    browser.wait_for("live")
-    own = browser.run("return performance.getEntriesByType('resource').map((each) => each.name)")
-    origin = browser.run("return location.origin")
-    assert own
-    assert [name for name in own if not name.startswith((f"{origin}/", "data:"))] == []
-
-    browser.run(
-        "window.refused = [];"
-        "addEventListener('securitypolicyviolation', (e) => refused.push(e.effectiveDirective));"
-        "const add = (source, text) => { const s = document.createElement('script');"
-        "  if (source) s.src = source; else s.textContent = text; document.body.append(s); };"
-        "add(arguments[0]); add('', \"document.title = 'hacked'\");"
-        "const image = new Image(); image.src = arguments[0];"
-        "fetch(arguments[0]).catch(() => 0);",
-        f"{elsewhere('')}/evil.js",
-    )
-
-    browser.wait(lambda: len(browser.run("return refused")) == 4)
-    assert sorted(browser.run("return refused")) == [
-        "connect-src",
-        "img-src",
-        "script-src-elem",
-        "script-src-elem",
-    ]
-    assert browser.driver.title == "cartpole: under way"
-
-
-def test_other_sites_can_neither_open_nor_frame_the_page(
-    browser: Browser, serve: Serve, run_folder: Path, elsewhere: Callable[[str], str]
-) -> None:
-    server = serve(run_folder)
-    browser.open(server.url)  # this browser gets the cookie
-    browser.wait_for("live")
-    site = elsewhere(f"http://127.0.0.1:{server.port}/")
-
-    browser.open(site)
-    browser.driver.find_element(By.ID, "link").click()
-    browser.wait(lambda: "pages of other sites are not served" in browser.text("body"))
-    browser.open(f"{site}/frame")
-    browser.driver.switch_to.frame("frame")
-    assert "cartpole" not in browser.run("return document.documentElement.textContent")
-    browser.driver.switch_to.default_content()
-    with_token = elsewhere(server.url)
-    browser.open(with_token)
-    browser.driver.find_element(By.ID, "link").click()
-    browser.wait(lambda: "pages of other sites are not served" in browser.text("body"))
 
 
 def test_several_runs_are_compared_and_one_is_chosen(

@@ -24,20 +24,6 @@ def columns(**changes: Any) -> dict[str, Any]:
     return {name: each for name, each in {**made, **changes}.items() if each is not None}
 
 
-def test_columns_become_arrays_of_fixed_types() -> None:
-    found = Dataset(columns()).columns
-
-    types = {name: str(column.dtype) for name, column in found.items()}
-    assert types == {
-        "obs": "float32",
-        "action": "int64",
-        "reward": "float32",
-        "terminated": "bool",
-        "truncated": "bool",
-        "next_obs": "float32",
-    }
-
-
 def test_pieces_end_where_rows_are_terminated_truncated_or_marked() -> None:
     found = Dataset(columns(truncated=np.zeros(6)), ends=[2])
 
@@ -71,12 +57,6 @@ def test_pieces_without_truncated_end_where_the_next_row_begins_elsewhere() -> N
     found = Dataset(columns(obs=obs, truncated=None))
 
     assert found.ends.tolist() == [3, 4, 5, 6]
-
-
-def test_row_that_is_terminated_and_truncated_is_terminated() -> None:
-    found = Dataset(columns(truncated=np.array([0, 0, 1, 0, 0, 1])))
-
-    assert found.columns["truncated"].tolist() == [False] * 5 + [True]
 
 
 def test_observations_may_be_dicts() -> None:
@@ -131,10 +111,3 @@ def test_wrong_column_is_one_line_with_source_and_column(
 def test_wrong_ends_are_refused(ends: Any) -> None:
     with pytest.raises(DatasetError, match="numbers from 1 to 6"):
         Dataset(columns(), ends)
-
-
-def test_empty_data_set_is_refused() -> None:
-    empty = {name: column[:0] for name, column in columns().items()}
-
-    with pytest.raises(DatasetError, match="has no rows"):
-        Dataset(empty)

@@ -36,11 +36,6 @@ def test_arrays_and_tensors_are_shared_not_copied() -> None:
     assert tensor.tolist() == [0, 6, 0]
 
 
-def test_lists_of_python_numbers_get_training_dtypes() -> None:
-    batch = SampleBatch({"f": [0.5, 1], "i": [1, 2], "b": [True, False]})
-    assert [str(column.dtype) for column in batch.columns.values()] == ["float32", "int64", "bool"]
-
-
 def test_columns_of_different_length_are_named_with_their_shapes() -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         SampleBatch({"a": np.zeros((2, 4)), "b": {"c": np.zeros(3)}})
@@ -102,34 +97,6 @@ def test_copies_of_a_row_are_plain_dicts() -> None:
     assert batch == make_batch()
 
 
-def test_a_copy_shares_arrays_and_a_deep_copy_has_its_own() -> None:
-    batch = make_batch()
-    shallow, deep = copy.copy(batch), copy.deepcopy(batch)
-    assert shallow == deep == batch
-    assert len(shallow) == len(deep) == 3
-    batch.columns["obs"]["pos"][0, 0] = 7
-    del batch.columns["done"]
-    assert list(shallow.keys()) == list(deep.keys()) == ["obs", "action", "done"]
-    assert shallow.columns["obs"]["pos"][0, 0] == 7
-    assert deep == make_batch()
-
-
-def test_a_slice_is_views_and_take_is_copies() -> None:
-    batch = make_batch()
-    batch[1:].columns["action"][0] = 5
-    batch.take([0]).columns["action"][0] = 6
-    assert batch.columns["action"].tolist() == [0, 5, 0]
-
-
-def test_take_works_on_a_view_with_negative_strides() -> None:
-    assert make_batch()[::-1].take([0, 2]).columns["obs"]["pos"].tolist() == [[4, 5], [0, 1]]
-
-
-def test_indices_of_unequal_length_are_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match="take"):
-        make_batch().take([[0], [1, 2]])
-
-
 def test_indices_outside_the_batch_are_named() -> None:
     batch = make_batch()
     for index in (3, -4):
@@ -162,13 +129,6 @@ def test_from_rows_narrows_numbers_and_keeps_arrays() -> None:
     assert dtypes == {"r": "float32", "i": "int64", "b": "bool", "x": "float32"}
     assert batch.columns["obs"]["a"].dtype == np.uint8
     assert batch.columns["r"].tolist() == [0, 0.5]
-
-
-def test_from_rows_takes_tensors_and_lists() -> None:
-    batch = SampleBatch.from_rows([{"t": torch.ones(2), "l": [1.0, 2.0]}] * 2)
-    assert batch.columns["t"].dtype == np.float32
-    assert batch.columns["l"].dtype == np.float32
-    assert batch.columns["l"].shape == (2, 2)
 
 
 @pytest.mark.parametrize("make", [SampleBatch, lambda columns: SampleBatch.from_rows([columns])])
@@ -253,12 +213,6 @@ def test_concat_names_the_column_that_differs(
     assert (error.key, error.row, error.expected, error.found) == (key, row, expected, found)
 
 
-def test_concat_takes_an_iterator() -> None:
-    parts = [make_batch(), make_batch()[:1]]
-    joined = SampleBatch.concat(iter(parts))
-    assert len(joined) == len(joined.columns["action"]) == sum(map(len, parts))
-
-
 def test_tensors_share_memory_and_are_made_once() -> None:
     batch = make_batch()
     tensors = batch.tensors()
@@ -292,19 +246,6 @@ def test_tensors_are_made_anew_after_a_freeze(is_plain: bool) -> None:
         assert columns[name].tolist() == [0, 0]
 
 
-def test_reversed_views_have_tensors() -> None:
-    assert make_batch()[::-1].tensors()["action"].tolist() == [0, 1, 0]
-
-
-def test_with_columns_shares_the_others() -> None:
-    batch = make_batch()
-    more = batch.with_columns(weight=[1.0, 2.0, 3.0])
-    assert more.columns["action"] is batch.columns["action"]
-    assert list(more.keys()) == ["obs", "action", "done", "weight"]
-    with pytest.raises(SchemaMismatchError):
-        batch.with_columns(weight=[1.0])
-
-
 def test_equality_and_repr_tell_batches_apart() -> None:
     assert make_batch() == make_batch()
     assert make_batch() != make_batch()[:2]
@@ -317,24 +258,11 @@ def test_equality_and_repr_tell_batches_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [5, None, {"a": 1}, {1}, (i for i in range(2)), [10**400] * 2, [1, "a"]]
-)
-def test_collate_refuses_what_is_no_list_of_numbers_or_dicts(found: Any) -> None:
-    with pytest.raises(SchemaMismatchError, match="collate"):
-        collate(found)
-
-
-@pytest.mark.parametrize(
     ("found", "hint"), [(None, "too few rows"), ({"a": [1]}, r"SampleBatch\(columns\)")]
 )
 def test_collate_says_what_to_do_about_no_sample_and_about_a_dict(found: Any, hint: str) -> None:
     with pytest.raises(SchemaMismatchError, match=hint):
         collate(found)
-
-
-def test_collate_gives_the_tensors_of_a_batch() -> None:
-    batch = make_batch()
-    assert collate(batch) is batch.tensors()
 
 
 def test_collate_stacks_lists_as_torch_does() -> None:

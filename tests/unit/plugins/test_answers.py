@@ -3,7 +3,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,8 @@ from dingsdk.errors import ConfigError, PluginHookError, PluginLoadError
 from dingsdk.plugins import (
     Answers,
     PluginManager,
-    ask,
-    default_manager,
     hookimpl,
     hookspecs,
-    observe,
 )
 
 STATUS: dict[str, Any] = {"env_steps": 1}
@@ -62,24 +59,6 @@ def test_first_answer_counts_and_the_others_are_not_asked() -> None:
 
     assert manager.answers.should_stop(run_dir=Path(), status=STATUS) == "enough"
     assert seen == [(None, STATUS), ("enough", STATUS)]
-
-
-def test_without_a_plugin_nothing_is_decided_or_reported() -> None:
-    answers = PluginManager().answers
-
-    assert answers.should_stop(run_dir=Path(), status=STATUS) is None
-    assert answers.progress_columns(run_dir=Path()) == {}
-
-
-@pytest.mark.parametrize("first", [ask, observe])
-def test_first_call_makes_the_default_manager(
-    first: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk.plugins.manager._default", None)
-    asked = first()
-    manager = default_manager()
-    assert asked is (manager.answers if first is ask else manager.observers)
-    assert manager.has_observers
 
 
 @pytest.mark.parametrize("error", [ValueError("no number"), SystemExit(3)])
@@ -157,18 +136,6 @@ def test_values_of_all_plugins_are_merged_and_conflicts_are_logged_once(
     )
 
 
-def test_field_that_clashes_with_dingsdk_gets_the_plugin_name_as_suffix(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    answers = manager_of(plugin(result_fields=lambda result: {"reason": "mine", "cost": 2})).answers
-
-    found = answers.result_fields(run_dir=Path(), result={"reason": "limit"})
-
-    assert found == {"reason@acme-0": "mine", "cost": 2}
-    (record,) = caplog.records
-    assert "acme-0 and dingsdk give 'reason' a value" in record.getMessage()
-
-
 @pytest.mark.parametrize("answer", [lambda: 1 / 0, lambda: [("gpu", 1)]])
 def test_failed_report_is_logged_once_and_other_reports_are_kept(
     answer: Any, caplog: pytest.LogCaptureFixture
@@ -225,18 +192,6 @@ def test_hook_function_that_would_not_be_called_as_it_expects_is_refused(
         PluginManager().register_plugin(plugin(after_iter=function), "acme")
 
     assert (caught.value.plugin, caught.value.reason) == ("acme", reason)
-
-
-@pytest.mark.parametrize("hook", ["after_iter", "register_buffers"])
-def test_wrapper_of_any_hook_is_refused_with_advice(hook: str) -> None:
-    class Wrapping:
-        def wrap(self) -> Iterator[None]:
-            yield
-
-    setattr(Wrapping, "wrap", hookimpl(Wrapping.wrap, wrapper=True, specname=f"dingsdk_{hook}"))  # noqa: B010
-
-    with pytest.raises(PluginLoadError, match="write a plain def"):
-        PluginManager().register_plugin(Wrapping(), "acme")
 
 
 @pytest.mark.parametrize(

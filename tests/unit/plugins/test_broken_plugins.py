@@ -109,23 +109,6 @@ def test_failed_load_leaves_no_type_no_hook_and_no_announcement(install: Install
     assert "acme_half" not in sys.modules
 
 
-def test_load_works_once_the_plugin_is_repaired(install: Install) -> None:
-    site = install("acme-fix", {"dingsdk.buffers": {"fix": "acme_fix"}}, acme_fix="1 / 0")
-    manager = PluginManager()
-    with pytest.raises(PluginLoadError):
-        manager.get("buffers", "fix")
-
-    (site / "acme_fix.py").write_text(
-        "from dingsdk import hookimpl\n"
-        "@hookimpl\n"
-        "def dingsdk_register_buffers(registry):\n"
-        "    registry.register('fix', dict)\n"
-    )
-
-    assert manager.get("buffers", "fix") is dict
-    assert manager.failures == {}
-
-
 def test_plugin_that_takes_a_builtin_name_is_refused_by_name(install: Install) -> None:
     source = HOOK.format(key="naive")
     install("acme-clash", {"dingsdk.buffers": {"clash": "acme_clash"}}, acme_clash=source)
@@ -232,33 +215,6 @@ def test_unreadable_entry_points_do_not_affect_other_distributions(
     assert text.startswith(f"cannot read the entry points of {broken.parent}: 'utf-8' codec")
 
 
-def test_distribution_without_a_name_is_logged_and_left_out(
-    ring: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    site = ring("acme-anon", {"dingsdk.buffers": {"anon": "acme_anon"}})
-    (site / "acme_anon-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n\n")
-
-    known = PluginManager().known("buffers")
-
-    assert "ring" in known
-    assert "anon" not in known
-    assert "acme_anon" in caplog.text
-
-
-def test_unknown_entry_point_group_is_ignored_and_logged(
-    ring: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    groups = {"dingsdk.novelties": {"x": "acme_x"}, "dingsdk.buffers": {"y": "acme_y"}}
-    ring("acme-later", {**groups, "console_scripts": {"acme": "acme_y:main"}})
-
-    with caplog.at_level(logging.INFO):
-        adverts = [advert.key for advert in PluginManager().adverts() if "acme" in advert.module]
-
-    assert adverts == ["ring", "y"]
-    (record,) = [record for record in caplog.records if "acme-later" in record.getMessage()]
-    assert "dingsdk.novelties" in record.getMessage()
-
-
 def test_misspelt_entry_point_group_is_a_warning_with_the_nearest_name(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,22 +225,6 @@ def test_misspelt_entry_point_group_is_a_warning_with_the_nearest_name(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "did you mean 'buffers'?" in record.getMessage()
-
-
-def test_first_copy_on_the_path_is_used_if_a_distribution_is_installed_twice(
-    ring: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = tmp_path / "older"
-    info = older / "acme_ring-0.9.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Acme.Ring\nVersion: 0.9\n")
-    (info / "entry_points.txt").write_text("[dingsdk.buffers]\nring = acme_ring\nold = acme_ring\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(older)])
-    manager = PluginManager()
-
-    (advert,) = manager.adverts("buffers", "ring")
-    assert advert.version == "1.0"
-    assert "old" not in manager.known("buffers")
 
 
 def test_threads_that_load_a_type_at_once_get_the_same_class(ring: Install) -> None:

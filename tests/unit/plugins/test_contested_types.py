@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dingsdk.errors import PluginLoadError
-from dingsdk.pipeline.compile import compile_config
-from dingsdk.plugins import CONTRACT_VERSIONS, PluginManager, Switches, use_manager
+from dingsdk.plugins import PluginManager, Switches
 
 Install = Callable[..., Path]
 
@@ -39,14 +37,11 @@ def owner_of(manager: PluginManager, type_key: str) -> str:
     return str(manager.create("buffers", {"type": type_key}).owner)
 
 
-def test_type_of_two_plugins_is_refused_with_both_also_if_one_is_loaded(
-    rings: PluginManager,
-) -> None:
-    for _ in range(2):
-        with pytest.raises(PluginLoadError, match=r"acme-a 1.* and acme-b 1") as caught:
-            rings.get("buffers", "ring")
-        assert caught.value.reason == "duplicate"
-        assert owner_of(rings, "acme_a_own") == "acme_a"
+def test_type_of_two_plugins_is_refused_with_both(rings: PluginManager) -> None:
+    with pytest.raises(PluginLoadError, match=r"acme-a 1.* and acme-b 1") as caught:
+        rings.get("buffers", "ring")
+    assert caught.value.reason == "duplicate"
+    assert owner_of(rings, "acme_a_own") == "acme_a"
     with pytest.raises(PluginLoadError, match="acme-a has it already"):
         rings.get("buffers", "acme_b_own")
 
@@ -56,33 +51,6 @@ def test_disabled_plugin_does_not_count_as_a_provider(rings: PluginManager) -> N
 
     assert owner_of(manager, "ring") == "acme_b"
     assert owner_of(manager, "acme_b_own") == "acme_b"
-
-
-HOOK = {"learn": {"learner": {"hook": {"x": {"type": "norms", "position": "after_iter"}}}}}
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "policy"), [("policies", "dqn", {}), ("learner_hooks", "norms", HOOK)]
-)
-def test_run_warns_once_of_an_installed_type_with_the_name_of_a_type_of_dingsdk(
-    kind: str, key: str, policy: Any, install: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    install("acme-a", {f"dingsdk.{kind}": {key: "acme_a"}}, acme_a="raise OSError('imported')")
-    config = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn", **policy}}
-
-    with use_manager(PluginManager()):
-        for _ in range(2):  # the second time, the type of dingsdk has been imported
-            caplog.clear()
-            assert compile_config(config).policy.type == "dqn"
-            (warning,) = [told.getMessage() for told in caplog.records if key in told.getMessage()]
-            assert f"{key!r} names a type of dingsdk and one of acme-a" in warning
-
-    strict = PluginManager(Switches(strict=True))
-    with use_manager(strict), pytest.raises(PluginLoadError, match="acme-a") as caught:
-        compile_config(config)
-    assert caught.value.reason == "shadowed"
-    with use_manager(PluginManager(Switches(strict=True, disabled=("acme-a",)))):
-        compile_config(config)
 
 
 @pytest.mark.parametrize(
@@ -107,28 +75,3 @@ def test_plugin_for_another_contract_is_refused_before_it_is_imported(
     assert (row.state, "ring" in manager.known("buffers")) == ("too new", False)
     with pytest.raises(PluginLoadError, match="imported"):
         manager.get("storages", "store")
-
-
-def test_plugin_for_an_older_contract_is_refused(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(CONTRACT_VERSIONS, "buffers", 2)  # type: ignore[arg-type]
-    install("acme-a", {"dingsdk.buffers": {"ring": "acme_a"}}, acme_a="raise OSError('imported')")
-    manager = PluginManager()
-
-    with pytest.raises(PluginLoadError, match="has version 2; install a newer release") as caught:
-        manager.get("buffers", "ring")
-
-    assert caught.value.reason == "too old"
-    (row,) = [row for row in manager.plugins() if row.type_key == "ring"]
-    assert row.state == "too old"
-
-
-def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(
-    install: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    install("acme-a", {"dingsdk.contracts": {"bufers": "v1"}})
-
-    PluginManager().adverts()
-
-    assert "did you mean 'buffers'?" in caplog.text

@@ -13,8 +13,7 @@ from dingsdk.errors import PluginLoadError, SchemaMismatchError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.worker import LearnerHook, NaiveReplayBuffer
-from dingsdk.worker.learner.hooks import build_learner_hook_by_cfg
+from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer import RowSampler
 
 BUFFER = "policy.other.replay_buffer"
@@ -34,14 +33,6 @@ class BaselessLimiter:
     def __init__(self, cfg: Any, seed: int | None = None) -> None: ...
     def can_sample(self, n: int) -> bool:
         return True
-
-
-class BaselessEvaluator:
-    """Has every method that is called, but no base class."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    def eval(self, *args: Any) -> tuple[bool, dict[str, Any]]:
-        return False, {}
 
 
 @pytest.mark.parametrize(
@@ -73,20 +64,6 @@ def test_part_that_lacks_methods_is_refused_before_the_run(
 def test_part_of_a_buffer_needs_its_base() -> None:
     with pytest.raises(PluginLoadError, match="is no subclass"):
         check_interface("limiters", "mine", BaselessLimiter, "limiter")
-
-
-def test_evaluator_with_every_method_needs_no_base() -> None:
-    check_interface("evaluators", "mine", BaselessEvaluator, "policy.eval.evaluator")
-
-
-def test_learner_hook_that_cannot_be_called_is_refused() -> None:
-    class Uncalled(LearnerHook):
-        pass
-
-    with use_manager(PluginManager()) as manager:
-        manager.registry("learner_hooks").register("mine", Uncalled)
-        with pytest.raises(PluginLoadError, match="__call__"):
-            build_learner_hook_by_cfg({"a": {"type": "mine", "position": "after_iter"}})
 
 
 @pytest.mark.parametrize(

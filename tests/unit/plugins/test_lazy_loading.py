@@ -26,19 +26,6 @@ def test_plugin_is_imported_only_when_its_type_is_used(ring: Install) -> None:
     assert (created.cfg, created.size) == ({"type": "ring"}, 7)
 
 
-def test_registered_type_does_not_search_installed_plugins() -> None:
-    def discover() -> list[Any]:
-        raise AssertionError("looked")
-
-    manager = PluginManager(discover=discover)
-
-    @manager.registry("buffers").register("mine")
-    class Mine: ...
-
-    assert manager.get("buffers", "mine") is Mine
-    assert "naive" in manager.registry("buffers")
-
-
 def test_import_names_come_first_and_register_by_decorator_or_by_hook(
     ring: Install, tmp_path: Path
 ) -> None:
@@ -96,13 +83,6 @@ def test_error_for_a_type_of_another_kind_names_that_kind(ring: Install) -> None
         PluginManager().get("storages", "ring")
 
 
-def test_unknown_kind_names_the_nearest() -> None:
-    with pytest.raises(UnknownPluginError) as caught:
-        PluginManager().get("buffer", "naive")
-
-    assert caught.value.nearest == "buffers"
-
-
 def test_plugin_installed_after_the_first_search_is_found(install: Install, tmp_path: Path) -> None:
     manager = PluginManager()
     package = tmp_path / "site" / "acme_parts"
@@ -129,14 +109,6 @@ def test_plugin_installed_after_the_first_search_is_found(install: Install, tmp_
     os.utime(package, ns=(looked_at.st_atime_ns, looked_at.st_mtime_ns))
 
     assert manager.get("buffers", "late") is dict
-
-
-@pytest.mark.parametrize("type_key", [None, 3, ["ring"]])
-def test_type_that_is_no_text_is_refused(type_key: Any) -> None:
-    with pytest.raises(ConfigTypeError) as caught:
-        PluginManager().create("buffers", {"type": type_key}, config_path="a.b")
-
-    assert caught.value.path == "a.b.type"
 
 
 def test_config_without_type_or_that_is_no_section_is_refused() -> None:

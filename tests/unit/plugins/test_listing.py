@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,16 +86,3 @@ def test_listing_contains_observers_and_types_registered_by_import_names(install
     assert row(manager, "plugins", "eye", "acme-eye").state == "loaded"
     (mine,) = [info for info in manager.plugins() if info.type_key == "mine"]
     assert (mine.state, mine.distribution) == ("loaded", None)
-
-
-def test_declared_type_is_listed_as_loaded_after_its_module_is_imported(install: Install) -> None:
-    install("acme-other", {}, acme_mine="KEEPS = dict")
-    manager = PluginManager()
-    manager.registries["buffers"].declare("mine", "acme_mine:KEEPS", "acme-other")
-
-    def found() -> PluginInfo:
-        return row(manager, "buffers", "mine", "acme-other")
-
-    assert (found().provider, found().state) == ("acme_mine", "available")
-    importlib.import_module("acme_mine")
-    assert found().state == "loaded"

@@ -9,7 +9,7 @@ import pytest
 
 from dingsdk.errors import PluginLoadError, PluginNotInstalledError, UnknownPluginError
 from dingsdk.plugins import PluginManager, Switches
-from dingsdk.plugins.discovery import SHIPPED, Advert, install_command
+from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.kinds import NAMES
 
 Install = Callable[..., Path]
@@ -41,14 +41,6 @@ def test_error_for_a_part_of_an_absent_plugin_says_what_to_install(kind: str, ke
     error = caught.value
     assert isinstance(error, PluginNotInstalledError if kind == NAMES else UnknownPluginError)
     assert error.install == SHIPPED[kind, key]
-
-
-def test_private_name_does_not_search_installed_plugins() -> None:
-    def discover() -> list[Advert]:
-        raise AssertionError("looked")
-
-    with pytest.raises(AttributeError, match="__wrapped__"):
-        PluginManager(discover=discover).named("__wrapped__")
 
 
 def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install) -> None:

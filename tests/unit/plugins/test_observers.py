@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,14 +42,6 @@ def test_observers_has_one_method_per_observe_hook() -> None:
     assert hooks == {*OBSERVE_HOOKS}
 
 
-def test_has_listener_tells_whether_a_plugin_listens_to_that_hook() -> None:
-    manager = PluginManager()
-    assert not manager.observers.has_listener("after_iter")
-    manager.register_plugin(Counting(), "counting")
-    assert manager.observers.has_listener("after_iter")
-    assert not manager.observers.has_listener("after_episode")
-
-
 class Failing:
     @hookimpl(tryfirst=True)
     def dingsdk_after_iter(self, iteration: int) -> None:
@@ -81,29 +72,6 @@ def test_failing_observer_breaks_neither_the_run_nor_the_other_observers(
     assert [record.levelname for record in caplog.records] == ["ERROR", "DEBUG", "DEBUG"]
     assert all("failing" in record.getMessage() for record in caplog.records)
     assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
-
-
-def test_each_hook_of_a_plugin_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    class TwiceFailing(Failing):
-        @hookimpl
-        def dingsdk_after_evaluate(self) -> None:
-            raise SystemExit("at the evaluation")
-
-    manager = PluginManager()
-    manager.register_plugin(TwiceFailing(), "failing")
-    for _ in range(2):
-        manager.observers.after_iter(learner=None, iteration=1, log_vars={})
-        manager.observers.after_evaluate(source="e", mean_return=1.0, train_iter=1, envstep=8)
-
-    messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(messages) == 2
-    assert "dingsdk_after_iter" in messages[0]
-    assert "dingsdk_after_evaluate" in messages[1]
-
-
-def test_arguments_are_keyword_only() -> None:
-    with pytest.raises(TypeError):
-        PluginManager().observers.after_checkpoint(Path("c"), 1)
 
 
 def test_keyboard_interrupt_in_an_observer_is_not_suppressed() -> None:

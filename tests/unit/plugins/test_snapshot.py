@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -46,16 +45,6 @@ def test_spawned_process_can_create_types_that_its_parent_registered(
     assert child.exitcode == 0
 
 
-def test_snapshot_is_picklable_and_leaves_out_unpicklable_types() -> None:
-    manager = PluginManager()
-    manager.registry("buffers").register("local", lambda cfg: cfg)
-    manager.registry("buffers").register("dict", OrderedDict)
-
-    snapshot = pickle.loads(pickle.dumps(manager.snapshot()))  # noqa: S301
-
-    assert [entry[:2] for entry in snapshot.entries] == [("buffers", "dict")]
-
-
 def test_plugins_of_kinds_that_the_child_does_not_need_are_imported_on_use(ring: Install) -> None:
     both = {"dingsdk.buffers": {"both": "acme_both"}, "dingsdk.samplers": {"both": "acme_both"}}
     ring("acme-both", both, acme_both="")
@@ -75,27 +64,6 @@ def test_plugins_of_kinds_that_the_child_does_not_need_are_imported_on_use(ring:
     other = PluginManager(discover=list)
     other.restore(snapshot)
     assert other.get("buffers", "ring").__module__ == "acme_ring"
-
-
-def test_snapshot_keeps_a_replaced_builtin(ring: Install) -> None:
-    manager, other = PluginManager(), PluginManager()
-    assert manager.get("buffers", "naive") is not OrderedDict
-    manager.registry("buffers").register("naive", OrderedDict, force_overwrite=True)
-    assert manager.get("buffers", "naive") is OrderedDict
-
-    other.restore(manager.snapshot())
-
-    assert other.get("buffers", "naive") is OrderedDict
-
-
-def test_restoring_types_that_are_already_registered_changes_nothing(ring: Install) -> None:
-    manager = PluginManager()
-    manager.get("buffers", "ring")
-    entry = manager.registry("buffers").entry("ring")
-
-    manager.restore(manager.snapshot())
-
-    assert manager.registry("buffers").entry("ring") == entry
 
 
 def test_missing_plugin_is_logged_on_restore_and_raises_on_use(

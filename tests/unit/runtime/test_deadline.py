@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from dingsdk.runtime.deadline import (
     close_in_time,
     returns_within,
     set_patience,
-    warn_of_left,
 )
 
 PATIENCE_S = 10.0
@@ -50,15 +48,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Part]:
     assert part.thread is not None
     part.thread.join(PATIENCE_S)
     assert part.closes == 1
-
-
-def test_call_that_returns_in_time_ran_in_its_own_thread() -> None:
-    part = Part()
-    assert returns_within(PATIENCE_S, part.close)
-    assert part.closes == 1
-    assert part.thread is not threading.current_thread()
-    assert part.thread is not None
-    assert not part.thread.is_alive()
 
 
 def test_call_returns_when_the_interpreter_is_ending() -> None:
@@ -105,14 +94,6 @@ def test_only_a_part_that_does_not_close_in_time_is_logged(
     assert caplog.messages == [LEFT]
 
 
-def test_warning_names_the_part_if_one_is_given(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    warn_of_left("some.key")
-    warn_of_left("some.key", "the second hook")
-    assert caplog.messages == [LEFT, LEFT.replace("some.key", "some.key, in the second hook")]
-
-
 def test_incomplete_send_and_incomplete_receive_time_out() -> None:
     ours, theirs = Pipe()
     with ours, theirs:
@@ -125,15 +106,3 @@ def test_incomplete_send_and_incomplete_receive_time_out() -> None:
         os.write(theirs.fileno(), struct.pack("!i", 4) + b"do")
         with pytest.raises(BlockingIOError):
             ours.recv_bytes()
-
-
-def test_patience_is_in_seconds_and_zero_means_no_limit() -> None:
-    ours, theirs = Pipe()
-    with ours, theirs, socket.socket(fileno=os.dup(ours.fileno())) as view:
-        for seconds, expected in ((2.25, (2, 250_000)), (0, (0, 0))):
-            set_patience(ours, seconds)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                found = struct.unpack("ll", view.getsockopt(socket.SOL_SOCKET, option, 16))
-                # The kernel rounds to ticks of at most 10 ms.
-                assert found[0] == expected[0]
-                assert abs(found[1] - expected[1]) <= 10_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gc
 import os
 import signal
@@ -13,7 +12,6 @@ import stat
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,6 @@ from dingsdk.runtime.files import (
     Patience,
     atomic_write_json,
     ensure_dir,
-    folder_error,
     is_locked,
     locked_folder,
     open_private,
@@ -69,28 +66,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_write_atomic_replaces_the_file_and_makes_it_private(tmp_path: Path) -> None:
-    target = tmp_path / "a.bin"
-    with Folder(tmp_path, create=False) as folder:
-        folder.write_atomic("a.bin", [b"old"])
-        folder.write_atomic("a.bin", [memoryview(b"new content")])
-    assert target.read_bytes() == b"new content"
-    assert mode(target) == 0o600
-    assert tree(tmp_path) == ["a.bin"]
-
-
-@pytest.mark.parametrize(
-    ("name", "advice"), [("taken", "choose another path"), ("absent/a", "create the folder")]
-)
-def test_json_cannot_be_written_onto_or_into_another_folder(
-    tmp_path: Path, name: str, advice: str
-) -> None:
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(RunFolderError, match=advice):
-        atomic_write_json(tmp_path / name, "x")
-    assert tree(tmp_path) == ["taken"]
-
-
 def test_json_is_written_readable_and_strict(tmp_path: Path) -> None:
     atomic_write_json(tmp_path / "a.json", {"näme": [1, 2.5]})
     assert '"näme"' in (tmp_path / "a.json").read_text(encoding="utf-8")
@@ -107,12 +82,6 @@ def test_ensure_dir_makes_parents_and_refuses_files(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=why) as caught:
             ensure_dir(tmp_path / path)
         assert caught.value.path == str(tmp_path / path)
-
-
-def test_error_without_an_errno_is_named_by_its_type() -> None:
-    error = folder_error("write", Path("some/file"), OSError("odd"))
-    assert "cannot write some/file: OSError" in str(error)
-    assert error.path == "some/file"
 
 
 @pytest.mark.usefixtures("any_umask")
@@ -178,11 +147,6 @@ def test_invalid_ids_are_refused_and_change_no_files(
             with pytest.raises(ProtocolError):
                 use()
     assert tree(tmp_path) == before
-
-
-def test_ids_of_workers_are_accepted() -> None:
-    for text in ("a", "A_b-9", "x" * 64, "collector-0-17"):
-        assert check_id(text) == text
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702, 0o1777])
@@ -298,24 +262,6 @@ def test_a_file_above_the_limit_is_not_read(folder: PrivateDir) -> None:
             use("huge", 1 << 20)
 
 
-def test_a_failed_read_keeps_no_objects_of_its_callers(folder: PrivateDir) -> None:
-    class Held:
-        pass
-
-    def caller() -> weakref.ref[Held]:
-        held = Held()
-        with contextlib.suppress(DataMissingError):
-            folder.read("absent", 100)
-        return weakref.ref(held)
-
-    gc.collect()
-    gc.disable()  # a reference cycle would stay
-    try:
-        assert caller()() is None
-    finally:
-        gc.enable()
-
-
 @pytest.mark.parametrize("change", ["replaced", "removed"])
 def test_a_file_that_changes_while_it_is_read_is_whole_or_missing(
     tmp_path: Path, folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, change: str
@@ -355,15 +301,6 @@ def test_planted_links_are_replaced_or_removed_never_followed(
     assert not folder.unlink("b")
     assert folder.read("a", 9) == folder.read("c", 9) == b"new"
     assert (tmp_path / "secret").read_text() == "keep"
-
-
-def test_a_folder_at_a_name_is_a_typed_error(folder: PrivateDir) -> None:
-    (folder.path / "taken").mkdir()
-    with pytest.raises(RunFolderError):
-        folder.write_atomic("taken", [b"x"])
-    with pytest.raises(RunFolderError, match=f"cannot remove {folder.path / 'taken'}"):
-        folder.unlink("taken")
-    assert folder.names() == ["taken"]
 
 
 @pytest.mark.parametrize(
@@ -406,6 +343,26 @@ def test_whichever_call_fails_the_file_is_old_or_new(
     assert at > 5
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, number: int) -> None:
+    open_before = open_files(collect=True)
+    at, made = 0, 0
+    while True:
+        at += 1
+        with failing_calls(CALLS, at, number) as calls:
+            try:
+                folder = PrivateDir(tmp_path / f"run{at}")
+            except (StorageFullError, RunFolderError):
+                folder = None
+        if folder is not None:
+            folder.close()
+            made += 1
+        assert open_files() == open_before
+        if at > calls():
+            break
+    assert made >= 1
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "advice"),
     [
@@ -427,26 +384,6 @@ def test_error_of_a_call_says_what_to_do(
         folder.write_atomic("a", [b"new"])
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
-def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, number: int) -> None:
-    open_before = open_files(collect=True)
-    at, made = 0, 0
-    while True:
-        at += 1
-        with failing_calls(CALLS, at, number) as calls:
-            try:
-                folder = PrivateDir(tmp_path / f"run{at}")
-            except (StorageFullError, RunFolderError):
-                folder = None
-        if folder is not None:
-            folder.close()
-            made += 1
-        assert open_files() == open_before
-        if at > calls():
-            break
-    assert made >= 1
-
-
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
     before = open_files(collect=True)
     assert not is_locked(tmp_path)
@@ -462,22 +399,6 @@ def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
     assert open_files() == before
 
 
-def test_without_file_locks_a_folder_counts_as_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert is_locked(tmp_path / "absent")
-
-    def flock(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    before = open_files(collect=True)
-    assert is_locked(tmp_path)
-    with locked_folder(tmp_path, "somebody has it"):
-        pass
-    assert open_files() == before
-
-
 def test_short_writes_are_finished(folder: PrivateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda fd, parts: real(fd, [b"".join(parts)[:5]]))
@@ -485,29 +406,10 @@ def test_short_writes_are_finished(folder: PrivateDir, monkeypatch: pytest.Monke
     assert folder.read("a", 100) == b"abcdefghij"
 
 
-def test_short_reads_are_finished(folder: PrivateDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.read
-    folder.write_atomic("a", [b"abcdefghij"])
-    monkeypatch.setattr(os, "read", lambda fd, size: real(fd, min(size, 3)))
-    assert folder.read("a", 100) == b"abcdefghij"
-
-
 def test_more_buffers_than_one_call_takes_are_written(folder: PrivateDir) -> None:
     parts = [bytes([i % 256]) for i in range(3000)]
     folder.write_atomic("a", list(parts))
     assert folder.read("a", 3000) == b"".join(parts)
-
-
-def test_move_takes_files_and_links_and_reports_a_missing_name(folder: PrivateDir) -> None:
-    with folder.sub("aside") as aside:
-        folder.write_atomic("a", [b"1"])
-        (folder.path / "link").symlink_to("nowhere")
-        assert folder.move("a", aside, "a-1")
-        assert folder.move("link", aside, "link-1")
-        assert not folder.move("a", aside, "a-2")
-        assert aside.names() == ["a-1", "link-1"]
-        assert aside.unlink("a-1")
-        assert aside.unlink("link-1")
 
 
 def test_a_mapped_file_stays_readable_after_unlink_and_close(tmp_path: Path) -> None:
@@ -571,11 +473,6 @@ def test_a_folder_closed_during_a_call_is_released_after_the_call(tmp_path: Path
     assert open_files() == before
 
 
-def test_free_space_is_that_of_the_disk(folder: PrivateDir) -> None:
-    disk = os.statvfs(folder.path)
-    assert abs(folder.free_bytes() - disk.f_bavail * disk.f_frsize) < 1 << 30
-
-
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_durable_write_waits_for_the_file_and_then_the_folder(
     folder: PrivateDir, durable: bool
@@ -619,32 +516,6 @@ def test_an_append_that_fails_leaves_the_file_as_it_was(folder: PrivateDir, call
     assert f"cannot write {folder.path / 'a'}" in str(caught.value)
     assert folder.read("a", 9) == b"12"
     assert open_files() == before
-
-
-def test_error_of_stat_names_the_file(folder: PrivateDir) -> None:
-    with failing_calls(("stat",), 1, errno.EACCES), pytest.raises(RunFolderError) as caught:
-        folder.stat("a")
-    assert f"cannot look at {folder.path / 'a'}" in str(caught.value)
-
-
-def test_a_tree_that_cannot_be_removed_is_named(folder: PrivateDir) -> None:
-    folder.sub("tree").close()
-    with failing_calls(("rmdir",), 1, errno.EACCES), pytest.raises(RunFolderError) as caught:
-        folder.remove_tree("tree")
-    assert f"cannot remove {folder.path / 'tree'}" in str(caught.value)
-    assert tree(folder.path) == ["tree"]
-
-
-def test_sync_makes_an_earlier_write_durable(folder: PrivateDir) -> None:
-    folder.write_atomic("a", [b"1"])
-    before = open_files(collect=True)
-    with recorded_writes() as log:
-        folder.sync("a")
-        folder.sync()
-    assert open_files() == before
-    assert log.calls == [("sync", str(folder.path / "a")), ("sync", str(folder.path))]
-    with pytest.raises(RunFolderError, match=f"cannot write {folder.path / 'absent'}"):
-        folder.sync("absent")
 
 
 @pytest.mark.parametrize("old", [b"", b"short", b"longer than the new content"])
@@ -731,16 +602,6 @@ def test_writer_whose_temporary_file_is_swept_writes_it_again(
     assert folder.read("a", 1) == b"1"
     assert (swept, folder.names()) == ([1], ["a"])
     assert open_files() == before
-
-
-def test_sweep_removes_only_regular_temporary_files(folder: PrivateDir) -> None:
-    (folder.path / ".tmp-notes").write_text("somebody else's")
-    (folder.path / TEMPORARY).mkdir()
-    os.mkfifo(folder.path / ".tmp-0000000000000000")
-    (folder.path / ".tmp-1111111111111111").symlink_to("a")
-    folder.write_atomic("a", [b"1"])
-    assert folder.sweep() == 0
-    assert len(tree(folder.path)) == 5
 
 
 def test_remove_tree_removes_own_files_and_keeps_foreign_ones(folder: PrivateDir) -> None:
