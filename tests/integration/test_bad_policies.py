@@ -150,20 +150,6 @@ def test_serial_run_ends_when_all_samples_are_empty() -> None:
         train("cartpole-dqn", sets=SETS, policy=policy)
 
 
-@pytest.mark.parametrize("widths", ["[10000000,10000000]", "[1000000000000000]"])
-def test_network_too_large_for_memory_is_refused_with_both_sizes(
-    widths: str,
-) -> None:
-    sets = (*SETS, f"policy.model.encoder_hidden_size_list={widths}")
-
-    with use_manager(PluginManager()), pytest.raises(ConfigError, match="fit memory") as caught:
-        train("cartpole-dqn", sets=sets)
-
-    assert caught.value.path == "policy.model"
-    assert "bytes of main memory are free" in str(caught.value)
-    assert caught.value.facts["expected"] > 0
-
-
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_exception_of_a_part_names_its_type_and_plugin(tmp_path: Path, mode: Any) -> None:
     class Broken(UniformSampler):

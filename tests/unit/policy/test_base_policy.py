@@ -94,35 +94,6 @@ def test_learning_accepts_columns_and_lists_of_rows() -> None:
         policy.learn_mode.forward(SampleBatch({"obs": np.zeros(2)}))
 
 
-def test_other_errors_of_a_network_are_not_changed() -> None:
-    class Broken(Own):
-        def build(self) -> None:
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match=r"^on purpose$"):
-        Broken({}, seed=0)
-
-
-@pytest.mark.parametrize("error", [None, MemoryError()])
-def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) -> None:
-    class Greedy(Own):
-        def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
-            if error is not None:
-                raise error
-            return {"total_loss": float(torch.empty(1 << 50, dtype=torch.float64).sum())}
-
-    mode = Greedy({}, enable_field=["learn"], seed=0).learn_mode
-    batch = {name: np.zeros((5, 3), np.float32) for name in ("obs", "next_obs")}
-
-    with pytest.raises(ConfigError, match=r"update on 5 samples .*batch_size.* not fit") as caught:
-        mode.forward(SampleBatch(batch))
-
-    assert caught.value.path == "policy.learn.batch_size"
-    assert 1 << 20 < caught.value.facts["expected"] < 1 << 50  # free bytes
-    if error is None:
-        assert "allocate" in caught.value.facts["found"]
-
-
 @pytest.mark.parametrize(
     ("shape", "obs"),
     [
@@ -292,17 +263,6 @@ def test_wrong_section_is_refused_with_its_path() -> None:
         Own({"width": 0})
 
     assert caught.value.path == "policy.width"
-
-
-def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-
-    with pytest.raises(ConfigError, match=r"policy\.compile is true.*neither g\+\+ nor"):
-        Own({"compile": True})
-    monkeypatch.setenv("CXX", "my-compiler")
-    with pytest.raises(ConfigError, match="neither my-compiler nor clang"):
-        Own({"compile": True})
 
 
 def test_every_forward_method_of_the_networks_is_compiled(monkeypatch, tmp_path) -> None:
