@@ -12,7 +12,6 @@ import pytest
 
 from dingsdk import train
 from dingsdk.errors import (
-    ConfigError,
     DingError,
     NonFiniteError,
     PolicyOutputError,
