@@ -640,3 +640,12 @@ def test_running_collector_that_is_closed_sends_no_rest_and_closes_its_envs(make
     assert 1 <= len(was_closed) <= 2
     assert not any(was_closed)
     assert collector.env_manager.closed
+
+
+def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling) -> None:
+    collector = make_zergling(wire=Wire(), print_freq=2)
+    assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
+    collector.start()
+    collector._monitor.extend([(1.0, 10.0), (2.0, 20.0), (3.0, 30.0), (4.0, 40.0)])
+
+    assert collector.monitor == {"policy_time": 2.5, "env_time": 25.0}
