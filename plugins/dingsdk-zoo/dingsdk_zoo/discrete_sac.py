@@ -20,11 +20,12 @@ from dingsdk.policy import (
     CollectSection,
     ModelSection,
     QNetwork,
+    SACLearnSection,
     SACPolicy,
+    SACSection,
     discrete_model,
     twin_loss,
 )
-from dingsdk.policy.sac import SACLearnSection, SACSection
 
 
 class DiscreteSACModelSection(ModelSection, frozen=True, kw_only=True):
