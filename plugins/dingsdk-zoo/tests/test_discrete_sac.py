@@ -67,3 +67,10 @@ def test_actions_are_drawn_by_their_probabilities() -> None:
 
 def test_default_target_is_nearly_the_largest_entropy() -> None:
     assert make()._target_entropy == pytest.approx(0.98 * math.log(2))
+
+
+def test_temperature_is_kept_if_it_is_not_trained() -> None:
+    policy = make(auto_alpha=False)
+    policy.learn_mode.forward(BATCH)
+
+    assert policy._temperature.log_alpha.item() == pytest.approx(math.log(0.1))

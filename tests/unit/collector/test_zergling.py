@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, ClassVar
@@ -649,3 +650,24 @@ def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling) -> None:
     collector._monitor.extend([(1.0, 10.0), (2.0, 20.0), (3.0, 30.0), (4.0, 40.0)])
 
     assert collector.monitor == {"policy_time": 2.5, "env_time": 25.0}
+
+
+def test_config_without_n_sample_and_n_episode_is_refused(make_zergling) -> None:
+    with pytest.raises(NotSetError):
+        make_zergling(policy={**POLICY, "collect": {"n_sample": None}})
+
+
+def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(wire=wire, update_policy_second=0.05)
+    polls: list[float] = []
+
+    def newest(path: str) -> Any:
+        polls.append(time.monotonic())
+        return wire.newest(path) if len(polls) == 1 else None
+
+    collector.get_policy_update_info = newest
+    collector.start()
+
+    assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
+    assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05

@@ -348,3 +348,25 @@ def test_random_actions_are_refused_for_on_policy_training() -> None:
     with pytest.raises(ConfigError, match="trains only on its own actions") as caught:
         make(random_collect_size=5)
     assert caught.value.path == "policy.random_collect_size"
+
+
+def test_encoder_of_images_is_trained_in_every_minibatch() -> None:
+    section = {"model": {"obs_shape": [8, 8, 1], "action_shape": 2}, "learn": {"batch_size": 3}}
+    policy = PPOPolicy(section, seed=0)
+    obs = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
+    zeros = np.zeros(6, np.bool_)
+    steps = {
+        "obs": obs,
+        **policy.act(obs, explore=True),
+        "reward": np.arange(6, dtype=np.float32),
+        "next_obs": obs,
+        "terminated": zeros,
+        "done": zeros,
+    }
+    samples = policy.collect_mode.make_samples(steps, np.array([6]))  # type: ignore[misc]
+    before = [each.detach().clone() for each in policy.state()["model"].encoder.parameters()]  # type: ignore[attr-defined]
+
+    assert len(policy.learn_mode.forward(samples)) == 20
+
+    after = policy.state()["model"].encoder.parameters()  # type: ignore[attr-defined]
+    assert not any(torch.equal(*each) for each in zip(before, after, strict=True))
