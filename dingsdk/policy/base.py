@@ -7,6 +7,8 @@ modes from a few methods; any other object with the four properties of ``Policy`
 
 from __future__ import annotations
 
+import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -244,8 +246,7 @@ class BasePolicy(Configurable, ABC):
                     torch.seed()
                 else:
                     torch.manual_seed(derive_seed(seed, "policy", "network"))
-                with own_settings():
-                    self.build()
+                self._build()
             if normalize.obs or normalize.reward:
                 name = type(self).__name__
                 self._normalizer = Normalizer(name, self.section, self.state(), self.device)
@@ -256,6 +257,16 @@ class BasePolicy(Configurable, ABC):
         # One per mode, as envs for collecting and envs for evaluating have the same ids.
         acting = ("collect", "eval") if self.state_size else ()
         self._memories = {field: Memory(self.state_size) for field in acting}
+
+    def _build(self) -> None:
+        try:
+            with own_settings():
+                self.build()
+        except (RuntimeError, MemoryError) as error:
+            # Sizes of 10**15 and more raise an error about an overflow.
+            if not (_is_out_of_memory(error) or "overflow" in str(error)):
+                raise
+            raise self._no_room("the networks of policy.model do", "policy.model", error) from error
 
     @abstractmethod
     def build(self) -> None:
@@ -558,6 +569,13 @@ class BasePolicy(Configurable, ABC):
         return found
 
     def _compile(self) -> None:
+        compilers = (os.environ.get("CXX", "g++"), "clang++")
+        if self._is_on_cpu and not any(map(shutil.which, compilers)):
+            raise ConfigError(
+                "policy.compile is true, but torch.compile needs a C++ compiler on the CPU, and "
+                f"there is neither {compilers[0]} nor clang++; install one, or set it to false",
+                path="policy.compile",
+            )
         for part in vars(self).values():
             if isinstance(part, torch.nn.Module):
                 for name in ("forward", "unroll"):
@@ -608,7 +626,10 @@ class BasePolicy(Configurable, ABC):
                 f"{error}; the batch's {', '.join(bad)} hold NaN or infinity: look at the env",
                 **{**error.facts, "key": bad[0]},
             ) from error
-        except (RuntimeError, TypeError, IndexError) as error:
+        except (RuntimeError, TypeError, IndexError, MemoryError) as error:
+            if _is_out_of_memory(error):
+                what = f"an update on {_length(batch)} samples (policy.learn.batch_size) does"
+                raise self._no_room(what, "policy.learn.batch_size", error) from error
             raise self._misfit("batch does", batch, error) from error
 
     def _samples(self, columns: Mapping[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
@@ -628,6 +649,21 @@ class BasePolicy(Configurable, ABC):
             key=str(error.args[0]),
             expected=str(error.args[0]),
             found=sorted(columns),
+        )
+
+    def _no_room(self, what: str, path: str, error: Exception) -> ConfigError:
+        if self._is_on_cpu:
+            where = "main memory"
+            free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        else:
+            where, free_bytes = "the GPU's memory", torch.cuda.mem_get_info()[0]
+        text = str(error).partition("\n")[0]
+        return ConfigError(
+            f"{what} not fit memory ({text}; {free_bytes:,} bytes of {where} are free); lower it, "
+            f"or the sizes of policy.model {self.section.model}",
+            path=path,
+            expected=free_bytes,
+            found=text,
         )
 
     def _staged(self, leaf: torch.Tensor) -> torch.Tensor:
@@ -886,11 +922,21 @@ def _device(cuda: bool) -> str:
 
 _LEAST_PINNED_BYTES = 64 << 10
 """Smaller columns are copied to the GPU without page-locked memory, which would be slower."""
+# Words in torch's errors about lack of memory.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 # Words in torch's errors about shapes, dtypes or indices that do not fit.
 _MISFITS = (
     *("shape", "size", "out of bounds", "out of range", "scalar type"),
     *("must be Tensor", "invalid data type", "too many indices", "only integers"),
 )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
+def _length(batch: Mapping[str, Any]) -> int:
+    return len(flatten(batch)[0][1])
 
 
 def _is_finite(column: Any) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from dingsdk import train
 from dingsdk.errors import (
+    ConfigError,
     DingError,
     NonFiniteError,
     PolicyOutputError,
@@ -141,12 +142,18 @@ def test_parallel_run_ends_with_an_error_that_also_names_the_worker(name: str) -
         assert word in str(caught.value)
 
 
-@pytest.mark.slow
-def test_serial_run_ends_when_all_samples_are_empty() -> None:
-    policy = changes("samples", lambda made: made[:0])
+@pytest.mark.parametrize("widths", ["[10000000,10000000]", "[1000000000000000]"])
+def test_network_too_large_for_memory_is_refused_with_both_sizes(
+    widths: str,
+) -> None:
+    sets = (*SETS, f"policy.model.encoder_hidden_size_list={widths}")
 
-    with use_manager(PluginManager()), pytest.raises(PolicyOutputError, match="no sample of"):
-        train("cartpole-dqn", sets=SETS, policy=policy)
+    with use_manager(PluginManager()), pytest.raises(ConfigError, match="fit memory") as caught:
+        train("cartpole-dqn", sets=sets)
+
+    assert caught.value.path == "policy.model"
+    assert "bytes of main memory are free" in str(caught.value)
+    assert caught.value.facts["expected"] > 0
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -14,7 +14,7 @@ from torch import nn
 
 from dingsdk.config import Count
 from dingsdk.data import SampleBatch
-from dingsdk.errors import SchemaMismatchError
+from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
 from dingsdk.policy import BasePolicy, DQNPolicy, PolicySection, create_policy
 
 MODEL = {"obs_shape": 3, "action_shape": 2}
@@ -57,6 +57,32 @@ class Own(BasePolicy):
         self.resets.append(env_ids)
 
 
+def test_dict_form_stacks_observations_that_are_dicts_or_tensors() -> None:
+    policy = Own({}, seed=0)
+    rows = {1: {"pos": torch.tensor([1.0, 1.0])}, 2: {"pos": torch.tensor([2.0, 2.0])}}
+
+    assert [each["action"] for each in policy.eval_mode.forward(rows).values()] == [2, 4]
+
+
+def test_dict_transition_has_output_step_and_kind_of_end() -> None:
+    policy = Own({}, seed=0)
+    obs, after = np.zeros(2, np.float32), np.ones(2, np.float32)
+    record = policy.collect_mode.process_transition
+
+    ended = record(obs, {"action": 3}, Timestep(after, 0.5, True, {}))
+    cut = record(obs, {"action": 3}, Timestep(after, 0.5, True, {"terminated": False}))
+
+    assert ended["obs"] is obs
+    assert ended["next_obs"] is after
+    assert {key: ended[key] for key in ("action", "reward", "terminated", "done")} == {
+        "action": 3,
+        "reward": 0.5,
+        "terminated": True,
+        "done": True,
+    }
+    assert (cut["terminated"], cut["done"]) == (False, True)
+
+
 def test_learning_accepts_columns_and_lists_of_rows() -> None:
     policy = Own({}, seed=0)
     columns = SampleBatch({"action": np.arange(4)})
@@ -66,6 +92,35 @@ def test_learning_accepts_columns_and_lists_of_rows() -> None:
     assert policy.learn_mode.monitor_vars() == ["rows"]
     with pytest.raises(SchemaMismatchError, match="'action'"):
         policy.learn_mode.forward(SampleBatch({"obs": np.zeros(2)}))
+
+
+def test_other_errors_of_a_network_are_not_changed() -> None:
+    class Broken(Own):
+        def build(self) -> None:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match=r"^on purpose$"):
+        Broken({}, seed=0)
+
+
+@pytest.mark.parametrize("error", [None, MemoryError()])
+def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) -> None:
+    class Greedy(Own):
+        def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+            if error is not None:
+                raise error
+            return {"total_loss": float(torch.empty(1 << 50, dtype=torch.float64).sum())}
+
+    mode = Greedy({}, enable_field=["learn"], seed=0).learn_mode
+    batch = {name: np.zeros((5, 3), np.float32) for name in ("obs", "next_obs")}
+
+    with pytest.raises(ConfigError, match=r"update on 5 samples .*batch_size.* not fit") as caught:
+        mode.forward(SampleBatch(batch))
+
+    assert caught.value.path == "policy.learn.batch_size"
+    assert 1 << 20 < caught.value.facts["expected"] < 1 << 50  # free bytes
+    if error is None:
+        assert "allocate" in caught.value.facts["found"]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +157,35 @@ def test_policy_learns_the_same_on_gpu_and_cpu(rows: int) -> None:
         losses.append([mode.forward(SampleBatch(batch))["total_loss"] for _ in range(3)])
 
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_settings_and_resets_reach_the_methods() -> None:
+    policy = Own({}, seed=0)
+
+    assert policy.command_mode.get_setting_collect({"envstep": 12}) == {"bonus": 12}
+    policy.collect_mode.reset([1, 2])
+    policy.eval_mode.reset()
+    assert policy.resets == [[1, 2], None]
+
+
+def test_attributes_that_workers_read_come_from_the_config() -> None:
+    policy = Own({"collect": {"n_sample": 32}, "learn": {"batch_size": 8}, "on_policy": True})
+    mode = policy.collect_mode
+
+    assert [mode.get_attribute(key) for key in ("n_sample", "n_episode", "unroll_len")] == [
+        32,
+        None,
+        1,
+    ]
+    assert mode.get_attribute("on_policy") is True
+    assert mode.get_attribute("cfg").learn.batch_size == 8
+    assert policy.learn_mode.get_attribute("batch_size") == 8
+    mode.set_attribute("n_sample", 16)
+    assert mode.get_attribute("n_sample") == 16
+    with pytest.raises(NotImplementedError, match="Own has no attribute 'colour'"):
+        mode.get_attribute("colour")
+    with pytest.raises(NotImplementedError, match="cannot be set"):
+        mode.set_attribute("device", "cuda")
 
 
 def test_policies_without_a_seed_differ_and_keep_the_random_state_of_torch() -> None:
@@ -203,7 +287,29 @@ def test_loading_without_target_and_optimizer_resets_them() -> None:
     assert not state["optimizer"]["exp_avg"].any()
 
 
-def test_every_forward_method_of_the_networks_is_compiled(monkeypatch) -> None:
+def test_wrong_section_is_refused_with_its_path() -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        Own({"width": 0})
+
+    assert caught.value.path == "policy.width"
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+    with pytest.raises(ConfigError, match=r"policy\.compile is true.*neither g\+\+ nor"):
+        Own({"compile": True})
+    monkeypatch.setenv("CXX", "my-compiler")
+    with pytest.raises(ConfigError, match="neither my-compiler nor clang"):
+        Own({"compile": True})
+
+
+def test_every_forward_method_of_the_networks_is_compiled(monkeypatch, tmp_path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.touch(0o700)  # one of the two accepted names
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
     compiled: list[tuple[Any, str]] = []
     monkeypatch.setattr(
         torch, "compile", lambda way: compiled.append((way.__self__, way.__name__)) or way

@@ -3,18 +3,23 @@ from __future__ import annotations
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.distributions import Categorical
+from dingsdk.policy.encoders import MLP, make_encoder
 from dingsdk.policy.networks import (
     ActorCritic,
     QNetwork,
     RecurrentActorCritic,
+    RecurrentQNetwork,
     flatten_parameters,
     frozen,
 )
+from dingsdk.policy.weights import load_state
 
 
 def plain_layers(network: QNetwork, *widths: int) -> nn.Sequential:
@@ -40,6 +45,16 @@ def test_values_and_gradients_equal_the_same_layers_of_torch() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("ends_active", [False, True])
+def test_activation_follows_hidden_layers_and_optionally_the_last(ends_active: bool) -> None:
+    mlp = MLP([2, 3, 2], is_tanh=True, ends_active=ends_active)
+    inputs = torch.randn(4, 2)
+
+    expected = mlp.layers[1](torch.tanh(mlp.layers[0](inputs)))
+
+    torch.testing.assert_close(mlp(inputs), torch.tanh(expected) if ends_active else expected)
+
+
 def test_dueling_advantages_have_mean_zero() -> None:
     network = QNetwork(3, 4, [8], dueling=True)
     obs = torch.randn(5, 3)
@@ -48,6 +63,31 @@ def test_dueling_advantages_have_mean_zero() -> None:
     state_value = hidden @ named["value.weight"].T + named["value.bias"]
 
     torch.testing.assert_close(network(obs).mean(1, keepdim=True), state_value)
+
+
+def test_network_without_hidden_layers_is_linear() -> None:
+    network = QNetwork(3, 2, [])
+
+    assert list(network.state_dict()) == ["head.weight", "head.bias"]
+    torch.testing.assert_close(network(torch.zeros(1, 3)), network.head.bias[None])
+
+
+def test_hidden_layers_have_64_units_by_default() -> None:
+    def shapes(network: nn.Module) -> list[list[int]]:
+        return [list(each.shape) for name, each in network.named_parameters() if "weight" in name]
+
+    actions = Categorical([2], is_scalar=True)
+    assert shapes(make_encoder(3)) == [[64, 3], [64, 64]]
+    assert shapes(QNetwork(3, 2)) == [[64, 3], [64, 64], [2, 64]]
+    assert shapes(ActorCritic(3, actions)) == [
+        *([64, 3], [64, 64], [2, 64]),
+        *([64, 3], [64, 64], [1, 64]),
+    ]
+    recurrent = RecurrentQNetwork(3, 2)
+    assert recurrent.state_size == 2 * 64
+    assert shapes(recurrent) == [[64, 3], [64, 64], [4 * 64, 64], [4 * 64, 64], [2, 64]]
+    assert QNetwork(3, 2).value is None
+    assert recurrent.heads.value is None
 
 
 def tanh_layers(*layers: nn.Linear, ends_active: bool = False) -> nn.Sequential:
@@ -148,3 +188,24 @@ def test_copied_module_computes_with_its_own_weights() -> None:
     flatten_parameters(network).zero_()
 
     assert torch.equal(twin(obs), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (lambda state: state.pop("head.bias"), "head.bias"),
+        (lambda state: state.update(extra=np.zeros(1)), "extra"),
+        (lambda state: state.update({"head.bias": np.zeros(3, np.float32)}), "head.bias"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_nothing_changes(change, key) -> None:
+    network = QNetwork(4, 2)
+    before = flatten_parameters(network).clone()
+    state = {name: tensor.clone() + 1 for name, tensor in network.state_dict().items()}
+    change(state)
+
+    with pytest.raises(SchemaMismatchError, match=key) as caught:
+        load_state({"model": network}, {"model": state})
+
+    assert caught.value.facts["key"] == key
+    assert torch.equal(flatten_parameters(network), before)
