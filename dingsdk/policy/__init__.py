@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from dingsdk.policy.returns import gae as gae
     from dingsdk.policy.returns import nstep_returns as nstep_returns
     from dingsdk.policy.returns import nstep_samples as nstep_samples
+    from dingsdk.policy.sac import SACLearnSection as SACLearnSection
     from dingsdk.policy.sac import SACPolicy as SACPolicy
+    from dingsdk.policy.sac import SACSection as SACSection
     from dingsdk.policy.sac import SquashedGaussian as SquashedGaussian
     from dingsdk.policy.sac import Temperature as Temperature
     from dingsdk.policy.sac import TwinCritic as TwinCritic

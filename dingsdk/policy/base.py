@@ -633,15 +633,14 @@ class BasePolicy(Configurable, ABC):
             raise self._misfit("batch does", batch, error) from error
 
     def _samples(self, columns: Mapping[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
-        own = {name: columns[name] for name in COLLECTED if name in columns}
-        rest = {name: column for name, column in columns.items() if name not in own}
+        # The caller adds the columns that collectors record, as samples may be of several steps.
+        rest = {name: column for name, column in columns.items() if name not in COLLECTED}
         if self._normalizer is not None:
             self._normalizer.scale_collected(rest)
         try:
-            made = self.samples(rest, ends)
+            return self.samples(rest, ends)
         except KeyError as error:
             raise self._missing(error, rest) from error
-        return with_collected(made, own, ends) if isinstance(made, SampleBatch) else made
 
     def _missing(self, error: KeyError, columns: Mapping[str, Any]) -> SchemaMismatchError:
         return SchemaMismatchError(
@@ -677,7 +676,6 @@ class BasePolicy(Configurable, ABC):
     def _acting(self, field: str) -> Callable[..., dict[str, NDArray[Any]]]:
         act, explore, memory = self.act, field == "collect", self._memories.get(field)
 
-        @isolated
         def forward_batch(
             obs: Any,
             env_ids: Sequence[int] | None = None,
@@ -699,7 +697,7 @@ class BasePolicy(Configurable, ABC):
             memory.write(ids, self._next_state(output, state.shape))
             return {**output, "state": state} if explore else output
 
-        return forward_batch
+        return isolated(forward_batch, has_gradients=False)
 
     def _checked(self, output: Any) -> dict[str, Any]:
         if isinstance(output, dict):
@@ -787,8 +785,11 @@ class BasePolicy(Configurable, ABC):
         """The dict form of ``samples`` for one piece."""
         if not piece:
             return []
-        columns = rows_to_columns([dict(row) for row in piece])
-        made = self._samples(columns, np.array([len(piece)]))
+        columns, ends = rows_to_columns([dict(row) for row in piece]), np.array([len(piece)])
+        made = self._samples(columns, ends)
+        if isinstance(made, SampleBatch):
+            own = {name: columns[name] for name in COLLECTED if name in columns}
+            made = with_collected(made, own, ends)
         # Rows of tensors, as in transitions of the dict form; they are views of the columns.
         tensors = made.tensors()
         return [part_of(tensors, row) for row in range(len(made))]

@@ -197,6 +197,14 @@ class SACPolicy(BasePolicy):
 
     def build(self) -> None:
         self._box = ActionBox(self.section.model, is_finite=True)
+        self.build_networks(-float(self._box.size))
+
+    def build_networks(self, target_entropy: float) -> None:
+        """Make the networks, and their optimizers if the policy learns.
+
+        Args:
+            target_entropy: Used if ``learn.target_entropy`` is None.
+        """
         self._actor = self.make_actor().to(self.device)
         if self.learns:
             learn = self.section.learn
@@ -208,11 +216,11 @@ class SACPolicy(BasePolicy):
             self._frozen_critic = frozen(self._critic)
             self._temperature = Temperature(learn.alpha).to(self.device)
             self._temperature_optimizer = Adam(self._temperature, learn.learning_rate_alpha)
-            entropy = learn.target_entropy
-            self._target_entropy = -float(self._box.size) if entropy is None else entropy
+            asked = learn.target_entropy
+            self._target_entropy = target_entropy if asked is None else asked
         self._acting_network = frozen(self._actor)
 
-    def make_actor(self) -> SquashedGaussian:
+    def make_actor(self) -> Any:
         """Return a new actor; a subclass may return its own subclass of ``SquashedGaussian``."""
         return SquashedGaussian(*self._sizes())
 

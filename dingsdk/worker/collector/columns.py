@@ -261,10 +261,9 @@ class ColumnsWriter(Writer):
             self._discounted *= self.gamma
             self._discounted += columns["reward"]
             returns = self._discounted.astype(np.float32)
-            self._append({**columns, DISCOUNTED_RETURN: returns}, train_iter)
             self._discounted[columns["done"].astype(np.bool_)] = 0.0
-        else:
-            self._append(columns, train_iter)
+            columns = {**columns, DISCOUNTED_RETURN: returns}
+        self._append(columns, train_iter)
 
     def _append(self, columns: Mapping[str, Any], train_iter: int | NDArray[np.int64]) -> None:
         if self._time == self._store.capacity:
@@ -327,8 +326,7 @@ class ColumnsWriter(Writer):
         self, pieces: list[tuple[int, int, int]], returns: list[float]
     ) -> SampleBatch | Episodes:
         env_num = self._env_num
-        rows, lengths = self._rows_of(pieces)
-        ends = lengths.cumsum()
+        rows, ends = self._rows_of(pieces)
         columns = self._store.gather(rows)
         extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(rows)}
         if self.level_seeds is not None:
@@ -337,7 +335,7 @@ class ColumnsWriter(Writer):
         if "env_id" in self.added_columns:
             extra["env_id"] = rows % env_num
         if "episode_return" in self.added_columns:
-            extra["episode_return"] = np.array(returns, np.float32).repeat(lengths)
+            extra["episode_return"] = np.array(returns, np.float32).repeat(np.diff(ends, prepend=0))
         columns.update(extra)
         samples = self._make_samples(columns, ends)
         if isinstance(samples, SampleBatch):
@@ -347,14 +345,14 @@ class ColumnsWriter(Writer):
     def _rows_of(
         self, pieces: list[tuple[int, int, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the row numbers in the store, pieces laid end to end, and their lengths."""
+        """Return the row numbers in the store, pieces laid end to end, and their exclusive ends."""
         env_num = self._env_num
         envs, starts, stops = map(np.array, zip(*pieces, strict=True))
         lengths = stops - starts
         ends = lengths.cumsum()
         # Consecutive rows of a piece are env_num apart: one arange, shifted for each piece.
         shifts = envs + (stops - ends) * env_num
-        return np.arange(0, int(ends[-1]) * env_num, env_num) + shifts.repeat(lengths), lengths
+        return np.arange(0, int(ends[-1]) * env_num, env_num) + shifts.repeat(lengths), ends
 
     def _end_flush(self) -> None:
         self._pieces.clear()
@@ -435,9 +433,9 @@ class UnrollWriter(ColumnsWriter):
     def _rows_of(
         self, pieces: list[tuple[int, int, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        rows, lengths = super()._rows_of(pieces)
+        rows, _ = super()._rows_of(pieces)
         rows = rows[self._iters.take(rows) != _SKIPPED]
-        return rows, np.full_like(lengths, self._traj_len)
+        return rows, np.arange(1, len(pieces) + 1) * self._traj_len
 
 
 class ColumnStore:

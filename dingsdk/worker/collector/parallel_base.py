@@ -15,7 +15,6 @@ from typing import Any
 
 from dingsdk.config import Configurable, Count, PartSection, fields_of
 from dingsdk.data import SampleBatch
-from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ClosedError, NotSetError
 from dingsdk.worker.collector.env_pool import EnvKind, EnvPool, Unfinished
 from dingsdk.worker.run_logger import build_logger
@@ -80,7 +79,8 @@ class BaseParallelCollector(Configurable, ABC):
         """Unfinished episodes for the next task; None if it must start new ones."""
         self.policy: Any = None
         """The collect or eval mode in use."""
-        self._env_manager: EnvManager | None = None
+        self.env_manager: Any = None
+        """The manager in use."""
         self.send_metadata: Callable[[dict[str, Any]], None] = _not_attached
         self.send_stepdata: Callable[[str, SampleBatch], None] = _not_attached
         self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
@@ -150,10 +150,10 @@ class BaseParallelCollector(Configurable, ABC):
             self._release()
 
     def _release(self) -> None:
-        if self._env_manager is not None:
-            self._env_manager.meanwhile = None
+        if self.env_manager is not None:
+            self.env_manager.meanwhile = None
             (self._env_pool or EnvPool()).give_back(
-                self._env_manager, is_usable=self._are_envs_usable, left=self._left
+                self.env_manager, is_usable=self._are_envs_usable, left=self._left
             )
         self._logger.close()
 
@@ -166,7 +166,7 @@ class BaseParallelCollector(Configurable, ABC):
         # Quotas limit the episodes; a limit of the manager would be used up by the first task.
         manager_cfg = {**self._cfg["env_manager"], "episode_num": math.inf}
         pool, env_cfg = self._env_pool or EnvPool(), self._cfg["env"]
-        self._env_manager, begun = pool.take(
+        self.env_manager, begun = pool.take(
             kind, manager_cfg, env_cfg, self._cfg.get("seed"), policy_cfg
         )
         return begun
@@ -174,17 +174,6 @@ class BaseParallelCollector(Configurable, ABC):
     @property
     def _is_closed(self) -> bool:
         return self._close_flag.is_set()
-
-    @property
-    def env_manager(self) -> EnvManager:
-        """The manager in use."""
-        if self._env_manager is None:
-            raise NotSetError("this collector has no env manager yet", what="env_manager")
-        return self._env_manager
-
-    @env_manager.setter
-    def env_manager(self, env_manager: EnvManager) -> None:
-        self._env_manager = env_manager
 
     @property
     def monitor(self) -> dict[str, float]:

@@ -303,13 +303,13 @@ class CachePool:
     """Stores the last item of each env, until it is reset.
 
     Args:
-        name: Name of the items, for error messages and ``repr``.
+        name: Name of the items.
         env_num: Number of envs; valid indices are ``0 .. env_num - 1``.
         deepcopy: Whether to store copies, for envs that reuse the memory of observations.
     """
 
     def __init__(self, name: str, env_num: int, deepcopy: bool = False) -> None:
-        self._name = name
+        self.name = name
         self._deepcopy = deepcopy
         self._items: list[Any] = [None] * env_num
 
@@ -330,10 +330,6 @@ class CachePool:
     def reset(self, index: int) -> None:
         """Remove the item of one env."""
         self._items[index] = None
-
-    def __repr__(self) -> str:
-        filled = sum(item is not None for item in self._items)
-        return f"CachePool({self._name!r}, {filled} of {len(self._items)} filled)"
 
 
 class TrajBuffer(list[Any]):

@@ -178,11 +178,9 @@ class SampleSerialCollector(SampleCollector):
         seed: Seed | None = None
 
     resumes = True
-    saved = (*ISerialCollector.saved, "_stocks", "_last_train_iter", "_has_warned")
+    saved = (*ISerialCollector.saved, "_stocks", "_last_train_iter")
 
     _cfg: Config
-
-    _has_warned = False
 
     def collect(
         self,
@@ -234,13 +232,6 @@ class SampleSerialCollector(SampleCollector):
             self._dropped_sample_count += sum(map(len, stock))
             stock.clear()
         writer.level_seeds = level_seeds
-        if (drop_extra or self._on_policy) and wanted % self.env.env_num and not self._has_warned:
-            self._has_warned = True
-            self._logger.warning(
-                "n_sample %d is no multiple of the %d envs: part of the last round is dropped",
-                wanted,
-                self.env.env_num,
-            )
         random_actions = self._random_actions if random_collect else None
         (samples,), _ = self._take(
             wanted, train_iter, drop_extra, policy_kwargs, random_actions, record_random_collect

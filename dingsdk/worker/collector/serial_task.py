@@ -111,7 +111,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def _create_serial(self) -> Any:
         policy_cfg, seed = self._cfg["policy"], self._cfg.get("seed")
         parts = {
-            "env": self._env_manager,
+            "env": self.env_manager,
             "policy": self._policy_with_turns(),
             "tb_logger": _NoTensorboard(),
             "exp_name": self._exp_name,
@@ -198,8 +198,8 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def _release(self) -> None:
         if self._left is None:
             self._end_unfinished()
-        for name in STEPS if self._env_manager is not None else ():
-            vars(self._env_manager).pop(name, None)
+        for name in STEPS if self.env_manager is not None else ():
+            vars(self.env_manager).pop(name, None)
         super()._release()
 
     def _end_unfinished(self) -> None:

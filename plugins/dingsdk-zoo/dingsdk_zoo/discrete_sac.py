@@ -14,28 +14,17 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import LARGEST_INT, Count, Finite, Scheduled
-from dingsdk.data import SampleBatch, legal_actions
+from dingsdk.config import LARGEST_INT, Count
+from dingsdk.data import legal_actions
 from dingsdk.policy import (
-    Adam,
-    BasePolicy,
     CollectSection,
-    LearnSection,
     ModelSection,
-    PolicySection,
     QNetwork,
-    Stateful,
-    Temperature,
+    SACLearnSection,
+    SACPolicy,
+    SACSection,
     discrete_model,
-    frozen,
-    nstep_samples,
-    target_of,
     twin_loss,
-)
-
-_LOGGED = (
-    *("total_loss", "critic_loss", "actor_loss", "temperature_loss", "temperature"),
-    *("q_value", "target_q_value", "entropy"),
 )
 
 
@@ -50,29 +39,15 @@ class DiscreteSACModelSection(ModelSection, frozen=True, kw_only=True):
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [128, 128])
 
 
-class DiscreteSACLearnSection(LearnSection, frozen=True, kw_only=True):
+class DiscreteSACLearnSection(SACLearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of discrete SAC.
 
     Attributes:
         update_per_collect: Iterations after each collect.
-        learning_rate_q: Step size of the critics' Adam.
-        learning_rate_policy: Step size of the actor's Adam.
-        learning_rate_alpha: Step size of the temperature's Adam.
-        target_theta: Share by which the target networks move towards the critics' weights in each
-            iteration.
-        alpha: Temperature, the weight of the entropy; its initial value with ``auto_alpha``.
-        auto_alpha: Whether the temperature is trained to keep the entropy at ``target_entropy``.
         target_entropy: Target of the entropy in nats; None for 0.98 times the largest one.
     """
 
-    update_per_collect: Count = 8
     batch_size: Count = 64
-    learning_rate_q: Scheduled[Finite] = 3e-4
-    learning_rate_policy: Scheduled[Finite] = 3e-4
-    learning_rate_alpha: Scheduled[Finite] = 3e-4
-    target_theta: Scheduled[Annotated[float, Meta(ge=1e-6, le=1)]] = 0.005
-    alpha: Annotated[float, Meta(ge=1e-30, le=LARGEST_INT)] = 1.0
-    auto_alpha: bool = True
     target_entropy: Annotated[float, Meta(ge=0, le=LARGEST_INT)] | None = None
 
 
@@ -82,13 +57,13 @@ class DiscreteSACCollectSection(CollectSection, frozen=True, kw_only=True):
     n_sample: Count | None = 16
 
 
-class DiscreteSACSection(PolicySection, frozen=True, kw_only=True):
+class DiscreteSACSection(SACSection, frozen=True, kw_only=True):
     """Section ``policy`` of discrete SAC."""
 
     type: str = "discrete_sac"
     model: DiscreteSACModelSection = DiscreteSACModelSection()  # type: ignore[assignment]
     learn: DiscreteSACLearnSection = DiscreteSACLearnSection()
-    collect: DiscreteSACCollectSection = DiscreteSACCollectSection()
+    collect: DiscreteSACCollectSection = DiscreteSACCollectSection()  # type: ignore[assignment]
 
 
 class TwinQNetwork(nn.Module):
@@ -104,7 +79,7 @@ class TwinQNetwork(nn.Module):
         return torch.stack([critic.forward(obs) for critic in self.critics])
 
 
-class DiscreteSACPolicy(BasePolicy):
+class DiscreteSACPolicy(SACPolicy):
     """SAC for discrete actions, with two critics and a trained temperature, type ``discrete_sac``.
 
     If observations have an ``action_mask``, illegal actions have the probability 0.
@@ -116,27 +91,11 @@ class DiscreteSACPolicy(BasePolicy):
 
     Config: ClassVar[type[DiscreteSACSection]] = DiscreteSACSection
     section: DiscreteSACSection
-    is_data_parallel = True
-    trains_on = frozenset({"rows"})
-    monitored = (*_LOGGED, "grad_norm")
     model_from_spaces = staticmethod(partial(discrete_model, "discrete_sac"))
 
     def build(self) -> None:
         self._start = int(self.section.model.first_actions[0])
-        self._actor = self.make_actor().to(self.device)
-        if self.learns:
-            learn = self.section.learn
-            self._critic = self.make_critic().to(self.device)
-            self._temperature = Temperature(learn.alpha).to(self.device)
-            self._actor_optimizer = Adam(self._actor, learn.learning_rate_policy)
-            self._critic_optimizer = Adam(self._critic, learn.learning_rate_q)
-            self._temperature_optimizer = Adam(self._temperature, learn.learning_rate_alpha)
-            self._target, self._target_flat = target_of(self._critic)
-            self._frozen_critic = frozen(self._critic)
-            largest = math.log(self.section.model.action_count)
-            asked = learn.target_entropy
-            self._target_entropy = 0.98 * largest if asked is None else asked
-        self._acting_network = frozen(self._actor)
+        self.build_networks(0.98 * math.log(self.section.model.action_count))
 
     def make_actor(self) -> nn.Module:
         """Return a new module: ``forward(obs)`` returns logits float32[n, actions]."""
@@ -149,19 +108,6 @@ class DiscreteSACPolicy(BasePolicy):
     def _sizes(self) -> tuple[Any, int, list[int]]:
         model = self.section.model
         return model.observation, model.action_count, model.encoder_hidden_size_list
-
-    def state(self) -> Mapping[str, Stateful]:
-        if not self.learns:
-            return {"model": self._actor}
-        return {
-            "model": self._actor,
-            "critic": self._critic,
-            "target_critic": self._target,
-            "temperature": self._temperature,
-            "actor_optimizer": self._actor_optimizer,
-            "critic_optimizer": self._critic_optimizer,
-            "temperature_optimizer": self._temperature_optimizer,
-        }
 
     def act(
         self, obs: Any, env_ids: Sequence[int] | None = None, *, explore: bool, **setting: Any
@@ -176,10 +122,6 @@ class DiscreteSACPolicy(BasePolicy):
 
     def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
         return (network.forward(obs).argmax(1) + self._start,)
-
-    def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
-        section = self.section
-        return nstep_samples(columns, ends, gamma=section.discount_factor, nstep=section.nstep)
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Train both critics, the actor and the temperature once.
@@ -220,8 +162,9 @@ class DiscreteSACPolicy(BasePolicy):
         value = (probs * smallest).sum(1).mean()
         losses = critic_loss, actor_loss, temperature_loss, alpha[0], value, target.mean(), entropy
         logged = torch.stack([each.detach() for each in losses]).tolist()
-        log_vars: dict[str, Any] = dict(zip(_LOGGED, [logged[0] + logged[1], *logged], strict=True))
-        log_vars["grad_norm"] = norm
+        log_vars: dict[str, Any] = dict(
+            zip(self.monitored, [logged[0] + logged[1], *logged, norm], strict=True)
+        )
         if self.section.priority:
             log_vars["priority"] = errors.detach().abs().mean(0).tolist()
         return log_vars

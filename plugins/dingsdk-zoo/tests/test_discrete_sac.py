@@ -57,22 +57,6 @@ def test_losses_are_those_computed_by_hand() -> None:
     assert log["temperature_loss"] == pytest.approx(math.log(0.1) * (ENTROPY - 0.3), rel=1e-5)
 
 
-def test_temperature_rises_while_the_entropy_is_below_its_target() -> None:
-    policies = [make(target_entropy=target, learning_rate_alpha=0.01) for target in (0.3, 0.6)]
-    for policy in policies:
-        policy.learn_mode.forward(BATCH)
-
-    found = [policy._temperature.log_alpha.item() for policy in policies]
-    assert found == pytest.approx([math.log(0.1) - 0.01, math.log(0.1) + 0.01], abs=1e-5)
-
-
-def test_temperature_is_kept_if_it_is_not_trained() -> None:
-    policy = make(auto_alpha=False)
-    policy.learn_mode.forward(BATCH)
-
-    assert policy._temperature.log_alpha.item() == pytest.approx(math.log(0.1))
-
-
 def test_actions_are_drawn_by_their_probabilities() -> None:
     policy = make()
     obs = np.zeros((4000, 1), np.float32)
@@ -83,3 +67,10 @@ def test_actions_are_drawn_by_their_probabilities() -> None:
 
 def test_default_target_is_nearly_the_largest_entropy() -> None:
     assert make()._target_entropy == pytest.approx(0.98 * math.log(2))
+
+
+def test_temperature_is_kept_if_it_is_not_trained() -> None:
+    policy = make(auto_alpha=False)
+    policy.learn_mode.forward(BATCH)
+
+    assert policy._temperature.log_alpha.item() == pytest.approx(math.log(0.1))

@@ -115,20 +115,6 @@ def test_double_estimate_lets_the_trained_network_choose(double: bool, loss: flo
     assert log["total_loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_dueling_network_adds_value_and_advantage_of_each_return() -> None:
-    network = make(dueling=True, atom_count=2).state()["model"]
-    _, advantage, _, value = network.streams
-    for layer in (advantage, value):
-        layer.weight.data.zero_()
-    advantage.bias.data.copy_(torch.tensor([0.0, 2.0, 0.0, 0.0]))
-    value.bias.data.copy_(torch.tensor([0.0, math.log(3) - 1]))
-
-    # The mean advantages of the two returns are 0 and 1: action 0 has the logits 0 and log 3.
-    probs = network.log_probs(torch.zeros(1, 4)).exp()[0]
-    assert probs[0].tolist() == pytest.approx([0.25, 0.75])
-    assert network(torch.zeros(1, 4))[0, 0].item() == pytest.approx(0.75 * 2)
-
-
 def test_only_exploration_is_noisy() -> None:
     policy = make()
     network, obs = policy.state()["model"], torch.ones(3, 4)

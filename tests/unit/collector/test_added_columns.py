@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.episode import EpisodeSerialCollector
@@ -52,15 +51,6 @@ def test_whole_episodes_have_the_added_columns_too(form, is_cut, make_collector)
     for part in [collected] if is_cut else collected:
         for env, episode, env_id, episode_return in facts(part, *ADDED):
             assert (env_id, episode_return) == (env, LENGTHS[env][episode % 2])
-
-
-@pytest.mark.parametrize("form", ["columns", "rows"])
-@pytest.mark.parametrize("added", [[], ["env_id"], ["episode_return"]])
-def test_no_other_columns_are_added(form, added, make_collector) -> None:
-    collector, _ = make_collector(mode_of(form, added), LENGTHS)
-    samples = collector.collect(4, policy_kwargs={"eps": 0.5})
-    names = samples.columns if isinstance(samples, SampleBatch) else samples[0]
-    assert set(names) & set(ADDED) == set(added)
 
 
 def test_columns_are_added_even_if_the_policy_leaves_others_out(make_collector) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.envs import EnvManager
 from dingsdk.errors import EnvError
 from dingsdk.runtime import deadline
 from dingsdk.worker.collector.env_pool import EnvPool, Unfinished
@@ -122,15 +122,6 @@ def test_one_manager_of_each_kind_is_kept(pool: EnvPool) -> None:
     assert evaluator.closed
 
 
-def test_closed_pool_closes_returned_envs() -> None:
-    pool = EnvPool()
-    lent, _ = take(pool)
-    pool.close()
-    assert not lent.closed
-    pool.give_back(lent, is_usable=True)
-    assert lent.closed
-
-
 @pytest.mark.parametrize("ends_by", ["unusable", "changed", "closed"])
 def test_envs_that_do_not_close_are_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends_by: str
@@ -156,13 +147,6 @@ def test_envs_that_do_not_close_are_left_behind(
     assert caplog.messages == ["close() of env_manager did not return in time; it is abandoned"]
     go_on.set()
     assert closed.wait(20.0)
-
-
-def test_envs_from_outside_of_the_pool_are_closed(pool: EnvPool) -> None:
-    foreign = create_env_manager(MANAGER, make_env_fns(ENV, 1))
-    foreign.launch()
-    pool.give_back(foreign, is_usable=True)
-    assert foreign.closed
 
 
 @pytest.mark.parametrize("policy_cfg", ["same", "other", None])

@@ -8,7 +8,6 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.collector.episode import EpisodeSerialCollector
 
 GREEDY = {"eps": 0.0}
@@ -54,17 +53,6 @@ def test_aborted_call_does_not_affect_the_next_call(make_policy, make_episodes, 
     ]
 
 
-def test_train_samples_of_all_episodes(make_policy, make_episodes, form) -> None:
-    collector, _ = make_episodes(make_policy(form=form), ((2,), (3,)), get_train_sample=True)
-
-    samples = collector.collect(2, train_iter=4, policy_kwargs=GREEDY)
-
-    batch = samples if form == "columns" else SampleBatch.from_rows(samples)
-    assert isinstance(batch, SampleBatch)
-    assert len(batch) == 5
-    assert batch.columns["collect_iter"].tolist() == [4] * 5
-
-
 def test_rewards_are_shaped_by_the_env_manager(make_policy, make_episodes, form) -> None:
     collector, _ = make_episodes(make_policy(form=form), ((2,), (3,)), reward_shaping=True)
     seen: list[int] = []
@@ -85,42 +73,6 @@ def test_envs_that_cannot_shape_rewards_are_refused(make_policy, make_episodes) 
     collector, _ = make_episodes(make_policy(), reward_shaping=True)
     with pytest.raises(ConfigError, match="no reward_shaping"):
         collector.collect(2)
-
-
-def test_policy_sets_n_episode_and_statistics_are_logged(
-    make_policy, make_episodes, tmp_path
-) -> None:
-    collects: list[tuple[int, int]] = []
-
-    class Recorder:
-        @hookimpl
-        def dingsdk_after_collect(self, sample_count: int, envstep: int) -> None:
-            collects.append((sample_count, envstep))
-
-    scalars: dict[str, float] = {}
-
-    class Writer:
-        def add_scalar(self, tag: str, value: float, step: int) -> None:
-            scalars[tag.removeprefix("collector_iter/")] = value
-
-        def flush(self) -> None: ...
-
-    mode = make_policy()
-
-    def read(name: str) -> Any:
-        return 4 if name == "n_episode" else mode.get_attribute(name)
-
-    policy = mode._replace(get_attribute=read)
-    plugins = PluginManager()
-    plugins.register_plugin(Recorder(), "recorder")
-    with use_manager(plugins):
-        collector, _ = make_episodes(policy, ((2,), (3,)), tb_logger=Writer(), collect_print_freq=0)
-        assert len(collector.collect(policy_kwargs=GREEDY)) == 4
-
-    assert collects == [(4, 10)]
-    assert scalars["episode_count"] == 4
-    assert scalars["reward_mean"] == 2.5
-    assert 0 < scalars["collect_time"] == scalars["total_duration"]
 
 
 @pytest.mark.parametrize(("every", "points"), [(1, [10, 20, 25]), (2, [20, 25]), (99, [25])])

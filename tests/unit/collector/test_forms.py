@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import gymnasium as gym
@@ -102,23 +101,6 @@ def test_transitions_that_change_their_form_are_refused(
     assert len(rounds) == 3
 
 
-def test_refused_round_records_nothing(make_policy, make_collector) -> None:
-    policy = make_policy()
-    rounds = []
-
-    def make_transitions(*args: Any) -> Any:
-        rounds.append(1)
-        columns = policy.make_transitions(*args)
-        return {**columns, "reward": None} if len(rounds) == 3 else columns
-
-    collector, _ = make_collector(policy._replace(make_transitions=make_transitions))
-    with pytest.raises(SchemaMismatchError):
-        collector.collect()
-    batch = collector.collect()
-
-    assert (batch.columns["next_obs"][:, 2] == batch.columns["obs"][:, 2] + 1).all()
-
-
 def test_arrays_that_a_policy_reuses_are_copied(make_policy, make_collector) -> None:
     policy = make_policy()
     time, action = np.zeros(2, np.float32), np.zeros(2, np.int64)
@@ -154,33 +136,6 @@ def test_new_column_needs_a_row_for_each_env(make_policy, make_collector, value,
     with pytest.raises(SchemaMismatchError) as caught:
         collector.collect()
     assert (caught.value.key, caught.value.facts["found"]) == ("deep.x", found)
-
-
-def test_nested_columns_stay_nested(make_policy, make_collector) -> None:
-    policy = make_policy()
-    make = policy.make_transitions
-
-    def nested(obs: Any, output: Any, step: Any) -> Any:
-        return {**make(obs, output, step), "deep": {"twice": {"time": obs[:, 2] * 2}}}
-
-    collector, _ = make_collector(policy._replace(make_transitions=nested))
-
-    batch = collector.collect()
-
-    assert (batch.columns["deep"]["twice"]["time"] == batch.columns["obs"][:, 2] * 2).all()
-
-
-def test_n_sample_that_is_not_a_multiple_of_the_envs_warns_once(
-    make_policy, make_collector, caplog
-) -> None:
-    collector, _ = make_collector(make_policy())
-    with caplog.at_level(logging.WARNING):
-        collector.collect(6, drop_extra=True)
-        collector.collect(7)
-        assert "no multiple" not in caplog.text
-        collector.collect(7, drop_extra=True)
-        collector.collect(7, drop_extra=True)
-    assert caplog.text.count("n_sample 7 is no multiple of the 2 envs") == 1
 
 
 SPACES = [
@@ -238,11 +193,6 @@ def test_random_actions_of_rows_respect_action_masks(
 
     assert list(outputs) == list(range(32))
     assert {int(output["action"]) for output in outputs.values()} == allowed
-
-
-def test_random_actions_without_a_seed_differ_each_time() -> None:
-    first, second = (RandomActions(gym.spaces.Discrete(1000), None).draw(50) for _ in range(2))
-    assert first.tolist() != second.tolist()
 
 
 def test_rewards_of_one_element_are_plain_numbers_in_both_forms(

@@ -24,11 +24,6 @@ def _rows(samples: Any, key: str = "obs") -> list[tuple[int, ...]]:
     return [tuple(map(int, row)) for row in _batch(samples).columns[key]]
 
 
-def test_columns_come_as_a_batch_and_rows_as_a_list(make_policy, make_collector) -> None:
-    assert isinstance(make_collector(make_policy())[0].collect(), SampleBatch)
-    assert isinstance(make_collector(make_policy(form="rows"))[0].collect(), list)
-
-
 def test_steps_spent_on_resets_are_neither_samples_nor_env_steps(tmp_path, make_policy) -> None:
     env = create_env_manager({"type": "vector"}, make_env_fns({"env_id": "CartPole-v1"}, 4))
     assert env.capabilities.reset_takes_step
@@ -77,26 +72,6 @@ def test_policy_that_makes_no_samples_is_refused_after_many_steps(
         assert 20 < counters.steps <= 40
     else:
         assert len(collector.collect()) == 8
-
-
-def test_last_episodes_holds_the_episodes_of_the_last_call(
-    make_policy, make_collector, form
-) -> None:
-    collector, _ = make_collector(make_policy(8, form), ((4,), (9,)))
-
-    ended = []
-    for _ in range(3):
-        collector.collect(policy_kwargs=GREEDY)
-        ended.append([each[:3] for each in collector.last_episodes])
-
-    # Pieces of up to 4 rows, so calls end with rounds 4, 8 and 13. Each step gives 1.
-    assert ended == [[(0, 4.0, 4)], [(0, 4.0, 4)], [(1, 9.0, 9), (0, 4.0, 4)]]
-
-
-def test_failed_constructor_raises_only_its_own_error(tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        SampleSerialCollector({}, exp_name=str(tmp_path / "file"))
 
 
 def test_samples_of_a_failed_on_policy_collect_are_dropped(

@@ -107,9 +107,3 @@ def test_weights_of_players_without_a_game_are_released() -> None:
     seat.play("d", {"weight": 0})
 
     assert list(seat._players) == ["d"]
-
-
-def test_mode_that_no_player_was_named_for_acts_itself() -> None:
-    seat = SwappablePlayer(Mode(), collect_data=False)
-    assert seat.forward({0: None}) == {0: -1}
-    assert (seat.version_of(0), seat.collect_data, seat.marked) == (None, False, "of the mode")

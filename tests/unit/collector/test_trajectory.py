@@ -34,12 +34,6 @@ def test_pool_returns_the_value_stored_last() -> None:
     assert pool[0] is None
 
 
-def test_repr_of_a_pool_shows_how_many_envs_have_a_value() -> None:
-    pool = CachePool("obs", 3)
-    pool.update({0: "a", 2: "b"})
-    assert repr(pool) == "CachePool('obs', 2 of 3 filled)"
-
-
 def test_pool_stores_copies_when_asked() -> None:
     obs = [1]
     shared, copied = CachePool("obs", 1), CachePool("obs", 1, deepcopy=True)
@@ -72,8 +66,3 @@ def test_consecutive_transitions_share_an_observation() -> None:
     assert shared[2]["done"] is apart[2]["done"] is True
     assert [type(each["reward"]) for each in (*shared, *apart)] == [float] * 6
     assert isinstance(data[0]["next_obs"], np.ndarray)
-
-
-def test_transitions_without_arrays_stay_unchanged() -> None:
-    assert to_tensor_transitions([]) == []
-    assert to_tensor_transitions([{"reward": 1.0}]) == [{"reward": 1.0}]

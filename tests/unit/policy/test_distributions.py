@@ -57,13 +57,6 @@ def test_each_action_is_drawn_with_its_own_probabilities() -> None:
     assert several.mode(outputs)[0].tolist() == [1, 0]
 
 
-def test_single_action_is_a_vector_only_if_the_space_is_multi_discrete() -> None:
-    outputs = np.zeros((4, 3), np.float32)
-
-    assert Categorical([3], is_scalar=True).mode(outputs).shape == (4,)
-    assert Categorical([3], is_scalar=False).mode(outputs).shape == (4, 1)
-
-
 def test_gaussian_probabilities_and_entropies_equal_torch() -> None:
     found = gaussian()
     found.log_std.data.copy_(torch.tensor([0.3, -0.7]))
@@ -166,12 +159,6 @@ def test_error_for_an_unsupported_action_space_names_both_sides(
 def test_invalid_action_settings_are_refused(model: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         PPOPolicy({"model": {"obs_shape": 3, **model}})
-
-
-def test_observation_shape_is_checked_without_a_network() -> None:
-    with pytest.raises(ConfigError, match="obs_shape is 'Box"):
-        PPOPolicy({"model": {"obs_shape": "Box(3)"}}, ["command"])
-    assert PPOPolicy({"model": {"action_shape": [2]}}, ["command"]).section.model.action_count == 2
 
 
 @pytest.mark.parametrize(

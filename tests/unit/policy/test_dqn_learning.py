@@ -74,28 +74,6 @@ def test_importance_weights_scale_the_loss_and_priorities_are_td_errors(make_pol
     assert log_vars["priority"] == pytest.approx(errors.tolist(), rel=1e-4)
 
 
-def test_no_priorities_unless_the_config_asks(make_policy, batch):
-    assert "priority" not in make_policy().learn_mode.forward(batch)
-
-
-def test_a_list_of_dicts_trains_like_the_batch(make_policy, batch):
-    first, second = make_policy(), make_policy()
-
-    one = first.learn_mode.forward(batch)
-    two = second.learn_mode.forward([dict(row) for row in batch])
-
-    assert one == pytest.approx(two, rel=1e-5)
-
-
-def test_gradient_is_clipped_to_grad_clip_norm(make_policy, batch):
-    policy, steps = make_policy(learn={"grad_clip_norm": 1e-3}), []
-    policy._optimizer.step = lambda gradient: steps.append(float(gradient.norm()))
-
-    assert policy.learn_mode.forward(batch)["grad_norm"] > 1e-2
-
-    assert steps == [pytest.approx(1e-3, rel=1e-3)]
-
-
 def test_target_network_is_copied_every_target_update_freq_updates(make_policy, batch):
     learn = make_policy(learn={"target_update_freq": 3}).learn_mode
     state = learn.state_dict()
@@ -136,27 +114,6 @@ def test_nan_in_the_batch_is_named_and_leaves_the_weights_valid(make_policy, bat
     for old, new in zip(before, learn.state_dict()["model"].values(), strict=True):
         assert torch.equal(old, new)
     learn.forward(batch)  # still usable
-
-
-def test_nan_in_a_part_of_the_observations_is_named(make_policy, batch):
-    learn = make_policy(model={"obs_shape": {"arm": 2, "hand": 1}}).learn_mode
-    for name in ("obs", "next_obs"):
-        column = batch.columns[name]
-        batch.columns[name] = {"arm": column[:, :2], "hand": column[:, 2:]}
-    batch.columns["obs"]["hand"][3] = np.inf
-
-    with pytest.raises(NonFiniteError, match=r"the batch.s obs\.hand hold NaN") as caught:
-        learn.forward(batch)
-
-    assert caught.value.facts["key"] == "obs.hand"
-
-
-def test_error_names_diverged_weights(make_policy, batch):
-    policy = make_policy()
-    policy.learn_mode.state_dict()["model"]["head.bias"].fill_(float("inf"))
-
-    with pytest.raises(NonFiniteError, match="weights"):
-        policy.learn_mode.forward(batch)
 
 
 def test_a_batch_that_does_not_fit_is_refused(make_policy, batch):

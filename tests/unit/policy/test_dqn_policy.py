@@ -2,20 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gymnasium import spaces
 
-from dingsdk.errors import ConfigError, ConfigTypeError, UnknownPluginError
-from dingsdk.policy import create_policy, get_policy_cls
+from dingsdk.errors import ConfigError, ConfigTypeError
+from dingsdk.policy import create_policy
 from dingsdk.policy.dqn import DQNPolicy
 
 CFG = {"type": "dqn", "model": {"obs_shape": 3, "action_shape": 2}}
-
-
-def test_the_factory_finds_dqn_by_its_type():
-    assert get_policy_cls({"type": "dqn"}) is DQNPolicy
-    assert isinstance(create_policy(CFG, enable_field=["command"]), DQNPolicy)
-    with pytest.raises(UnknownPluginError):
-        create_policy({**CFG, "type": "dqm"})
 
 
 def test_the_command_mode_needs_no_network_and_follows_the_schedule():
@@ -73,15 +65,3 @@ def test_cuda_without_a_device_is_refused():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(ConfigError, match=r"policy\.cuda"):
         DQNPolicy({**CFG, "cuda": True})
-
-
-@pytest.mark.parametrize(
-    ("observation", "action"),
-    [
-        (spaces.Tuple([spaces.Discrete(5)]), spaces.Discrete(2)),
-        (spaces.Box(0, 1, (3,)), spaces.Box(0, 1, (1,))),
-    ],
-)
-def test_error_for_other_spaces_says_what_is_supported(observation, action):
-    with pytest.raises(ConfigError, match="supports"):
-        DQNPolicy.model_from_spaces(observation, action)

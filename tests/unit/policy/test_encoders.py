@@ -13,12 +13,11 @@ from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.policy import (
     DQNPolicy,
     ModelSection,
-    create_policy,
     discrete_model,
     make_encoder,
     obs_shape,
 )
-from dingsdk.policy.encoders import MLP, Convolutions
+from dingsdk.policy.encoders import Convolutions
 
 
 def plain(encoder: nn.Module, *layers: nn.Module) -> nn.Sequential:
@@ -40,22 +39,6 @@ def screen_layers(channels: int, features: int) -> list[nn.Module]:
         nn.Linear(features, 5),
         nn.ReLU(),
     ]
-
-
-@pytest.mark.parametrize("shape", [4, [4]])
-def test_vector_goes_only_through_linear_layers(shape) -> None:
-    encoder = make_encoder(shape, [3])
-
-    assert isinstance(encoder, MLP)
-    assert encoder.width == 3
-
-
-def test_without_hidden_layers_the_features_are_returned() -> None:
-    encoder = make_encoder({"a": 2, "b": 1}, [])
-    obs = {"b": torch.tensor([[3.0]]), "a": torch.tensor([[1.0, 2.0]])}
-
-    assert encoder.width == 3
-    assert encoder(obs).tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -114,17 +97,6 @@ def test_channels_are_first_if_there_are_fewer_than_columns(shape, is_last) -> N
     assert Convolutions(shape)(torch.zeros(2, *shape)).shape == (2, Convolutions(shape).width)
 
 
-@pytest.mark.parametrize("policy_type", ["dqn", "ppo"])
-def test_a_matrix_of_bytes_counts_as_the_same_numbers(policy_type) -> None:
-    model = {"obs_shape": [4, 16], "action_shape": 2, "encoder_hidden_size_list": [8]}
-    policy = create_policy({"type": policy_type, "model": model}, enable_field=["eval"], seed=0)
-    frames = np.random.default_rng(0).integers(0, 256, (32, 4, 16), np.uint8)
-    found = policy.eval_mode.forward_batch(frames, range(32))["action"]
-    numbers = policy.eval_mode.forward_batch(frames.astype(np.float32), range(32))["action"]
-    assert found.tolist() == numbers.tolist()
-    assert set(found.tolist()) == {0, 1}
-
-
 @pytest.mark.parametrize(
     ("shape", "is_image"), [([36, 36], True), ([35, 84], False), ([84, 35], False)]
 )
@@ -132,12 +104,6 @@ def test_matrix_with_a_side_below_36_is_not_an_image(shape, is_image) -> None:
     features = make_encoder(shape, []).features
 
     assert isinstance(features, Convolutions) == is_image
-
-
-def test_a_small_matrix_is_flattened() -> None:
-    encoder = make_encoder([3, 2], [])
-
-    assert encoder(torch.arange(6.0).reshape(1, 3, 2)).tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_discrete_observations_become_one_hot_vectors() -> None:

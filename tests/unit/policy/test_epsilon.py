@@ -5,7 +5,6 @@ import math
 import pytest
 
 from dingsdk.config import read_section
-from dingsdk.errors import ConfigError, ConfigTypeError
 from dingsdk.policy.sections import EpsilonSchedule
 
 
@@ -27,44 +26,8 @@ def test_exp_has_decay_as_time_constant():
     assert eps(1e9) == pytest.approx(0.1)
 
 
-def test_constant_needs_only_a_start():
-    assert schedule(type="constant", start=0.3)(12345) == 0.3
-
-
 def test_epsilon_takes_the_keys_and_types_of_other_schedules():
     eps = schedule(type="exponential", start=1.0, end=0.01, env_steps=100)
 
     assert [eps(n) for n in (0, 50, 100, 200)] == pytest.approx([1.0, 0.1, 0.01, 0.01])
     assert schedule(type="cosine", start=1.0, end=0.0, env_steps=100)(25) == pytest.approx(0.853553)
-
-
-@pytest.mark.parametrize(
-    ("cfg", "error", "path"),
-    [
-        ({"type": "stairs"}, ConfigError, "policy.other.eps.type"),
-        ({"type": "exp", "start": 2, "end": 0, "decay": 1}, ConfigError, "policy.other.eps.start"),
-        ({"type": "exp", "start": 1, "end": 0, "decay": 0}, ConfigError, "policy.other.eps.decay"),
-        ({"type": "exponential", "end": 0}, ConfigError, "policy.other.eps.end"),
-        ({"decay": 5, "env_steps": 10}, ConfigError, "policy.other.eps.decay"),
-        (
-            {"type": "exp", "start": 1, "end": "low", "decay": 9},
-            ConfigTypeError,
-            "policy.other.eps.end",
-        ),
-        (
-            {"type": "exp", "start": 1, "end": 0, "decay": None},
-            ConfigTypeError,
-            "policy.other.eps.decay",
-        ),
-        (
-            {"type": "exp", "start": float("nan"), "end": 0, "decay": 1},
-            ConfigError,
-            "policy.other.eps.start",
-        ),
-    ],
-)
-def test_a_wrong_value_is_refused_with_its_path(cfg, error, path):
-    with pytest.raises(error) as caught:
-        schedule(**cfg)
-
-    assert caught.value.facts["path"] == path

@@ -324,29 +324,7 @@ def test_samples_without_a_needed_column_are_refused_by_name() -> None:
     assert float(statistics(policy)["count"]) == 0
 
 
-def test_policy_that_normalises_nothing_has_nothing_to_observe() -> None:
-    assert make(normalize={}).learn_mode.observe is None
-    assert make(normalize={"obs": True}).learn_mode.observe is not None
-
-
 def test_policy_whose_networks_cannot_normalise_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"Recording.*make_encoder") as caught:
         Recording({"normalize": {"obs": True}}, seed=0)
     assert caught.value.facts["path"] == "policy.normalize.obs"
-
-
-@pytest.mark.parametrize("wrong", ["model", "reward_scale"])
-def test_statistics_of_another_shape_change_nothing(wrong: str) -> None:
-    policy, other = (make(normalize={"obs": True, "reward": True}) for _ in range(2))
-    columns = {"obs": observations(8), DISCOUNTED_RETURN: np.ones(8, np.float32)}
-    other.learn_mode.observe(SampleBatch(columns))
-    state = other.learn_mode.state_dict()
-    key = "encoder.features.mean" if wrong == "model" else "reward_scale.var"
-    state["model"][key] = torch.zeros(2, dtype=torch.float64)
-    before = policy.learn_mode.state_dict()
-    before = {name: value.clone() for name, value in before["model"].items()}
-    with pytest.raises(SchemaMismatchError, match=key) as caught:
-        policy.learn_mode.load_state_dict(state)
-    assert "\n" not in str(caught.value)
-    after = policy.learn_mode.state_dict()["model"]
-    assert all(torch.equal(after[name], value) for name, value in before.items())

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.errors import ConfigError
 from dingsdk.policy import R2D2Policy
 from dingsdk.policy.networks import RecurrentQNetwork, frozen
 from dingsdk.policy.r2d2 import nstep_in_sequences, rescale, unrescale
@@ -260,29 +260,6 @@ def test_no_gradient_flows_through_the_burn_in() -> None:
     loss = nn.functional.huber_loss(chosen, wanted.detach())
     expected = torch.autograd.grad(loss, network.lstm.weight_hh)[0]
     torch.testing.assert_close(found, expected)
-
-
-def test_policy_learns_from_images_and_dicts() -> None:
-    policy = make(model={"obs_shape": {"image": [6, 6, 1], "kind": "Discrete(4)", "ram": 3}})
-    columns = steps(6)
-    rng = np.random.default_rng(0)
-    for name in ("obs", "next_obs"):
-        columns[name] = {
-            "image": rng.integers(0, 256, (6, 6, 6, 1), dtype=np.uint8),
-            "kind": rng.integers(0, 4, 6),
-            "ram": rng.integers(0, 256, (6, 3), dtype=np.uint8),
-        }
-
-    log = policy.learn_mode.forward(policy.samples(columns, np.array([6])))
-
-    assert np.isfinite(log["total_loss"])
-
-
-def test_batch_of_single_steps_is_refused() -> None:
-    policy = make()
-
-    with pytest.raises(SchemaMismatchError, match="not fit"):
-        policy.learn_mode.forward(SampleBatch(steps(6)))
 
 
 @pytest.mark.parametrize(
