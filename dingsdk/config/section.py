@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, cast, get_args, get_origin
@@ -99,6 +99,7 @@ class Field:
         part: Set if the field holds the section of another part.
         section: The type of a nested section, if the field holds one.
         default: The default as plain data; None if there is none.
+        make_default: Returns a new default; set if the default is a container.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Field:
     section: type[Section] | None
     required: bool
     default: Any
+    make_default: Callable[[], Any] | None
 
 
 @cache
@@ -128,6 +130,7 @@ def fields_of(section: type[Section]) -> Mapping[str, Field]:
             section=nested,
             required=info.required,
             default=None if default is msgspec.NODEFAULT else default,
+            make_default=None if make is msgspec.NODEFAULT else make,
         )
     return found
 

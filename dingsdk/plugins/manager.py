@@ -163,12 +163,15 @@ class PluginManager:
             ConfigTypeError: the type key or ``import_names`` have the wrong type.
         """
         registry = self.registry(kind)
+        if not import_names and isinstance(type_key, str) and type_key in registry.own:
+            return registry.own[type_key]
         where = f"{config_path}.type" if config_path else "type"
         if not isinstance(type_key, str):
             raise wrong_type(where, f"the type of one of the {kind}", type_key)
         if import_names:
             self._import_all(import_names, config_path)
-        if type_key not in registry:
+        entry = registry.entry(type_key)
+        if entry is None or self._is_contested(kind, type_key, entry.owner):
             self._load_advertised(kind, type_key, where)
         return registry.get(type_key)
 
@@ -282,6 +285,12 @@ class PluginManager:
         for name in import_names:
             with _noted(f"named in {where}"):
                 self.load(name)
+
+    def _is_contested(self, kind: str, key: str, owner: str) -> bool:
+        """Whether another plugin provides the type of a plugin that was loaded, too."""
+        found = [a for a in self._adverts or () if (a.kind, a.key) == (kind, key)]
+        providers = {a.distribution for a in found if self.why_not(a) is None}
+        return owner in providers and len(providers) > 1
 
     def _load_advertised(self, kind: str, key: str, where: str) -> None:
         """Load the plugin that provides a type."""

@@ -83,6 +83,8 @@ class Registry:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.own: dict[str, Any] = {}
+        """Types of dingsdk that have been imported, by name; do not change it."""
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
 
@@ -161,7 +163,7 @@ class Registry:
             )
         with self._lock:
             if self._entries.get(name) == entry:
-                self._entries[name] = Entry(entry.owner, target, entry.place)
+                self._set(name, Entry(entry.owner, target, entry.place))
         return target
 
     def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -207,17 +209,25 @@ class Registry:
                         owner=previous.owner,
                     )
                 entry = Entry(previous.owner, entry.target, previous.place)
-            self._entries[name] = entry
+            self._set(name, entry)
         current = _current.get()
         if current is not None:
             current.changes.append((self, name, previous))
 
     def _put(self, name: str, entry: Entry | None) -> None:
         with self._lock:
-            if entry is None:
-                self._entries.pop(name, None)
-            else:
-                self._entries[name] = entry
+            self._set(name, entry)
+
+    def _set(self, name: str, entry: Entry | None) -> None:
+        # Each dict changes in one step: other threads read them without the lock.
+        if entry is None:
+            self._entries.pop(name, None)
+        else:
+            self._entries[name] = entry
+        if entry is not None and entry.target is not None and entry.owner == OWN_DISTRIBUTION:
+            self.own[name] = entry.target
+        else:
+            self.own.pop(name, None)
 
 
 def _why_unusable(kind: str, name: str, target: object) -> str:
