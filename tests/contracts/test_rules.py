@@ -191,9 +191,6 @@ CASES: Mapping[str, Case] = {
     "episodes_linked_maps": buffer("episode", ROWS | {"episodes"}, True, storage=MEMMAP | LINKED),
     "advanced_arrays": buffer("advanced", PROPORTIONAL, storage=ARRAY),
     "advanced_objects": buffer("advanced", PRIORITIZED | {"proportional"}, True, storage=OBJECT),
-    "advanced_rank": buffer(
-        "advanced", PRIORITIZED | {"columns"}, True, sampler={"type": "rank", "sort_after": 0.01}
-    ),
     "advanced_maps": buffer("advanced", PROPORTIONAL, True, storage=MEMMAP | LINKED),
     "queue": buffer(
         "queue", QueueReplayBuffer.contract_capabilities, **QueueReplayBuffer.contract_config
@@ -201,7 +198,6 @@ CASES: Mapping[str, Case] = {
     "arrays": storage("array", "columns", "any_order"),
     "linked_arrays": storage("array", "columns", slow=True, **LINKED),
     "objects": storage("object", "objects", "any_order"),
-    "compressed_objects": storage("object", "objects", "any_order", slow=True, compress="lz4"),
     "maps": storage("memmap", "columns", "any_order", slow=True),
     "linked_maps": storage("memmap", "columns", slow=True, **LINKED),
     "uniform": sampler("uniform", "rows", "distinct"),

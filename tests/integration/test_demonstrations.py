@@ -167,7 +167,6 @@ def test_a_learner_that_replaces_a_lost_one_has_the_demonstrations_again(
     [
         pytest.param((), marks=pytest.mark.slow, id="uniform"),
         pytest.param(ADVANCED, id="prioritized"),
-        pytest.param((*ADVANCED, f"{BUFFER}.sampler.type=rank"), marks=pytest.mark.slow, id="rank"),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, sets: tuple[str, ...]) -> None:

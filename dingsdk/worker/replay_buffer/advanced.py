@@ -121,7 +121,7 @@ class AdvancedReplayBuffer(Table):
             alpha: Priority exponent, used if the ``sampler`` section does not set ``alpha``.
             beta: Exponent of the importance weights at the start; see ``anneal_step``.
             anneal_step: Number of samples over which beta rises to 1; 0 keeps beta constant.
-            sampler: Draws rows by their priority, or by the rank of their priority.
+            sampler: Draws rows by their priority.
             thruput_controller: Limits on pushes per sample, and the rows needed to sample.
             monitor: How often statistics are logged.
         """
@@ -152,7 +152,6 @@ class AdvancedReplayBuffer(Table):
         self._rows_per_sampled: float = self._cfg.thruput_controller.sample_min_limit_ratio
         self._has_stale_rows = self._cfg.max_staleness < math.inf
         self._max_use: float = self._cfg.max_use
-        self._skipped_updates = 0
 
     @classmethod
     def sampler_family(cls) -> type[Sampler]:
@@ -215,29 +214,14 @@ class AdvancedReplayBuffer(Table):
             raise ConfigError(f"beta must be in [0, 1], found {value!r:.80}", path="beta")
         self._beta = float(value)
 
-    def largest_importance(self, beta: float) -> float:
-        """Return ``(N * probability) ** -beta`` of the row for which it is largest, >= 1.
-
-        The importance weights of a sample are divided by it.
-        """
-        with self._lock:
-            self._check_open()
-            return cast(PrioritySampler, self._sampler).largest_importance(beta)
-
-    @property
-    def skipped_updates(self) -> int:
-        """Number of priorities that ``update`` skipped because their rows had left."""
-        return self._skipped_updates
-
     def update(self, info: Mapping[str, Any]) -> None:
         """Set the priorities of sampled rows.
 
         Args:
             info: ``priority`` (numbers >= 0), and ``replay_unique_id`` and ``replay_buffer_idx``
                 from the sample: lists, arrays or tensors of equal length. Without ``priority``
-                nothing happens. Rows that have left are skipped and counted in
-                ``skipped_updates``. If a row has several priorities, the last one is used. 1e-5
-                is added to each.
+                nothing happens. Rows that have left are skipped. If a row has several priorities,
+                the last one is used. 1e-5 is added to each.
 
         Raises:
             InvalidPriorityError: one of the entries is malformed; no priority was changed.
@@ -262,9 +246,6 @@ class AdvancedReplayBuffer(Table):
             where, priorities = metadata.find(where, ids, priorities, LEAST_PRIORITY)
             if len(where):
                 cast(PrioritySampler, self._sampler).assign(where, priorities)
-                for copied in self._copies:
-                    copied.note(where)
-            self._skipped_updates += len(ids) - len(where)
 
     def sample(
         self,
@@ -318,8 +299,6 @@ class AdvancedReplayBuffer(Table):
         weights = sampler.importance(where, self._beta)
         batch = self._storage.take(where)  # type: ignore[union-attr]
         ids, uses, staleness = metadata.serve(where, learner_iter)
-        for copied in self._copies:
-            copied.note(where)
         added: dict[str, NDArray[Any]] = {
             "replay_unique_id": ids,
             "replay_buffer_idx": where,

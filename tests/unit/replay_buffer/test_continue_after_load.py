@@ -29,22 +29,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "type": "naive",
         "limiter": {"type": "samples_per_insert", "samples_per_insert": 1.5, "error_buffer": 30},
     },
-    "slack": {
-        "type": "naive",
-        "limiter": {"type": "samples_per_insert", "samples_per_insert": 1.5},
-    },
     "elastic": {"type": "elastic", "set_buffer_size": {"start": 10, "end": 35, "steps": 60}},
     "sequence": {"type": "sequence", "sampler": {"type": "sequence", "stride": 2, "burn_in": 1}},
     "blocks": {"type": "sequence", "sampler": {"type": "sequence", "block_length": 7, "end": "no"}},
     "padded": {"type": "sequence", "sampler": {"type": "sequence", "pad": True}},
     "episode": {"type": "episode"},
     "advanced": {"type": "advanced", "max_use": 3, "max_staleness": 9, "anneal_step": 50},
-    "rank": {"type": "advanced", "sampler": {"type": "rank", "sort_after": 0.3}, "max_use": 4},
 }
 STORAGES: dict[str, dict[str, Any]] = {
     "object": {"type": "object"},
     "array": {"type": "array", "next_of": "obs"},
-    "memmap": {"type": "memmap"},
 }
 
 
@@ -60,8 +54,6 @@ def make(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[
 
     def make_one(**cfg: Any) -> Any:
         storage = STORAGES[request.param]
-        if storage["type"] == "memmap":
-            storage = {**storage, "path": str(tmp_path / f"rows{len(made)}")}
         size = 12 if kind == "episode" else CAPACITY
         whole = {"replay_buffer_size": size, "storage": storage, "seed": len(made), **KINDS[kind]}
         made.append(default_manager().create("buffers", {**whole, **cfg}))
@@ -121,7 +113,7 @@ class Run:
         for other in others:
             assert same(other, first), self.turn
         self.batches += first is not None
-        if self.kind in ("advanced", "rank") and first is not None:
+        if self.kind == "advanced" and first is not None:
             keys = ("replay_unique_id", "replay_buffer_idx")
             info = {key: [int(row[key]) for row in first] for key in keys}
             for buffer in buffers:
@@ -150,13 +142,13 @@ def same(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b))
 
 
-@pytest.mark.parametrize("turns", [0, 23])
 def test_a_buffer_continues_from_the_save_that_it_loads(
-    tmp_path: Path, kind: str, make: Make, turns: int
+    tmp_path: Path, kind: str, make: Make
 ) -> None:
     run, old = Run(kind), make()
-    run.go_on(turns, old)
-    old.save_data(str(tmp_path / "saved"))
+    run.go_on(27, old)
+    save(tmp_path / "saved", old, 8)
+    assert len(list(load(tmp_path / "saved").whole())) > 1
     new = make()
     new.load_data(str(tmp_path / "saved"))
     assert new.count() == new.push_count == old.count()
@@ -165,17 +157,6 @@ def test_a_buffer_continues_from_the_save_that_it_loads(
     before = run.batches
     run.go_on(25, old, new)
     assert run.batches - before > 20
-
-
-def test_a_wrapped_ring_is_loaded_in_pieces(tmp_path: Path, kind: str, make: Make) -> None:
-    run, old, news = Run(kind), make(), [make(), make()]
-    run.go_on(27, old)
-    save(tmp_path / "saved", old, 8)
-    for new, at_once_bytes in zip(news, (1, 1 << 30), strict=True):
-        saved = load(tmp_path / "saved", at_once_bytes)
-        assert len(list(saved.whole())) > 1
-        assert new._continue_from(saved)
-    run.go_on(5, old, *news)
 
 
 @pytest.mark.parametrize("kind", ["advanced"])
@@ -240,11 +221,10 @@ def test_other_buffers_push_the_loaded_rows_as_new(
     assert new._sampler.state_dict()["state"] == state
 
 
-@pytest.mark.parametrize("cfg", [{"alpha": 0.5}, {"sampler": {"type": "rank"}}])
-def test_another_sampler_gets_only_the_priorities(tmp_path: Path, cfg: dict[str, Any]) -> None:
+def test_another_sampler_gets_only_the_priorities(tmp_path: Path) -> None:
     old = filled(AdvancedReplayBuffer)
     old.save_data(str(tmp_path))
-    new = AdvancedReplayBuffer({"replay_buffer_size": 8, **cfg})
+    new = AdvancedReplayBuffer({"replay_buffer_size": 8, "alpha": 0.5})
     new.load_data(str(tmp_path))
     assert numbered(new) == list(range(3, 11))
     assert new._metadata.next_id == 8
@@ -347,20 +327,13 @@ def test_files_of_loaded_rows_are_deleted_when_the_rows_leave(tmp_path: Path) ->
     "change",
     [
         lambda rest: rest["state"].update(tail=9),
-        lambda rest: rest["state"].update(tail="3"),
-        lambda rest: rest["state"].update(valid_count=7),
         lambda rest: rest["state"].update(beta=2.0),
         lambda rest: rest["state"].update(sampler=5),
-        lambda rest: rest["state"]["sampler"].update(state="no number"),
         lambda rest: rest["state"].pop("beta"),
-        lambda rest: rest["state"].pop("limiter"),
-        lambda rest: rest["state"].pop("metadata"),
         lambda rest: rest["state"]["metadata"].popitem(),
         lambda rest: rest.update(state=5),
-        lambda rest: rest.update(more={}),
         lambda rest: rest.pop("facts"),
         lambda rest: rest.update(facts={"use": np.zeros(3, np.int64)}),
-        lambda rest: rest.update(facts={"use": 3}),
     ],
 )
 def test_an_altered_state_is_refused_and_nothing_changes(

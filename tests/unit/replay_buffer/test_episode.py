@@ -16,7 +16,6 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.replay_buffer import EpisodeReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import save
-from dingsdk.worker.replay_buffer.storage import memmap
 
 from .saved_rows import edit, manifest_of, replace_frame
 
@@ -135,17 +134,6 @@ def test_the_first_push_chooses_the_storage_for_auto() -> None:
         assert other.state_dict()["storage"] == buffer.state_dict()["storage"]
 
 
-def test_numbers_in_dicts_are_converted_and_columns_are_not() -> None:
-    buffer = make()
-    buffer.push([[{"reward": 0.5}]], 0)
-    buffer.push([[{"reward": 1}, {"reward": 2}]], 0)
-    newest = buffer.sample(1, 0, sample_range=slice(-1, None))
-    assert newest is not None
-    assert newest[0].columns["reward"].tolist() == [1.0, 2.0]
-    with pytest.raises(SchemaMismatchError, match="reward"):
-        buffer.push([SampleBatch({"reward": np.array([1])})], 0)
-
-
 STORAGES: list[Any] = [
     pytest.param({"type": "array"}, id="array"),
     pytest.param({"type": "array", "next_of": "obs"}, id="array-next_of"),
@@ -186,26 +174,6 @@ def test_rows_of_episodes_that_left_are_used_again() -> None:
         buffer.push([episode(n, 3) for n in range(first, first + 4)], 0)
         capacities.add(buffer._storage._rows.capacity)
     assert capacities == {64}  # the least: more than the rows that are held, and those of a push
-
-
-def test_disk_space_is_reserved_for_all_episodes_of_a_push(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memmap, "_STEP_BYTES", 0)
-    with opened(tmp_path / "rows", {"type": "memmap"}) as buffer:
-        table: Any = buffer
-        episodes = [episode_of(number) for number in range(5)]
-        storage = table._new_storage()
-        storage.accept(episodes)
-        assert storage._rows._n_reserved >= sum(map(len, episodes)) > max(map(len, episodes))
-        storage.close()
-
-
-def test_the_error_for_an_array_in_place_of_an_episode_is_one_line() -> None:
-    buffer = EpisodeReplayBuffer({"replay_buffer_size": 3})
-    with pytest.raises(SchemaMismatchError, match="found ndarray") as caught:
-        buffer.push([np.zeros((3, 40))], 0)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])

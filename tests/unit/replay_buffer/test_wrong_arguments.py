@@ -16,7 +16,6 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
     ConfigTypeError,
-    InvalidPriorityError,
     NotSavableError,
     SchemaMismatchError,
 )
@@ -28,7 +27,7 @@ from dingsdk.worker.replay_buffer import (
 from dingsdk.worker.replay_buffer.buffers import ElasticReplayBuffer
 from dingsdk.worker.replay_buffer.table import checked_timeout
 
-KINDS = [NaiveReplayBuffer, AdvancedReplayBuffer, SequenceReplayBuffer]
+KINDS = [NaiveReplayBuffer, SequenceReplayBuffer]
 
 
 def filled(kind: Any = NaiveReplayBuffer, rows: int = 4, **changes: Any) -> Any:
@@ -119,16 +118,6 @@ def test_a_beta_outside_of_0_to_1_is_refused(beta: Any) -> None:
         buffer.beta = beta
     buffer.beta = np.float32(0.5)
     assert buffer.beta == 0.5
-
-
-def test_an_update_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(InvalidPriorityError, match="mapping"):
-        filled(AdvancedReplayBuffer).update(3)
-
-
-def test_an_update_without_ids_names_the_missing_column() -> None:
-    with pytest.raises(InvalidPriorityError, match="lacks 'replay_unique_id'"):
-        filled(AdvancedReplayBuffer).update({"priority": [1.0]})
 
 
 @pytest.mark.parametrize("state", [None, "x", [], "data"])
