@@ -14,7 +14,7 @@ from dingsdk.config import Count, Finite, NotNegative, Part, Positive, Section, 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key
 from dingsdk.errors import CheckpointCorruptError, ConfigError, InvalidPriorityError
-from dingsdk.worker.replay_buffer.config import BufferSection, PartFactory, bounds_rates
+from dingsdk.worker.replay_buffer.config import BufferSection, bounds_rates
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import NO_ROW, RowMetadata, read_ids, read_priorities
@@ -158,10 +158,7 @@ class AdvancedReplayBuffer(Table):
         return PrioritySampler
 
     @classmethod
-    def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-        # Checks the sections before they are changed, so that errors name the keys of the user.
-        full = PartFactory(cls.Config, cfg).full
-        cls.check_config(full, "")
+    def _configured(cls, full: dict[str, Any]) -> dict[str, Any]:
         sampler, controller = full["sampler"], full["thruput_controller"]
         if "alpha" in sampler and sampler["alpha"] is None:
             full["sampler"] = {**sampler, "alpha": full["alpha"]}

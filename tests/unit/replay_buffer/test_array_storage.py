@@ -188,23 +188,6 @@ def test_clear_releases_the_memory_of_the_columns(next_of: str | None) -> None:
     assert [each() for each in kept] == [None] * len(kept)
 
 
-def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() -> None:
-    class Tight(ArrayStorage):
-        def _new_array(self, *args: Any) -> Any:
-            if args[0].startswith("own") and args[3] is not None:
-                raise MemoryError
-            return super()._new_array(*args)
-
-    storage = Tight({"next_of": "obs"}, 8)
-    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
-    storage.put(slice(0, 4), storage.accept(rows))
-    with pytest.raises(ConfigError, match="cannot be allocated") as caught:
-        storage.grow(20)
-    # A float64 for each of obs and next_obs.
-    assert caught.value.facts["size_bytes"] == 20 * 16
-    assert storage.take(slice(0, 4)) == rows
-
-
 def test_first_rows_without_memory_do_not_set_the_columns() -> None:
     class Tight(ArrayStorage):
         is_full = True

@@ -53,7 +53,7 @@ def make(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[
     made: list[Any] = []
 
     def make_one(**cfg: Any) -> Any:
-        storage = STORAGES[request.param]
+        storage = STORAGES["object" if kind == "episode" else request.param]
         size = 12 if kind == "episode" else CAPACITY
         whole = {"replay_buffer_size": size, "storage": storage, "seed": len(made), **KINDS[kind]}
         made.append(default_manager().create("buffers", {**whole, **cfg}))

@@ -6,7 +6,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import BufferClosedError, ConfigError, RunFolderError, StorageFullError
+from dingsdk.errors import BufferClosedError, ConfigError, StorageFullError
 from dingsdk.testing import open_files
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer, persistence
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
@@ -76,24 +76,6 @@ def test_a_state_that_the_disk_cannot_hold_leaves_the_buffer_unchanged(tmp_path:
         new.load_state_dict(old.state_dict())
         assert new.sample(1, 0).columns["x"].tolist() == [1.0]  # type: ignore[union-attr]
         assert open_files(collect=True) == before  # the files of the old rows are closed
-
-
-def test_rows_of_episodes_stay_unchanged_if_a_file_cannot_grow(tmp_path: Path) -> None:
-    """Each of the files fails to grow once."""
-    for at in range(1, 99):
-        with opened(tmp_path, capacity=8) as storage:
-            put(storage, 0, 8)
-            with (
-                failing_calls(("ftruncate",), at, errno.EPERM) as calls,
-                pytest.raises(RunFolderError) if at < 4 else nullcontext(),
-            ):
-                storage.grow(20)
-            if calls() < at:
-                break
-            assert storage.capacity == 8
-            assert storage.take(slice(0, 8)) == rows_of(0, 8)
-    assert storage.capacity == 20
-    assert at == 4  # three columns grow
 
 
 def test_a_changed_byte_of_a_column_is_not_detected(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import map_columns
 from dingsdk.errors import StorageFullError
 from dingsdk.runtime import Folder
 from dingsdk.runtime.files import FULL, file_error
@@ -55,25 +54,22 @@ class MemmapStorage(ArrayStorage):
         super()._clear()
         self._close_files()
         self._own_bytes: dict[str, int] = {}  # bytes of an own copy, by file
-        self._n_columns = self._n_held = 0
+        self._n_held = 0
 
-    def _allocate(self, rows: dict[str, Any], n: int) -> None:
+    def _allocate(self, rows: dict[str, Any]) -> None:
         with Folder(self._path):
             pass  # creates it
         try:
-            super()._allocate(rows, n)
+            super()._allocate(rows)
         except BaseException:
             self._clear()
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        self._n_columns += 1
         shape, dtype = (self.capacity, *array.shape[1:]), np.dtype(array.dtype.str)
-        return self._map(f"column-{self._n_columns - 1}", shape, dtype)
+        return self._map(f"column-{len(self._files)}", shape, dtype)
 
-    def _new_array(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
-    ) -> NDArray[Any]:
+    def _new_array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         is_own = name != "links"
         array = self._map(name, shape, dtype, is_reserved=not is_own)
         if is_own:
@@ -83,9 +79,7 @@ class MemmapStorage(ArrayStorage):
     def _map(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_reserved: bool = True
     ) -> NDArray[Any]:
-        """Map a new file as an array of zeros, or make the file of that name longer.
-
-        Earlier maps of a file stay valid.
+        """Map a new file as an array of zeros.
 
         Raises:
             StorageFullError, RunFolderError: the file cannot be made.
@@ -94,9 +88,8 @@ class MemmapStorage(ArrayStorage):
         if size == 0:
             return np.zeros(shape, dtype)
         with self._disk_errors("map a file in"):
-            if name not in self._files:
-                self._files[name], path = tempfile.mkstemp(dir=self._path)
-                Path(path).unlink()
+            self._files[name], path = tempfile.mkstemp(dir=self._path)
+            Path(path).unlink()
             os.ftruncate(self._files[name], size)
             mapped = mmap.mmap(self._files[name], size)
         if is_reserved:
@@ -105,14 +98,6 @@ class MemmapStorage(ArrayStorage):
             # Rows are drawn at random, so reading ahead would fetch rows that are not needed.
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype).reshape(shape)
-
-    def _longer_columns(self) -> dict[str, Any]:
-        before, self._n_columns = self._n_columns, 0
-        try:
-            return map_columns(self._new_column, self._columns)
-        except BaseException:
-            self._n_columns = before
-            raise
 
     def _hold_slots(self, slots: int) -> None:
         if slots <= self._n_held:
