@@ -59,7 +59,6 @@ def test_loading_into_a_closed_buffer_is_refused(tmp_path: Path) -> None:
         lambda: buffer.load_state_dict(state),
         # As in resume_data and load_data, if another thread closes the buffer at this point.
         lambda: buffer.restore(saved.state, saved.count, saved.whole),
-        lambda: buffer._continue_from(saved),
     ):
         with pytest.raises(BufferClosedError):
             load()
