@@ -723,20 +723,17 @@ class Table(IBuffer, Closing):
         storage, held, kind = self._storage, self._remover.count, None
         if storage is not None and held:
             kind = "object" if storage.holds_objects else "array"
-
-        def columns(part: Sampler | NoMetadata) -> dict[str, Any]:
-            return {name: column[:held].copy() for name, column in part.columns().items()}
-
+        of_sampler = {key: column[:held].copy() for key, column in self._sampler.columns().items()}
         return {
             "version": VERSION,
             "capacity": self._capacity,
             "storage": kind,
             "push_count": self.push_count,
             **_described(self._remover, self._metadata),
-            "sampler": {**self._sampler.state_dict(), **columns(self._sampler)},
+            "sampler": {**self._sampler.state_dict(), **of_sampler},
             "remover": self._remover.state_dict(),
             "limiter": self._limiter.state_dict(),
-            "metadata": {**self._metadata.state_dict(), **columns(self._metadata)},
+            "metadata": {**self._metadata.state_dict(), **self._metadata.columns(held)},
             **self._extra_state(),
         }
 

@@ -326,16 +326,6 @@ def test_a_row_drawn_twice_counts_both_uses() -> None:
     assert column(sample, "use") == [2, 3]
 
 
-def test_statistics_of_sampled_rows_can_be_read() -> None:
-    watched = {"sampled_data_attr": {"average_range": 1, "print_freq": 1}}
-    buffer = make_buffer(monitor=watched)
-    buffer.push(batch(0, 1, collect_iter=np.array([3, 3])), 0)
-    buffer.sample(2, 5)
-    means = {"use": 1.0, "priority": 1.0, "staleness": 2.0, "age": 0.5}
-    seen = buffer.sampled_stats()
-    assert {name: seen[f"{name}_mean"] for name in means} == means
-
-
 def test_statistics_of_sampled_rows_are_reported_when_they_are_due() -> None:
     writer = ScalarWriter()
     attr = {"average_range": 1, "print_freq": 2}

@@ -21,19 +21,6 @@ def is_next(monitor: SampleMonitor) -> bool:
     return monitor.skip == 0
 
 
-def test_averages_cover_the_last_samples() -> None:
-    monitor = SampleMonitor("buffer", average_range=3, print_freq=3)
-    for number in range(5):
-        assert is_next(monitor)
-        ages = np.array([number, number + 2])
-        priority = np.array([1.0, 1.0 + number])
-        monitor.record({"age": ages, "priority": priority})
-    assert monitor.stats() == {
-        **{"age_mean": 4.0, "age_min": 2.0, "age_max": 6.0},
-        **{"priority_mean": 2.5, "priority_min": 1.0, "priority_max": 5.0},
-    }
-
-
 @pytest.mark.parametrize(
     ("average_range", "print_freq", "apart", "reports", "first"),
     [

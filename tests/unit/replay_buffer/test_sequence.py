@@ -11,12 +11,11 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
-    BufferClosedError,
     CheckpointCorruptError,
     ConfigError,
     SchemaMismatchError,
 )
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer, SequenceReplayBuffer
+from dingsdk.worker.replay_buffer import SequenceReplayBuffer
 
 Trajectories = list[list[int]]
 
@@ -121,13 +120,6 @@ def test_padded_sequences_are_zero_outside_the_trajectory() -> None:
     assert seen == set(range(3, 15))
 
 
-def test_ages_of_sampled_rows_are_recorded() -> None:
-    buffer = make(capacity=12)
-    fill(buffer, [1, 5, 6])
-    assert buffer.sample(1, 6, 0) is not None  # the newest six rows: no other trajectory is as long
-    assert buffer.sampled_stats() == {"age_mean": 2.5, "age_min": 0, "age_max": 5}
-
-
 def test_padded_objects_come_as_shorter_lists() -> None:
     buffer = make(storage="object", pad=True)
     fill(buffer, [3])
@@ -158,14 +150,6 @@ def test_a_trajectory_continues_in_the_next_push() -> None:
         buffer.push([{"x": 0, "env": env, "done": False} for env in envs], 0)
     # 0 0 | 1 1 1 | 0 0
     assert [buffer.count_starts(length) for length in (1, 2, 3, 4)] == [7, 4, 1, 0]
-
-
-def test_the_length_may_come_from_the_config() -> None:
-    buffer = SequenceReplayBuffer({"replay_buffer_size": 50, "sequence_length": 6})
-    fill(buffer, [30])
-    batch = buffer.sample(3)
-    assert isinstance(batch, SampleBatch)
-    assert batch.columns["x"].shape == (3, 6)
 
 
 @pytest.mark.parametrize(
@@ -303,13 +287,3 @@ def test_a_wrong_sampler_state_is_refused(key: str, wrong: Any) -> None:
     with pytest.raises(CheckpointCorruptError, match=key):
         buffer.load_state_dict(state)
     assert buffer.count() == 5
-
-
-def test_ends_are_ignored_without_sequences() -> None:
-    buffer = NaiveReplayBuffer({"replay_buffer_size": 4})
-    buffer.push(steps(0, 1), 0)
-    buffer.end_trajectory()
-    assert buffer.count() == 2
-    buffer.close()
-    with pytest.raises(BufferClosedError):
-        buffer.end_trajectory()

@@ -118,8 +118,6 @@ def _to_link(folder: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: _files(folder)[0].unlink(),
-        lambda folder: _files(folder)[0].write_bytes(_files(folder)[0].read_bytes()[:-1] + b"\7"),
         _to_pipe,
         _to_folder,
         _to_link,

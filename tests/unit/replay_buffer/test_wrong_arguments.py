@@ -24,7 +24,6 @@ from dingsdk.worker.replay_buffer import (
     NaiveReplayBuffer,
     SequenceReplayBuffer,
 )
-from dingsdk.worker.replay_buffer.buffers import ElasticReplayBuffer
 from dingsdk.worker.replay_buffer.table import checked_timeout
 
 KINDS = [NaiveReplayBuffer, SequenceReplayBuffer]
@@ -159,14 +158,3 @@ def test_a_row_that_is_nested_too_deeply_is_refused(
 def test_a_buffer_cannot_be_copied_or_pickled(copied: Callable[[Any], Any]) -> None:
     with pytest.raises(NotSavableError, match=r"state_dict.*ReplayServer"):
         copied(filled())
-
-
-@pytest.mark.parametrize("envstep", [1.5, "x", math.nan, 2])
-def test_a_push_that_gives_an_elastic_buffer_no_window_stores_nothing(envstep: Any) -> None:
-    schedule = {0: 3, 1: 4}
-    buffer = filled(ElasticReplayBuffer, set_buffer_size=lambda step: schedule.get(step, 0))
-    with pytest.raises(ConfigError):
-        buffer.push({"x": 1.0}, envstep)
-    assert (buffer.count(), buffer.window) == (4, 3)
-    buffer.push({"x": 1.0}, np.int64(1))
-    assert (buffer.count(), buffer.window) == (5, 4)
