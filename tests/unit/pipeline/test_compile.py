@@ -343,7 +343,7 @@ REFUSED = (
         for buffer, sampler, family in (
             ("naive", "proportional", "RowSampler"),
             ("elastic", "sequence", "RowSampler"),
-            ("episode", "rank", "RowSampler"),
+            ("episode", "proportional", "RowSampler"),
             ("advanced", "uniform", "PrioritySampler"),
             ("sequence", "proportional", "SequenceSampler"),
         )
