@@ -364,19 +364,7 @@ class Folder(Closing):
         with self._use("write", name) as folder:
             _replace(folder, name, buffers, durable)
 
-    def open_to_append(self, name: str) -> int:
-        """Return a descriptor of an existing file for :meth:`append`; the caller closes it."""
-        with self._use("write", name) as folder:
-            return os.open(name, _WRITE, dir_fd=folder)
-
-    def append(
-        self,
-        name: str,
-        buffers: Sequence[Buffer],
-        at: int,
-        durable: bool = False,
-        opened: int | None = None,
-    ) -> int:
+    def append(self, name: str, buffers: Sequence[Buffer], at: int, durable: bool = False) -> int:
         """Append to a file of ``at`` bytes; if ``at`` is 0, create it with mode 0600 if missing.
 
         Args:
@@ -384,8 +372,6 @@ class Folder(Closing):
             buffers: The bytes to append. If the disk gets full, the file is cut to its old size.
             at: Expected size of the file in bytes; the caller is its only writer.
             durable: Whether to wait until the content is on the disk.
-            opened: Result of :meth:`open_to_append`, which nothing else writes to: its size is not
-                checked, so an append takes a third of the time.
 
         Returns:
             The number of bytes that were appended.
@@ -395,10 +381,19 @@ class Folder(Closing):
         """
         with self._use("write", name) as folder:
             flags = _WRITE if at else _WRITE | os.O_CREAT
-            descriptor = os.open(name, flags, 0o600, dir_fd=folder) if opened is None else opened
+            descriptor = os.open(name, flags, 0o600, dir_fd=folder)
             try:
-                if opened is None:
-                    self._seek_end(descriptor, name, at)
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode):
+                    refuse_kind(self.path / name, found.st_mode)
+                size = found.st_size
+                if size != at:
+                    raise RunFolderError(
+                        f"{self.path / name} has {size} bytes in place of {at}: another process "
+                        "writes to it, or it was cut off",
+                        path=str(self.path / name),
+                    )
+                os.lseek(descriptor, at, os.SEEK_SET)
                 try:
                     write_chunks(descriptor, buffers)
                     if durable:
@@ -408,25 +403,39 @@ class Folder(Closing):
                 except OSError:
                     with contextlib.suppress(OSError):
                         os.ftruncate(descriptor, at)
-                        os.lseek(descriptor, at, os.SEEK_SET)
                     raise
             finally:
-                if opened is None:
-                    os.close(descriptor)
+                os.close(descriptor)
         return sum(len(buffer) for buffer in buffers)
 
-    def _seek_end(self, descriptor: int, name: str, at: int) -> None:
-        """Go to the end of a file, which is at ``at``; raises as :meth:`append`."""
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            refuse_kind(self.path / name, found.st_mode)
-        if found.st_size != at:
-            raise RunFolderError(
-                f"{self.path / name} has {found.st_size} bytes in place of {at}: another process "
-                "writes to it, or it was cut off",
-                path=str(self.path / name),
-            )
-        os.lseek(descriptor, at, os.SEEK_SET)
+    def open_to_append(self, name: str) -> int:
+        """Return a descriptor of an existing file for :meth:`append_to`; the caller closes it."""
+        with self._use("write", name) as folder:
+            return os.open(name, _WRITE, dir_fd=folder)
+
+    def append_to(self, opened: int, name: str, buffers: Sequence[Buffer], at: int) -> int:
+        """Append to a file that :meth:`open_to_append` opened, and that nothing else writes to.
+
+        As the size of the file is not checked, this takes a third of the time of :meth:`append`.
+
+        Args:
+            opened: The descriptor.
+            name: Name of the file, for errors.
+            buffers: The bytes to append. If the disk gets full, the file is cut to its old size.
+            at: Size of the file in bytes.
+
+        Returns:
+            The number of bytes that were appended.
+        """
+        with self._use("write", name):
+            try:
+                write_chunks(opened, buffers)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(opened, at)
+                    os.lseek(opened, at, os.SEEK_SET)
+                raise
+        return sum(len(buffer) for buffer in buffers)
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the content of a file is on the disk; without a name, the folder's entries."""

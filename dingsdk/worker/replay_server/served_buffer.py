@@ -79,7 +79,7 @@ class InsertLog(RecordFiles):
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder, "inserts-", ".log", _ADVICE)
-        self._opened: int | None = None
+        self._opened = -1
         """The file that is written; opening it for each insert would double the time of ``add``."""
 
     def start(self) -> None:
@@ -96,13 +96,13 @@ class InsertLog(RecordFiles):
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        if self._opened is not None:
+        if self._opened >= 0:
             os.close(self._opened)
-        self._opened = None
+        self._opened = -1
 
     def _write(self, number: int, at: int, record: tuple[Buffer, ...], durable: bool) -> int:
         parts = record_of(*record)
-        return self._folder.append(self.name_of(number), parts, at, durable, self._opened)
+        return self._folder.append_to(self._opened, self.name_of(number), parts, at)
 
     def add(self, record: Record) -> None:
         """Write a record; raises as ``append``."""
