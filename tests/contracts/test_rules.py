@@ -195,6 +195,7 @@ CASES: Mapping[str, Case] = {
     "arrays": storage("array", "columns", "any_order"),
     "linked_arrays": storage("array", "columns", slow=True, **LINKED),
     "objects": storage("object", "objects", "any_order"),
+    "compressed_objects": storage("object", "objects", "any_order", slow=True, compress="lz4"),
     "maps": storage("memmap", "columns", "any_order", slow=True),
     "linked_maps": storage("memmap", "columns", slow=True, **LINKED),
     "uniform": sampler("uniform", "rows", "distinct"),

@@ -52,7 +52,7 @@ class EpisodeStorage(Storage):
 
 
 def _as_object(episode: Any) -> Any:
-    # A batch becomes a dict, because an object storage copies the values of dicts.
+    # A batch becomes a dict, because an object storage copies and compresses the values of dicts.
     if isinstance(episode, SampleBatch):
         return episode.copy().columns
     return SampleBatch.from_rows(episode).columns if suits_arrays(episode) else list(episode)
