@@ -21,6 +21,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("samplers", "sequence", f"{_BUFFER}.sampler.sequence:SequenceSampler"),
     ("samplers", "proportional", f"{_BUFFER}.sampler.priority:ProportionalSampler"),
     ("samplers", "oldest", f"{_BUFFER}.sampler.priority:OldestSampler"),
+    ("samplers", "rank", f"{_BUFFER}.sampler.priority:RankSampler"),
     ("removers", "fifo", f"{_BUFFER}.remover:FifoRemover"),
     ("limiters", "min_size", f"{_BUFFER}.limiter:MinSizeLimiter"),
     ("limiters", "samples_per_insert", f"{_BUFFER}.limiter:SamplesPerInsertLimiter"),

@@ -188,6 +188,9 @@ CASES: Mapping[str, Case] = {
     "episodes_objects": buffer("episode", ROWS | {"episodes"}, True, storage=OBJECT),
     "advanced_arrays": buffer("advanced", PROPORTIONAL, storage=ARRAY),
     "advanced_objects": buffer("advanced", PRIORITIZED | {"proportional"}, True, storage=OBJECT),
+    "advanced_rank": buffer(
+        "advanced", PRIORITIZED | {"columns"}, True, sampler={"type": "rank", "sort_after": 0.01}
+    ),
     "advanced_maps": buffer("advanced", PROPORTIONAL, True, storage=MEMMAP | LINKED),
     "queue": buffer(
         "queue", QueueReplayBuffer.contract_capabilities, **QueueReplayBuffer.contract_config

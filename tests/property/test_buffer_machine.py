@@ -71,6 +71,9 @@ TestAdvancedOverArrays = machine(
     "advanced", PRIORITIZED | {"columns", "proportional"}, "array", slow=False
 )
 TestAdvancedOverObjects = machine("advanced", PRIORITIZED | {"proportional"}, "object")
+TestAdvancedByRank = machine(
+    "advanced", PRIORITIZED | {"columns"}, "array", sampler={"type": "rank"}
+)
 TestAdvancedOverLinkedMaps = machine(
     "advanced", PRIORITIZED | {"columns", "proportional"}, "memmap", columns=LINKED
 )

@@ -121,7 +121,7 @@ class AdvancedReplayBuffer(Table):
             alpha: Priority exponent, used if the ``sampler`` section does not set ``alpha``.
             beta: Exponent of the importance weights at the start; see ``anneal_step``.
             anneal_step: Number of samples over which beta rises to 1; 0 keeps beta constant.
-            sampler: Draws rows by their priority.
+            sampler: Draws rows by their priority, or by the rank of their priority.
             thruput_controller: Limits on pushes per sample, and the rows needed to sample.
             monitor: How often statistics are logged.
         """

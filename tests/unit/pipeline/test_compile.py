@@ -343,7 +343,7 @@ REFUSED = (
         for buffer, sampler, family in (
             ("naive", "proportional", "RowSampler"),
             ("elastic", "sequence", "RowSampler"),
-            ("episode", "proportional", "RowSampler"),
+            ("episode", "rank", "RowSampler"),
             ("advanced", "uniform", "PrioritySampler"),
             ("sequence", "proportional", "SequenceSampler"),
         )

@@ -49,7 +49,8 @@ def test_invalid_settings_are_refused(
 
 def test_alpha_reaches_the_sampler_unless_it_has_its_own() -> None:
     assert make_buffer(alpha=0.25).alpha == 0.25
-    assert make_buffer(alpha=0.25, sampler={"alpha": 1.0}).alpha == 1.0
+    assert make_buffer(alpha=0.25, sampler={"type": "rank"}).alpha == 0.25
+    assert make_buffer(alpha=0.25, sampler={"type": "rank", "alpha": 1.0}).alpha == 1.0
     assert AdvancedReplayBuffer(AdvancedReplayBuffer.default_config()).alpha == 0.6
 
 

@@ -81,10 +81,11 @@ def test_other_buffers_push_the_loaded_rows_as_new(
     assert new._sampler.state_dict()["state"] == state
 
 
-def test_another_sampler_gets_only_the_priorities(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cfg", [{"alpha": 0.5}, {"sampler": {"type": "rank"}}])
+def test_another_sampler_gets_only_the_priorities(tmp_path: Path, cfg: dict[str, Any]) -> None:
     old = filled(AdvancedReplayBuffer)
     old.save_data(str(tmp_path))
-    new = AdvancedReplayBuffer({"replay_buffer_size": 8, "alpha": 0.5})
+    new = AdvancedReplayBuffer({"replay_buffer_size": 8, **cfg})
     new.load_data(str(tmp_path))
     assert numbered(new) == list(range(3, 11))
     assert new._metadata.next_id == 8
