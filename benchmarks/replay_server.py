@@ -52,7 +52,7 @@ from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
 CHUNK, BATCH, CAPACITY = 64, 256, 1_000_000
 GOALS = {"insert": 10.0, "sample": 5.0}
-PAUSE_MS = 50.0
+PAUSE_MS = 10.0
 PEER = Path(__file__).parent / "_replay" / "reverb_peer.py"
 Turn = Callable[[str, float], float]
 

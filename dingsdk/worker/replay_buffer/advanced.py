@@ -243,6 +243,8 @@ class AdvancedReplayBuffer(Table):
             where, priorities = metadata.find(where, ids, priorities, LEAST_PRIORITY)
             if len(where):
                 cast(PrioritySampler, self._sampler).assign(where, priorities)
+                for copied in self._copies:
+                    copied.note(where)
 
     def sample(
         self,
@@ -296,6 +298,8 @@ class AdvancedReplayBuffer(Table):
         weights = sampler.importance(where, self._beta)
         batch = self._storage.take(where)  # type: ignore[union-attr]
         ids, uses, staleness = metadata.serve(where, learner_iter)
+        for copied in self._copies:
+            copied.note(where)
         added: dict[str, NDArray[Any]] = {
             "replay_unique_id": ids,
             "replay_buffer_idx": where,

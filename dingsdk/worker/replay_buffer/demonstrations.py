@@ -128,7 +128,7 @@ class TableWithDemonstrations:
         """
         self.online.save_data(file)
         with self.demonstrations.snapshot() as now:
-            frame, _ = encode_frame(_KIND, now.state())
+            frame, _ = encode_frame(_KIND, now.state(None))
         with Folder(file) as folder:
             folder.write_atomic(STATE_NAME, frame, durable=True)
 

@@ -211,8 +211,8 @@ class NoMetadata:
         """Return the facts that a state holds about rows, as arrays of one value a row."""
         return {}
 
-    def columns(self, positions: int) -> dict[str, NDArray[Any]]:
-        """Return copies of the state's arrays that have one entry for each of the positions."""
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return views of the state's arrays that have one entry for each position."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class NoMetadata:
     def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
         """Return new metadata with this state and the settings of this object.
 
-        ``state`` has the :meth:`columns` too.
+        ``state`` has the first entries of :meth:`columns` too, as many as ``positions``.
 
         Raises:
             CheckpointCorruptError: the entries of the state contradict each other.

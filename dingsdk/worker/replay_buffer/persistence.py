@@ -14,8 +14,10 @@ import contextlib
 import os
 import re
 import secrets
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -45,9 +47,11 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime.files import Buffer, Folder, locked_folder
 from dingsdk.worker.replay_buffer.interface import KEPT
-from dingsdk.worker.replay_buffer.storage import Rows
+from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.interface import NoMetadata
+    from dingsdk.worker.replay_buffer.sampler import Sampler
     from dingsdk.worker.replay_buffer.table import Table
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -70,6 +74,8 @@ _OBJECT_ROWS = 2048
 """Most rows in a segment of objects, which are encoded one by one."""
 _PROBED_ROWS = 64
 """The size of a row is estimated from this many rows."""
+_CHANGES_LEFT = 64
+"""About the most changed pieces that saving a buffer copies while other threads wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,8 @@ class TableSnapshot:
         made_of: Types of the buffer, its sampler and its remover.
         is_ordered: Whether rows only leave oldest first.
         rows: ``rows(start, stop)`` returns copies of these rows; all of them must be stored.
-        state: ``state()`` returns the state of the table without its rows.
+        state: ``state(columns)`` returns the state of the table without its rows; ``columns`` are
+            copies of its arrays, and are made if they are None.
     """
 
     first: int
@@ -93,7 +100,55 @@ class TableSnapshot:
     made_of: Mapping[str, str]
     is_ordered: bool
     rows: Callable[[int, int], Rows]
-    state: Callable[[], dict[str, Any]]
+    state: Callable[[ColumnCopy | None], dict[str, Any]]
+
+
+class ColumnCopy:
+    """Copies the per-position arrays of sampler and metadata, while other threads change them.
+
+    Positions that change during the copy are copied again, the last few when the state is taken.
+
+    Args:
+        sampler, metadata: The parts, whose table calls :meth:`note` from now on.
+        held: How many positions hold rows.
+    """
+
+    def __init__(self, sampler: Sampler, metadata: NoMetadata, held: int) -> None:
+        self._sampler, self._held, self._rewrites = sampler, held, sampler.rewrites
+        self._sources = sampler.columns(), metadata.columns()
+        self._changed: deque[Where] = deque()
+        self._copies = [
+            {name: np.empty_like(source) for name, source in part.items()} for part in self._sources
+        ]
+
+    def run(self) -> None:
+        """Copy all positions, then most of the changes made since; called without the lock."""
+        self._copy(slice(0, self._held))
+        before = sys.maxsize
+        while before > (left := len(self._changed)) > _CHANGES_LEFT:
+            before = left
+            self._copy_changed(left)
+
+    def note(self, where: Where) -> None:
+        """Record positions whose columns changed; called under the table's lock."""
+        self._changed.append(where if isinstance(where, slice) else where.copy())
+
+    def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
+        """Return the current columns of sampler and metadata; called under the table's lock."""
+        self._copy_changed(len(self._changed))
+        if self._sampler.rewrites != self._rewrites:
+            for name, source in self._sources[0].items():
+                self._copies[0][name][:positions] = source[:positions]
+        return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
+
+    def _copy_changed(self, most: int) -> None:
+        for _ in range(min(most, len(self._changed))):
+            self._copy(self._changed.popleft())
+
+    def _copy(self, where: Where) -> None:
+        for sources, copies in zip(self._sources, self._copies, strict=True):
+            for name, source in sources.items():
+                copies[name][where] = source[where]
 
 
 class _State(msgspec.Struct):
@@ -209,8 +264,8 @@ def save(
     """Write a consistent copy of the rows into a folder, and replace the rows saved there.
 
     Other threads may push during the save. They wait for the copy of one segment at a time, and at
-    the end for the copy of the newest rows and of the priorities, ids and uses of all rows. If rows
-    leave in another order than oldest first, they wait for the copy of all rows.
+    the end for the copy of the newest rows. If rows leave in another order than oldest first, they
+    wait for the copy of all rows.
 
     Args:
         path: The folder; created with its parents if missing.
@@ -260,24 +315,29 @@ class _Save:
             probe = now.rows(now.first, min(now.first + _PROBED_ROWS, now.last))
         rows_each, there = self._plan(now, probe)
         at, segments = now.first, []
-        if in_pieces and now.is_ordered:
-            for stop in range((at // rows_each + 1) * rows_each, now.last + 1, rows_each):
-                with self._table.snapshot() as now:
-                    if now.lineage != lineage:
-                        return None
-                    piece = self._copied(now, at, stop, there.get(at // rows_each))
-                segments.append(self._written(piece))
-                at = stop
-        with self._table.snapshot() as now:
-            if in_pieces and now.lineage != lineage:
-                return None
-            pieces = []
-            at = max(at, now.first) if in_pieces and now.is_ordered else now.first
-            while at < now.last:
-                stop = min((at // rows_each + 1) * rows_each, now.last)
-                pieces.append(self._copied(now, at, stop, there.get(at // rows_each)))
-                at = stop
-            state = now.state()
+        in_pieces = in_pieces and now.is_ordered
+        # If another thread pushes a whole buffer during the save, it is faster than the disk.
+        patience = 2 * now.last - now.first
+        while in_pieces and (stop := (at // rows_each + 1) * rows_each) <= min(now.last, patience):
+            with self._table.snapshot() as now:
+                if now.lineage != lineage:
+                    return None
+                piece = self._copied(now, at, stop, there.get(at // rows_each))
+            segments.append(self._written(piece))
+            at = stop
+        with self._table.column_copy() if in_pieces else nullcontext() as copied:
+            if copied is not None:
+                copied.run()
+            with self._table.snapshot() as now:
+                if in_pieces and now.lineage != lineage:
+                    return None
+                pieces = []
+                at = max(at, now.first) if in_pieces else now.first
+                while at < now.last:
+                    stop = min((at // rows_each + 1) * rows_each, now.last)
+                    pieces.append(self._copied(now, at, stop, there.get(at // rows_each)))
+                    at = stop
+                state = now.state(copied)
         segments += map(self._written, pieces)
         rest = {"state": state, "facts": self._table.facts_of(state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)

@@ -183,9 +183,8 @@ class RowMetadata(NoMetadata):
         is_kept = state["replay_unique_id"].take(where) != NO_ROW
         return {"use": state["use"].take(where), **({} if is_kept.all() else {KEPT: is_kept})}
 
-    def columns(self, positions: int) -> dict[str, NDArray[Any]]:
-        # One copy takes half the time of three. The last column is padding.
-        return dict(zip(_KEYS, self._facts[:positions].copy().T, strict=False))
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return dict(zip(_KEYS, self._facts.T, strict=False))  # the last column is padding
 
     def state_dict(self) -> dict[str, Any]:
         return {"next_unique_id": self.next_id}

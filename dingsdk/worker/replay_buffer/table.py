@@ -48,6 +48,7 @@ from dingsdk.worker.replay_buffer.metrics import SampleMonitor, ThroughputMonito
 from dingsdk.worker.replay_buffer.origins import Origins
 from dingsdk.worker.replay_buffer.persistence import (
     VERSION,
+    ColumnCopy,
     Facts,
     TableSnapshot,
     check_state,
@@ -119,6 +120,7 @@ class Table(IBuffer, Closing):
         self._listeners: tuple[RowListener, ...] = ()
         # Rows removed in this critical section; None if no listener wants them.
         self._departures: list[tuple[Rows, str]] | None = None
+        self._copies: tuple[ColumnCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
@@ -196,7 +198,7 @@ class Table(IBuffer, Closing):
         is_plain = (
             type(self._sampler) is UniformSampler
             and type(self._limiter) is MinSizeLimiter
-            and not (self._metadata.keeps_facts or self._listeners)
+            and not (self._metadata.keeps_facts or self._listeners or self._copies)
             and self._origins is None
         )
         storage = self._storage if is_plain else None
@@ -403,6 +405,8 @@ class Table(IBuffer, Closing):
             self._metadata.insert(where, facts)
             self._count, priorities = self._metadata.count(self._count), facts.priorities
         self._sampler.on_insert(where, rows, priorities)
+        for each in self._copies:
+            each.note(where)
         if self._listeners:
             self._call_listeners("on_insert", rows)
         self._limiter.on_insert(n)
@@ -425,6 +429,8 @@ class Table(IBuffer, Closing):
             self._origins.remove(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
+        for each in self._copies:
+            each.note(where)
         self._left[reason] += len(where)
         self._limiter.size = self._count = self._count - len(where)
 
@@ -718,12 +724,15 @@ class Table(IBuffer, Closing):
         storage = cast("Storage", self._storage)
         return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
         """Return the state without rows; see ``TableSnapshot``."""
         storage, held, kind = self._storage, self._remover.count, None
         if storage is not None and held:
             kind = "object" if storage.holds_objects else "array"
-        of_sampler = {key: column[:held].copy() for key, column in self._sampler.columns().items()}
+        if columns is None:
+            columns = ColumnCopy(self._sampler, self._metadata, held)
+            columns.run()
+        of_sampler, of_metadata = columns.finish(held)
         return {
             "version": VERSION,
             "capacity": self._capacity,
@@ -733,9 +742,24 @@ class Table(IBuffer, Closing):
             "sampler": {**self._sampler.state_dict(), **of_sampler},
             "remover": self._remover.state_dict(),
             "limiter": self._limiter.state_dict(),
-            "metadata": {**self._metadata.state_dict(), **self._metadata.columns(held)},
+            "metadata": {**self._metadata.state_dict(), **of_metadata},
             **self._extra_state(),
         }
+
+    @contextmanager
+    def column_copy(self) -> Iterator[ColumnCopy]:
+        """Yield a copy of the columns of sampler and metadata, which is told of changes."""
+        with self._lock:
+            self._check_open()
+            copied = ColumnCopy(self._sampler, self._metadata, self._remover.count)
+            self._copies = (*self._copies, copied)
+            self._choose_push_path()
+        try:
+            yield copied
+        finally:
+            with self._lock:
+                self._copies = tuple(each for each in self._copies if each is not copied)
+                self._choose_push_path()
 
     def facts_of(self, saved: Mapping[str, Any]) -> Facts:
         """Return the facts that a state holds about rows, oldest first, as arrays.
@@ -914,7 +938,7 @@ class Table(IBuffer, Closing):
         with self.snapshot() as now:
             rows = now.rows(now.first, now.last)
             data = rows.columns if isinstance(rows, SampleBatch) else rows
-            return {**now.state(), "data": data}
+            return {**now.state(None), "data": data}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
         """Restore a state, so that the next samples are the same as from the saved buffer.

@@ -244,9 +244,8 @@ class ServedBuffer(RowListener, Closing):
     def save(self) -> None:
         """Write a checkpoint, and delete the log files that it covers; others may use the buffer.
 
-        Inserts wait for about 2 ms at a time, for the copy of one segment, and once for about 20 ms
-        if there are priorities of a million rows. With a remover that is not ``fifo`` they wait for
-        the copy of all rows.
+        Inserts wait at most 2 ms at a time, for the copy of one segment. With a remover that is not
+        ``fifo`` they wait for the copy of all rows.
 
         Raises:
             StorageFullError, RunFolderError: the checkpoint cannot be written; the log and the

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .prioritized_rows import batch, column, facts, make_buffer
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.worker.replay_buffer import (
+    AdvancedReplayBuffer,
+    persistence,
+)
+from dingsdk.worker.replay_buffer.storage import Where
+
+from .prioritized_rows import batch, column, equal_states, facts, info, make_buffer
 
 
 def test_loaded_rows_above_max_use_of_the_buffer_leave(tmp_path: Path) -> None:
@@ -20,3 +32,65 @@ def test_loaded_rows_above_max_use_of_the_buffer_leave(tmp_path: Path) -> None:
     assert left == [([0, 1, 2], "overwritten"), ([4, 5], "used_up")]
     assert (new.count(), new.push_count) == (1, 6)
     assert facts(new, "use") == {3: 1}
+
+
+class Disturbed(AdvancedReplayBuffer):
+    """A buffer that is changed before each snapshot.
+
+    Attributes:
+        meddle: Changes the buffer; None for no change.
+    """
+
+    meddle: Callable[[], None] | None = None
+
+    @contextmanager
+    def snapshot(self) -> Iterator[persistence.TableSnapshot]:
+        if self.meddle is not None:
+            self.meddle()
+        with super().snapshot() as now:
+            yield now
+
+
+@pytest.mark.parametrize("sampler", ["proportional", "rank"])
+@pytest.mark.parametrize("limits", [{}, {"max_use": 2}, {"max_staleness": 3}])
+def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sampler: str,
+    limits: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(persistence, "_CHANGES_LEFT", 3)
+    cfg = {"replay_buffer_size": 100, "sampler": {"type": sampler}, **limits}
+    buffer, rng = Disturbed({**cfg, "seed": 0}), np.random.default_rng(0)
+    looks, sampled = 0, list[dict[str, Any]]()
+    copy = persistence.ColumnCopy._copy
+
+    def copy_beside_others(self: persistence.ColumnCopy, where: Where) -> None:
+        copy(self, where)
+        if buffer.meddle is not None and not buffer._lock.locked():
+            meddle()
+
+    monkeypatch.setattr(persistence.ColumnCopy, "_copy", copy_beside_others)
+
+    def meddle() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 20:
+            buffer.update(sampled[-20])
+        buffer.push(batch(*range(looks, looks + 3), collect_iter=np.full(3, looks)), 0)
+        sample = buffer.sample(2, looks)
+        assert isinstance(sample, SampleBatch)
+        sampled.append(info(sample, rng.random(2)))
+        sample.columns["replay_buffer_idx"][:] = -1  # the sample is a copy
+
+    for _ in range(40):
+        meddle()
+    for number in range(3):
+        buffer.meddle = meddle
+        persistence.save(tmp_path, buffer, 64)
+        buffer.meddle = None
+        new = AdvancedReplayBuffer({**cfg, "seed": 1})
+        new.resume_data(str(tmp_path))
+        assert equal_states(new.state_dict(), buffer.state_dict()), number
+        assert not buffer._copies
+    assert looks >= 40 + 3 * 4

@@ -76,8 +76,17 @@ class Sampler(Needs, Configurable, ABC):
         return {}
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return views of the state's arrays that have one entry for each position."""
+        """Return views of the state's arrays that have one entry for each position.
+
+        Methods that are called with positions may change only these entries. A change of all
+        entries must increase ``rewrites``.
+        """
         return {}
+
+    @property
+    def rewrites(self) -> int:
+        """How often all entries of the columns were changed at once."""
+        return 0
 
     def end_trajectory(self) -> None:
         """Called when the next row does not continue the trajectory of the newest one."""
