@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -76,7 +77,8 @@ _ROWS_AT_ONCE = 1 << 16
 class Table(IBuffer, Closing):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
-    A process that is forked must not use the tables of its parent: a thread may have held the lock.
+    After ``os.fork``, the child has a copy that works on its own; it is closed if a thread was
+    using the table during the fork. Use a table whose rows are on disk in one process only.
 
     Every operation is one critical section. After it, in the same thread, listeners are called
     for removed rows and logs are written. The listeners may call the buffer.
@@ -94,6 +96,7 @@ class Table(IBuffer, Closing):
     clear_resets_push_count: ClassVar[bool] = True
     _origins: Origins | None = None
     """Counts the stored rows of each payload, if the table is the home of a buffer."""
+    _why_closed = "is closed"
 
     def __init__(
         self,
@@ -143,6 +146,7 @@ class Table(IBuffer, Closing):
             from dingsdk.worker.replay_buffer.used_data import UsedData
 
             self.add_listener(UsedData(self._cfg.data_root))
+        _tables.add(self)
 
     @classmethod
     def sampler_family(cls) -> type[Sampler]:
@@ -541,7 +545,7 @@ class Table(IBuffer, Closing):
     def _check_open(self) -> None:
         if self._closed:
             raise BufferClosedError(
-                f"{self.instance_name} is closed; make a new buffer",
+                f"{self.instance_name} {self._why_closed}; make a new buffer",
                 what=self.instance_name,
             )
 
@@ -1015,6 +1019,25 @@ def class_of_part(section: Mapping[str, Any], part: str, path: str) -> tuple[Any
     with suppress(PluginLoadError, UnknownPluginError):
         cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
     return cls, given["type"], join_key(path, f"{part}.type")
+
+
+_tables: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+def _close_busy_tables() -> None:
+    """Close the copies of tables in a forked process that were in use during the fork.
+
+    Their rows may be half written, and the thread that holds the lock is not in this process.
+    """
+    for table in list(_tables):
+        if table._lock.locked():
+            table._lock = threading.Lock()
+            table._changed = threading.Condition(table._lock)
+            table._closed, table._plain_layout = True, None
+            table._why_closed = "was in use by another thread when this process was forked"
+
+
+os.register_at_fork(after_in_child=_close_busy_tables)
 
 
 class _RemoveFunction(RowListener):

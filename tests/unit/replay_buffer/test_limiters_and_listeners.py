@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -119,3 +121,48 @@ def test_listeners_get_copies_of_rows_that_left() -> None:
     recorder.removed[0]["note"].append("changed by the listener")
     buffer.clear()
     assert recorder.removed[1:] == [{"note": ["b"]}, {"note": ["c"]}]
+
+
+FORK = """
+import os, threading
+from dingsdk.errors import BufferClosedError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer, RowListener
+
+class Waiting(RowListener):
+    def on_insert(self, rows):
+        is_busy.set()
+        may_end.wait()
+
+is_busy, may_end = threading.Event(), threading.Event()
+idle, busy = (NaiveReplayBuffer({"replay_buffer_size": 4}, instance_name=n) for n in "ab")
+for buffer in (idle, busy):
+    buffer.push([{"x": 1.0}, {"x": 2.0}], 0)
+busy._listeners += (Waiting(),)
+busy._choose_push_path()
+thread = threading.Thread(target=busy.push, args=({"x": 3.0}, 0))
+thread.start()
+is_busy.wait()
+child = os.fork()
+if not child:
+    idle.push({"x": 3.0}, 0)
+    assert idle.sample(3, 0).columns["x"].sum() == 6
+    for use in (lambda: busy.push({"x": 4.0}, 0), lambda: busy.sample(1, 0), busy.clear):
+        try:
+            use()
+        except BufferClosedError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(1)
+    assert (busy.count(), busy.stats().pushed) == (0, 3)
+    busy.close()
+    os._exit(7)
+may_end.set()
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert busy.count() == 3
+"""
+
+
+def test_a_forked_process_can_use_only_the_buffers_that_were_not_in_use() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK]
+    subprocess.run(command, check=True, timeout=60)
