@@ -386,13 +386,7 @@ class Folder(Closing):
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode):
                     refuse_kind(self.path / name, found.st_mode)
-                size = found.st_size
-                if size != at:
-                    raise RunFolderError(
-                        f"{self.path / name} has {size} bytes in place of {at}: another process "
-                        "writes to it, or it was cut off",
-                        path=str(self.path / name),
-                    )
+                self._check_size(name, found, at)
                 os.lseek(descriptor, at, os.SEEK_SET)
                 try:
                     write_chunks(descriptor, buffers)
@@ -414,20 +408,24 @@ class Folder(Closing):
             return os.open(name, _WRITE, dir_fd=folder)
 
     def append_to(self, opened: int, name: str, buffers: Sequence[Buffer], at: int) -> int:
-        """Append to a file that :meth:`open_to_append` opened, and that nothing else writes to.
+        """Append to a file that :meth:`open_to_append` opened.
 
-        As the size of the file is not checked, this takes a third of the time of :meth:`append`.
+        As the file is open already, this takes two thirds of the time of :meth:`append`.
 
         Args:
             opened: The descriptor.
             name: Name of the file, for errors.
             buffers: The bytes to append. If the disk gets full, the file is cut to its old size.
-            at: Size of the file in bytes.
+            at: Expected size of the file in bytes; the caller is its only writer.
 
         Returns:
             The number of bytes that were appended.
+
+        Raises:
+            RunFolderError: the file has another size, or was removed.
         """
         with self._use("write", name):
+            self._check_size(name, os.fstat(opened), at)
             try:
                 write_chunks(opened, buffers)
             except OSError:
@@ -436,6 +434,15 @@ class Folder(Closing):
                     os.lseek(opened, at, os.SEEK_SET)
                 raise
         return sum(len(buffer) for buffer in buffers)
+
+    def _check_size(self, name: str, found: os.stat_result, at: int) -> None:
+        if found.st_size != at or not found.st_nlink:
+            state = f"has {found.st_size} bytes in place of {at}" if found.st_nlink else "is gone"
+            raise RunFolderError(
+                f"{self.path / name} {state}: another process writes to it, or it was cut off or "
+                "removed",
+                path=str(self.path / name),
+            )
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the content of a file is on the disk; without a name, the folder's entries."""

@@ -381,6 +381,25 @@ def test_truncated_log_loses_only_its_last_insert(tmp_path: Path, cut: int) -> N
         assert held(buffer) == list(range(128))
 
 
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [(lambda log: os.truncate(log, 100), "has 100 bytes"), (os.unlink, "is gone")],
+    ids=["cut", "removed"],
+)
+def test_insert_is_refused_if_the_log_was_damaged_meanwhile(
+    tmp_path: Path, damage: Any, text: str
+) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        damage(tmp_path / "replay" / "inserts-000001.log")
+        with pytest.raises(RunFolderError, match=text):
+            put(buffer, 2, 64)
+        assert held(buffer) == list(range(64))
+        buffer.save()  # begins a new log
+        put(buffer, 2, 64)
+        assert held(buffer) == list(range(128))
+
+
 @pytest.mark.parametrize(("is_saved", "lost"), [(True, 2), (False, 1)])
 def test_missing_log_is_refused(tmp_path: Path, is_saved: bool, lost: int) -> None:
     with opened(tmp_path) as buffer:
