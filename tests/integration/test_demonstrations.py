@@ -14,13 +14,16 @@ from dingsdk.config import to_plain
 from dingsdk.data import Dataset
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.compile import compile_config
+from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.policy.threads import torch_threads
+from dingsdk.testing import StopAndGo
 from dingsdk.worker import read_dataset, write_dataset
 from dingsdk.worker.commander.tasks import demonstrations_task
 from dingsdk.worker.demonstrations import demonstration_samples
+from dingsdk.worker.replay_buffer.demonstrations import STATE_NAME
 
 from . import short_runs
 from .job_cluster import JobCluster
@@ -157,6 +160,27 @@ def test_a_learner_that_replaces_a_lost_one_has_the_demonstrations_again(
             cluster.coordinator.validate_state()
         finally:
             cluster.close()
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param((), marks=pytest.mark.slow, id="uniform"),
+        pytest.param(ADVANCED, id="prioritized"),
+        pytest.param((*ADVANCED, f"{BUFFER}.sampler.type=rank"), marks=pytest.mark.slow, id="rank"),
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    short = (
+        *short_runs.QUICK,
+        *("policy.learn.learner.train_iterations=60", "policy.eval.evaluator.eval_freq=25"),
+        "policy.eval.evaluator.eval_interval_s=null",
+    )
+    demonstrations = shown(recorded(tmp_path / "shown.npz"), 0.5)
+    StopAndGo("cartpole-dqn", (*short, *demonstrations, *sets)).run(tmp_path, [6, 41])
+    saves = [find_save(tmp_path / name).path for name in ("whole", "stopped")]
+    one, other = ((each / "buffer" / STATE_NAME).read_bytes() for each in saves)
+    assert one == other
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -43,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "naive": {"kind": "naive"},
     "elastic": {"kind": "elastic", "set_buffer_size": 6},
     "advanced": {"kind": "advanced"},
+    "rank": {"kind": "advanced", "sampler": {"type": "rank"}},
 }
 
 
