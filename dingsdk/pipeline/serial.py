@@ -337,7 +337,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     if task is not None and not (task["preload"] and context.resumed is not None):
         from dingsdk.worker.demonstrations import add_demonstrations
 
-        buffer = add_demonstrations(buffer, task, buffer_cfg, policy_cfg, tb_logger)
+        buffer = add_demonstrations(buffer, task, buffer_cfg, policy_cfg)
         stack.callback(_close, context, "policy.other.demonstrations", buffer.close)
         preloaded = buffer.count() if task["preload"] else 0
     return Workers(

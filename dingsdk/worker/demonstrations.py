@@ -40,7 +40,6 @@ def add_demonstrations(
     task: Mapping[str, Any],
     buffer_cfg: Mapping[str, Any],
     policy_cfg: Mapping[str, Any],
-    tb_logger: Any = None,
 ) -> Any:
     """Return the buffer of a run with the demonstrations of its config.
 
@@ -49,7 +48,6 @@ def add_demonstrations(
         task: Result of ``demonstrations_task``.
         buffer_cfg: The section that the table was made of, with a seed.
         policy_cfg: The compiled section ``policy``.
-        tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
 
     Returns:
         ``buffer`` itself if the demonstrations were pushed into it, else a
@@ -69,14 +67,7 @@ def add_demonstrations(
         return buffer
     table: Any = create_buffer(_section(buffer_cfg, len(rows)), instance_name="demonstrations")
     table.push(rows, 0)
-    return TableWithDemonstrations(
-        buffer,
-        table,
-        task["share"],
-        task["path"],
-        buffer_cfg["periodic_thruput_seconds"],
-        tb_logger,
-    )
+    return TableWithDemonstrations(buffer, table, task["share"], task["path"])
 
 
 def check_demonstrations(run: RunView) -> str:

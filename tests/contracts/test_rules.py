@@ -186,10 +186,7 @@ CASES: Mapping[str, Case] = {
         "sequence", BASE | {"columns", "sequences"}, True, storage=MEMMAP | LINKED
     ),
     "episodes": buffer("episode", ROWS | {"episodes"}),
-    "episodes_arrays": buffer("episode", ROWS | {"episodes"}, True, storage=ARRAY | LINKED),
     "episodes_objects": buffer("episode", ROWS | {"episodes"}, True, storage=OBJECT),
-    "episodes_maps": buffer("episode", ROWS | {"episodes"}, True, storage=MEMMAP),
-    "episodes_linked_maps": buffer("episode", ROWS | {"episodes"}, True, storage=MEMMAP | LINKED),
     "advanced_arrays": buffer("advanced", PROPORTIONAL, storage=ARRAY),
     "advanced_objects": buffer("advanced", PRIORITIZED | {"proportional"}, True, storage=OBJECT),
     "advanced_rank": buffer(

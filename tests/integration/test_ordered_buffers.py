@@ -100,10 +100,6 @@ class SerialBuffer(NaiveReplayBuffer):
     modes: ClassVar[frozenset[str]] = frozenset({"serial"})
 
 
-class GreedySampler(UniformSampler):
-    needs_columns: ClassVar[tuple[str, ...]] = ("obs", "next_obs", "reward", "q_value")
-
-
 class ReturnSampler(UniformSampler):
     """Records the episode return, env and reward of each pushed row."""
 
@@ -133,7 +129,6 @@ def run(tmp_path: Path, mode: str, *sets: str, **buffers: type[NaiveReplayBuffer
         *buffers.items(),
     ):
         manager.registry("buffers").register(name, kind)
-    manager.registry("samplers").register("greedy", GreedySampler)
     manager.registry("samplers").register("returns", ReturnSampler)
     manager.registry("samplers").register("lives", NeedsLives)
     with use_manager(manager):
@@ -213,11 +208,6 @@ def test_a_buffer_that_does_not_support_the_mode_is_refused(tmp_path: Path) -> N
         run(tmp_path, "parallel", f"{BUFFER}.type=serial")
     assert caught.value.path == f"{BUFFER}.type"
     assert run(tmp_path, "serial", f"{BUFFER}.type=serial").reason == "limit"
-
-
-def test_a_missing_column_is_named_in_the_error(tmp_path: Path) -> None:
-    with pytest.raises(DingError, match="'q_value'"):
-        run(tmp_path, "parallel", f"{BUFFER}.sampler.type=greedy")
 
 
 @pytest.mark.parametrize(

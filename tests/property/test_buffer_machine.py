@@ -56,9 +56,6 @@ TestSequenceOverArrays = machine("sequence", SEQUENCES | {"columns"}, "array", s
 TestSequenceOverObjects = machine("sequence", SEQUENCES | {"objects"}, "object")
 TestSequenceOverLinkedMaps = machine("sequence", SEQUENCES | {"columns"}, "memmap", columns=LINKED)
 TestEpisodesOverObjects = machine("episode", ROWS | {"episodes"}, "object", slow=False)
-TestEpisodesOverLinkedArrays = machine("episode", ROWS | {"episodes"}, "array", columns=LINKED)
-TestEpisodesOverMaps = machine("episode", ROWS | {"episodes"}, "memmap")
-TestEpisodesOverLinkedMaps = machine("episode", ROWS | {"episodes"}, "memmap", columns=LINKED)
 TestAdvancedOverArrays = machine(
     "advanced", PRIORITIZED | {"columns", "proportional"}, "array", slow=False
 )

@@ -350,7 +350,7 @@ class BaseCommLearner(CommWorker):
             from dingsdk.worker.demonstrations import add_demonstrations
 
             buffer_cfg, policy_cfg = task_info["replay_buffer_cfg"], task_info["policy"]
-            buffer = add_demonstrations(buffer, task, buffer_cfg, policy_cfg, learner.tb_logger)
+            buffer = add_demonstrations(buffer, task, buffer_cfg, policy_cfg)
         pace = None if home["pace"] is None else EpisodePace(**home["pace"])
         table = TableHome(cast(Table, buffer), self._load_payload, pace, home["counts"])
         if not takes_env_steps(task_info["policy"]):

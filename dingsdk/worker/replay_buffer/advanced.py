@@ -14,7 +14,7 @@ from dingsdk.config import Count, Finite, NotNegative, Part, Positive, Section, 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key
 from dingsdk.errors import CheckpointCorruptError, ConfigError, InvalidPriorityError
-from dingsdk.worker.replay_buffer.config import BufferSection, PartFactory, bounds_rates
+from dingsdk.worker.replay_buffer.config import BufferSection, bounds_rates
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import NO_ROW, RowMetadata, read_ids, read_priorities
@@ -152,17 +152,13 @@ class AdvancedReplayBuffer(Table):
         self._rows_per_sampled: float = self._cfg.thruput_controller.sample_min_limit_ratio
         self._has_stale_rows = self._cfg.max_staleness < math.inf
         self._max_use: float = self._cfg.max_use
-        self._skipped_updates = 0
 
     @classmethod
     def sampler_family(cls) -> type[Sampler]:
         return PrioritySampler
 
     @classmethod
-    def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-        # Checks the sections before they are changed, so that errors name the keys of the user.
-        full = PartFactory(cls.Config, cfg).full
-        cls.check_config(full, "")
+    def _configured(cls, full: dict[str, Any]) -> dict[str, Any]:
         sampler, controller = full["sampler"], full["thruput_controller"]
         if "alpha" in sampler and sampler["alpha"] is None:
             full["sampler"] = {**sampler, "alpha": full["alpha"]}
@@ -215,29 +211,14 @@ class AdvancedReplayBuffer(Table):
             raise ConfigError(f"beta must be in [0, 1], found {value!r:.80}", path="beta")
         self._beta = float(value)
 
-    def largest_importance(self, beta: float) -> float:
-        """Return ``(N * probability) ** -beta`` of the row for which it is largest, >= 1.
-
-        The importance weights of a sample are divided by it.
-        """
-        with self._lock:
-            self._check_open()
-            return cast(PrioritySampler, self._sampler).largest_importance(beta)
-
-    @property
-    def skipped_updates(self) -> int:
-        """Number of priorities that ``update`` skipped because their rows had left."""
-        return self._skipped_updates
-
     def update(self, info: Mapping[str, Any]) -> None:
         """Set the priorities of sampled rows.
 
         Args:
             info: ``priority`` (numbers >= 0), and ``replay_unique_id`` and ``replay_buffer_idx``
                 from the sample: lists, arrays or tensors of equal length. Without ``priority``
-                nothing happens. Rows that have left are skipped and counted in
-                ``skipped_updates``. If a row has several priorities, the last one is used. 1e-5
-                is added to each.
+                nothing happens. Rows that have left are skipped. If a row has several priorities,
+                the last one is used. 1e-5 is added to each.
 
         Raises:
             InvalidPriorityError: one of the entries is malformed; no priority was changed.
@@ -264,7 +245,6 @@ class AdvancedReplayBuffer(Table):
                 cast(PrioritySampler, self._sampler).assign(where, priorities)
                 for copied in self._copies:
                     copied.note(where)
-            self._skipped_updates += len(ids) - len(where)
 
     def sample(
         self,

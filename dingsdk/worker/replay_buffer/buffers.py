@@ -17,15 +17,9 @@ from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
 from dingsdk.worker.replay_buffer.interface import MASK, Drawn, NoMetadata
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
-from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.episodes import (
-    EpisodeColumns,
-    EpisodeObjects,
-    EpisodeStorage,
-    is_episode,
-)
-from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
+from dingsdk.worker.replay_buffer.storage import Rows, Storage
+from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage
+from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size, class_of_part
 
 _log = logging.getLogger(__name__)
 
@@ -177,13 +171,11 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
         Raises also as :meth:`update`; then nothing was pushed.
         """
-        size = None
-        if type(cur_collector_envstep) is not int or cur_collector_envstep > self._envstep:
-            # Computed first: if the schedule raises, nothing is pushed.
-            envstep = checked_size(cur_collector_envstep, "cur_collector_envstep")
-            size = self._size_at(envstep)
+        envstep = checked_size(cur_collector_envstep, "cur_collector_envstep")
+        is_new = envstep > self._envstep
+        size = self._size_at(envstep) if is_new else 0  # if this raises, nothing is pushed
         super().push(data, cur_collector_envstep, timeout_s)
-        if size is not None:
+        if is_new:
             with self._change():
                 # Another thread may have pushed with more env steps.
                 if envstep > self._envstep:
@@ -396,9 +388,8 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
     numbers and arrays is returned as a SampleBatch, any other as a list. ``push`` takes a list of
     episodes: push one list of rows as ``push([episode], envstep)``.
 
-    The capacity is in episodes. Storages of columns hold the rows of all episodes and grow when
-    needed; all rows must have the same columns. Object storage takes rows of any type. Source:
-    DI-engine's ``EpisodeReplayBuffer``.
+    The capacity is in episodes, which may have different columns. Source: DI-engine's
+    ``EpisodeReplayBuffer``.
 
     Example:
         >>> buffer = EpisodeReplayBuffer({"replay_buffer_size": 10})
@@ -432,17 +423,29 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         """Add a list of episodes, or one episode as a SampleBatch; else as for other buffers.
 
         Raises:
-            SchemaMismatchError: an element is not an episode, or is empty, or does not fit the
-                stored columns; nothing was pushed.
+            SchemaMismatchError: an element is not an episode, or is empty; nothing was pushed.
         """
         super().push(data if type(data) is list else [data], cur_collector_envstep, timeout_s)
 
+    @classmethod
+    def check_config(cls, section: Mapping[str, Any], path: str) -> None:
+        """Check the parts, and that the storage holds objects, as episodes are.
+
+        Raises:
+            ConfigError: a part does not fit.
+        """
+        super().check_config(section, path)
+        storage, kind, key = class_of_part(section, "storage", path)
+        if not getattr(storage, "holds_objects", True):
+            raise ConfigError(
+                f"{key} {kind!r} stores single rows in columns, and this type of buffer stores "
+                "episodes; choose object",
+                path=key,
+            )
+
     def _new_storage(self, kind: str | None = None) -> Storage:
-        rows = super()._new_storage(kind)
-        if isinstance(rows, ArrayStorage):
-            return EpisodeColumns(rows, self._capacity)
-        return EpisodeObjects(rows, self._capacity)
+        return EpisodeStorage(super()._new_storage(kind), self._capacity)
 
     @staticmethod
     def _suits_arrays(rows: Rows) -> bool:
-        return all(is_episode(episode) and suits_arrays(episode) for episode in rows)
+        return False

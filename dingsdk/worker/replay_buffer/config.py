@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.sampler import Sampler
     from dingsdk.worker.replay_buffer.storage import Storage
 
-_PATH = "policy.other.replay_buffer"
+PATH = "policy.other.replay_buffer"
 
 
 class BufferSection(PartSection, frozen=True, kw_only=True):
@@ -130,18 +130,14 @@ class PartFactory:
         full = self.full if section is None else self._complete({**self.full, "limiter": section})
         return cast("Limiter", self._make("limiter", full["limiter"], self._seed("limiter")))
 
-    def sampler(self, family: type[Sampler]) -> Sampler:
-        """Make the sampler; raise ConfigError if it does not belong to the family."""
-        section = self.full["sampler"]
-        sampler = self._make("sampler", section, self.capacity, self._seed("sampler"))
-        check_family(type(sampler), family, section["type"], f"{_PATH}.sampler.type")
-        return cast("Sampler", sampler)
+    def sampler(self) -> Sampler:
+        """Make the sampler."""
+        seed = self._seed("sampler")
+        return cast("Sampler", self._make("sampler", self.full["sampler"], self.capacity, seed))
 
-    def restored(
-        self, saved: Mapping[str, Any], count: int, family: type[Sampler]
-    ) -> tuple[Remover, Limiter, Sampler]:
+    def restored(self, saved: Mapping[str, Any], count: int) -> tuple[Remover, Limiter, Sampler]:
         """Make parts with the state of a saved buffer of ``count`` rows; raise CheckpointError."""
-        remover, limiter, sampler = self.remover(), self.limiter(), self.sampler(family)
+        remover, limiter, sampler = self.remover(), self.limiter(), self.sampler()
         remover.load_state_dict(saved["remover"])
         limiter.load_state_dict(saved["limiter"])
         sampler.load_state_dict(saved["sampler"])
@@ -157,31 +153,12 @@ class PartFactory:
         made = self._make("storage", section, self.capacity, self.full["deepcopy"])
         return cast("Storage", made)
 
-    def check_order(self, needs_fifo: bool, remover: Remover, what: str) -> None:
-        """Raise ConfigError if ``needs_fifo`` and the remover is not first in, first out."""
-        if needs_fifo:
-            kind = self.full["remover"]["type"]
-            check_order(remover.is_fifo, what, kind, f"{_PATH}.remover.type")
-
     def _seed(self, part: str) -> int | None:
         seed = self.full["seed"]
         return None if seed is None else derive_seed(seed, part)
 
     def _make(self, part: str, section: Mapping[str, Any], *args: Any) -> Any:
-        return default_manager().create(f"{part}s", section, *args, config_path=f"{_PATH}.{part}")
-
-
-def check_family(sampler: Any, family: type[Sampler], kind: str, path: str) -> None:
-    """Raise ConfigError if ``sampler`` is a class that is not of the family.
-
-    ``path`` is that of its type key, ``kind``.
-    """
-    if isinstance(sampler, type) and not issubclass(sampler, family):
-        raise ConfigError(
-            f"{path} {kind!r} is no {family.__name__}, which this type of buffer draws with; "
-            "choose another sampler or buffer type",
-            path=path,
-        )
+        return default_manager().create(f"{part}s", section, *args, config_path=f"{PATH}.{part}")
 
 
 def check_order(is_fifo: bool, what: str, kind: str, path: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ STATE_NAME = "demonstrations.bin"
 _KIND = "demonstrations"
 _MAX_BYTES = 16 << 30
 """Largest saved state of demonstrations."""
-_log = logging.getLogger(__name__)
 
 
 class TableWithDemonstrations:
@@ -36,33 +33,21 @@ class TableWithDemonstrations:
 
     In a prioritized sample, ``replay_unique_id`` of a demonstration is below 0, so that an update
     finds its row, and its ``staleness`` is -1. The importance weights correct each draw to a
-    uniform one from its own table; they do not change the share.
+    uniform one from its own table, and are relative to the largest one of that table; they do not
+    change the share.
 
     Args:
         online: The table of collected rows.
         demonstrations: A table of the same type that holds all demonstrations.
         share: Share of the demonstrations in a batch, in (0, 1).
         source: Where the demonstrations come from, for messages.
-        period_s: Seconds between two logs.
-        tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
     """
 
-    def __init__(
-        self,
-        online: Table,
-        demonstrations: Table,
-        share: float,
-        source: str,
-        period_s: float = 60.0,
-        tb_logger: Any = None,
-    ) -> None:
+    def __init__(self, online: Table, demonstrations: Table, share: float, source: str) -> None:
         self.online: Any = online
         self.demonstrations: Any = demonstrations
         self.share = share
         self.source = source
-        self._period_s = period_s
-        self._tb_logger = tb_logger
-        self._report_at_s = monotonic()
         self._has_ids = False
 
     def __getattr__(self, name: str) -> Any:
@@ -88,14 +73,12 @@ class TableWithDemonstrations:
             ConfigError, ConfigTypeError, BufferClosedError: as the online table.
         """
         shown = demonstrations_in(self.share, size)
-        beta = getattr(self.online, "beta", 0.0)  # the draw increases it
         collected = self.online.sample(size - shown, cur_learner_iter, **options)
         if not collected or not shown:
             return collected  # type: ignore[no-any-return]
         drawn = self.demonstrations.sample(shown, cur_learner_iter)
         self._has_ids = "replay_unique_id" in drawn.columns
         if self._has_ids:
-            self._weigh(collected, drawn, beta)
             np.invert(drawn.columns["replay_unique_id"], out=drawn.columns["replay_unique_id"])
             drawn.columns["staleness"].fill(-1)
         try:
@@ -106,28 +89,7 @@ class TableWithDemonstrations:
                 f"collected samples: {error}",
                 **error.facts,
             ) from error
-        if monotonic() >= self._report_at_s:
-            self._report(shown, size)
         return batch
-
-    def _weigh(self, collected: SampleBatch, drawn: SampleBatch, beta: float) -> None:
-        """Divide the importance weights of both draws by one number, the largest of all rows."""
-        # Each table has divided by its own largest weight.
-        tables = (self.online, self.demonstrations)
-        largest = [each.largest_importance(beta) for each in tables]
-        for batch, own in zip((collected, drawn), largest, strict=True):
-            batch.columns["IS"] *= np.float32(own / max(largest))
-
-    def _report(self, shown: int, size: int) -> None:
-        self._report_at_s = monotonic() + self._period_s
-        name, count = self.online.instance_name, self.demonstrations.count()
-        text = "%s: %d of the %d rows of a batch are of %d demonstrations"
-        _log.info(text, name, shown, size, count)
-        if self._tb_logger is not None:
-            facts = {"rows": count, "share": shown / size}
-            for key, value in facts.items():
-                tag = f"{name}_demonstrations/{key}"
-                self._tb_logger.add_scalar(tag, value, self.online.stats().pushed)
 
     def update(self, info: Any) -> None:
         """Set the priorities of sampled rows, each in its table; else as the online table.

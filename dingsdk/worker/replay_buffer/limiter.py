@@ -235,8 +235,8 @@ class PushSampleRateLimiter(Limiter):
 
     * a refused push waits or raises BufferFullError; DI-engine drops it silently;
     * if the earlier pushes have decayed to zero, a push is also admitted if it is at most ``max``
-      times the rows sampled since the last push (a sample likewise, with ``min``); otherwise a
-      push that is large compared to the rows of a window would never be admitted;
+      times all rows sampled so far (a sample likewise, with ``min``); otherwise a push that is
+      large compared to the rows of a window would never be admitted;
     * a push is also admitted while a sample of the last requested size would be refused;
       otherwise both sides could wait for each other.
     """
@@ -276,8 +276,6 @@ class PushSampleRateLimiter(Limiter):
         **Limiter.counts,
         "recent_inserts": float,
         "recent_samples": float,
-        "inserts_at_sample": int,
-        "samples_at_insert": int,
         "last_asked": int,
     }
 
@@ -303,8 +301,7 @@ class PushSampleRateLimiter(Limiter):
             return True
         if self.recent_inserts + n <= self._max * self.recent_samples:
             return True
-        since = self.samples - self.samples_at_insert
-        if self.recent_inserts < _FORGOTTEN and n <= self._max * since:
+        if self.recent_inserts < _FORGOTTEN and n <= self._max * self.samples:
             return True
         return not self._admits_sample(self.last_asked)
 
@@ -318,8 +315,7 @@ class PushSampleRateLimiter(Limiter):
             return False
         if self.recent_inserts >= self._min * (self.recent_samples + n):
             return True
-        since = self.inserts - self.inserts_at_sample
-        return self.recent_samples < _FORGOTTEN and since >= self._min * n
+        return self.recent_samples < _FORGOTTEN and self.inserts >= self._min * n
 
     def retry_after_s(self) -> float | None:
         # Both counts decay at the same rate, so their ratio is constant until one of them is
@@ -334,13 +330,11 @@ class PushSampleRateLimiter(Limiter):
         super().on_insert(n)
         self._decay()
         self.recent_inserts += n
-        self.samples_at_insert = self.samples
 
     def on_sample(self, n: int) -> None:
         super().on_sample(n)
         self._decay()
         self.recent_samples += n
-        self.inserts_at_sample = self.inserts
 
     def reset(self) -> None:
         super().reset()
@@ -351,18 +345,13 @@ class PushSampleRateLimiter(Limiter):
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        last_asked = self.last_asked
         super().load_state_dict(state)
-        if not state.keys() >= self.counts.keys():
-            self.inserts_at_sample, self.samples_at_insert = self.inserts, self.samples
-            self.last_asked = last_asked
         self._since_s = self._clock()
 
     def _start_window(self) -> None:
         self._since_s = self._clock()
         self.recent_inserts: float = 0.0
         self.recent_samples: float = 0.0
-        self.inserts_at_sample = self.samples_at_insert = 0
 
     def _decay(self) -> None:
         now_s = self._clock()

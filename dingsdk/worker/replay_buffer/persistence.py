@@ -17,8 +17,7 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -75,10 +74,6 @@ _OBJECT_ROWS = 2048
 """Most rows in a segment of objects, which are encoded one by one."""
 _PROBED_ROWS = 64
 """The size of a row is estimated from this many rows."""
-_SYNCS = 8
-"""Files that are synced to disk at the same time."""
-_AT_ONCE_BYTES = 256 << 20
-"""If saved rows take more, they are read twice, and are never all in memory at once."""
 _CHANGES_LEFT = 64
 """About the most changed pieces that saving a buffer copies while other threads wait."""
 
@@ -94,10 +89,9 @@ class TableSnapshot:
             the table is cleared or loads a state.
         made_of: Types of the buffer, its sampler and its remover.
         is_ordered: Whether rows only leave oldest first.
-        has_columns: Whether the state has arrays with one entry for each position, besides rows.
         rows: ``rows(start, stop)`` returns copies of these rows; all of them must be stored.
         state: ``state(columns)`` returns the state of the table without its rows; ``columns`` are
-            copies of its arrays.
+            copies of its arrays, and are made if they are None.
     """
 
     first: int
@@ -105,7 +99,6 @@ class TableSnapshot:
     lineage: str
     made_of: Mapping[str, str]
     is_ordered: bool
-    has_columns: bool
     rows: Callable[[int, int], Rows]
     state: Callable[[ColumnCopy | None], dict[str, Any]]
 
@@ -270,9 +263,9 @@ def save(
 ) -> None:
     """Write a consistent copy of the rows into a folder, and replace the rows saved there.
 
-    Other threads may push during the save. They wait for the copy of at most one segment, unless
-    they push faster than the disk writes, or rows leave in another order than oldest first: then
-    they wait for the whole save.
+    Other threads may push during the save. They wait for the copy of one segment at a time, and at
+    the end for the copy of the newest rows. If rows leave in another order than oldest first, they
+    wait for the copy of all rows.
 
     Args:
         path: The folder; created with its parents if missing.
@@ -299,84 +292,84 @@ class _Save:
         self._segment_rows = segment_rows
         self._segment_bytes = segment_bytes
         self._token = secrets.token_hex(8)
-        self._syncs: list[Future[None]] = []
 
     def run(self) -> None:
         try:
-            # Files are synced in parallel, while others are still written. For 80 files of 0.6 MB
-            # the syncs took 300 ms one by one after the last write, 60 ms in parallel after the
-            # last write, and 20 ms like this (2 cores, ext4).
-            with ThreadPoolExecutor(_SYNCS, thread_name_prefix="save") as self._pool:
-                # The second try is for a buffer that was cleared, or loaded a state, meanwhile.
-                manifest = self._write(hold=False) or self._write(hold=True)
-                assert manifest is not None
-                for each in self._syncs:
-                    each.result()
+            # The second try is for a buffer that was cleared, or loaded a state, meanwhile.
+            manifest = self._write(in_pieces=True) or self._write(in_pieces=False)
+            assert manifest is not None
             text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
-            self._folder.sync()
             self._folder.write_atomic(MANIFEST, [text], durable=True)
         finally:
             self._remove_unnamed()
 
-    def _write(self, hold: bool) -> _Manifest | None:
+    def _write(self, in_pieces: bool) -> _Manifest | None:
         """Write all rows; return None if the buffer was cleared or loaded a state during that.
 
         Args:
-            hold: Whether to hold the buffer's lock all the time.
+            in_pieces: Whether to release the buffer's lock after the copy of each full segment;
+                otherwise all rows are copied at once.
         """
-        copy: ColumnCopy | None = None
-        with ExitStack() as stack, ExitStack() as lock:
-            now = lock.enter_context(self._table.snapshot())
+        with self._table.snapshot() as now:
             lineage = now.lineage
             probe = now.rows(now.first, min(now.first + _PROBED_ROWS, now.last))
-            hold = hold or not now.is_ordered
-            if not hold:
-                lock.close()
-            rows_each, there = self._plan(now, probe)
-            at = now.first
-            # If another thread pushes a whole buffer during the save, it is faster than the disk.
-            patience = now.last + max(now.last - at, rows_each)
-            segments = []
-            while True:
-                if not hold:
-                    now = lock.enter_context(self._table.snapshot())
+        rows_each, there = self._plan(now, probe)
+        at, segments = now.first, []
+        in_pieces = in_pieces and now.is_ordered
+        # If another thread pushes a whole buffer during the save, it is faster than the disk.
+        patience = 2 * now.last - now.first
+        while in_pieces and (stop := (at // rows_each + 1) * rows_each) <= min(now.last, patience):
+            with self._table.snapshot() as now:
                 if now.lineage != lineage:
                     return None
-                start = max(at, now.first)
-                stop = min((at // rows_each + 1) * rows_each, now.last)
-                segment = there.get(at // rows_each)
-                is_there = segment and segment.first <= start and segment.stop == stop
-                is_last = stop == now.last
-                hold = hold or start > patience
-                if is_last and copy is None and now.has_columns and not hold:
-                    lock.close()
-                    copy = stack.enter_context(self._table.column_copy())
-                    copy.run()
-                    continue
-                rows = [] if is_there or start >= stop else now.rows(start, stop)
-                if is_last:
-                    state = now.state(copy)
-                if not hold:
-                    lock.close()
-                if len(rows):
-                    segment = self._write_rows(rows, start, start - now.first)
-                if segment and start < stop:
-                    segments.append(segment)
-                if is_last:
-                    break
-                at = max(start, stop)
+                piece = self._copied(now, at, stop, there.get(at // rows_each))
+            segments.append(self._written(piece))
+            at = stop
+        with self._table.column_copy() if in_pieces else nullcontext() as copied:
+            if copied is not None:
+                copied.run()
+            with self._table.snapshot() as now:
+                if in_pieces and now.lineage != lineage:
+                    return None
+                pieces = []
+                at = max(at, now.first) if in_pieces else now.first
+                while at < now.last:
+                    stop = min((at // rows_each + 1) * rows_each, now.last)
+                    pieces.append(self._copied(now, at, stop, there.get(at // rows_each)))
+                    at = stop
+                state = now.state(copied)
+        segments += map(self._written, pieces)
         rest = {"state": state, "facts": self._table.facts_of(state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
-            lineage=lineage,
+            lineage=now.lineage,
             made_of=dict(now.made_of),
             first=now.first,
             rows=now.last - now.first,
             rows_each=rows_each,
-            segments=[segment for segment in segments if segment.stop > now.first],
+            segments=[each for each in segments if each is not None and each.stop > now.first],
             state=_File(name, info.size_bytes, info.digest),
         )
+
+    def _copied(
+        self, now: TableSnapshot, first: int, stop: int, there: _Segment | None
+    ) -> tuple[Rows, int, int] | _Segment | None:
+        """Copy the rows ``first..stop-1`` that are still stored, under the buffer's lock.
+
+        Returns:
+            Arguments of :meth:`_write_rows`; ``there`` if this segment has the rows; None if all of
+            them have left.
+        """
+        first = max(first, now.first)
+        if first >= stop:
+            return None
+        if there is not None and there.first <= first and there.stop == stop:
+            return there
+        return now.rows(first, stop), first, first - now.first
+
+    def _written(self, piece: tuple[Rows, int, int] | _Segment | None) -> _Segment | None:
+        return self._write_rows(*piece) if isinstance(piece, tuple) else piece
 
     def _plan(self, now: TableSnapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
         """Return the rows per segment, and the valid segments in the folder, by their number."""
@@ -424,8 +417,7 @@ class _Save:
     def _put(self, what: str, frame: list[Buffer]) -> str:
         # The token makes the name differ from the file of an older save of the same rows.
         name = f"{what}-{self._token}.bin"
-        self._folder.write_atomic(name, frame)
-        self._syncs.append(self._pool.submit(self._folder.sync, name))
+        self._folder.write_atomic(name, frame, durable=True)
         return name
 
     def _remove_unnamed(self) -> None:
@@ -441,7 +433,7 @@ class _Save:
 
 
 class SavedRows:
-    """The saved rows of a folder whose files were all checked; made by :func:`load`.
+    """The saved rows of a folder; made by :func:`load`. Rows are read when they are iterated.
 
     Iterating returns pieces of rows with their facts, without the rows that had left early (used
     up, stale).
@@ -452,18 +444,12 @@ class SavedRows:
         made_of: Types of the saved buffer, its sampler and its remover.
     """
 
-    def __init__(self, folder: Folder, manifest: _Manifest, at_once_bytes: int) -> None:
+    def __init__(self, folder: Folder, manifest: _Manifest) -> None:
         self._path = folder.path
         self._manifest = manifest
         self.made_of: Mapping[str, str] = manifest.made_of
         self.count = manifest.rows
         self.state, self._facts = _read_state(folder, manifest.state, manifest.rows)
-        size_bytes = sum(segment.size_bytes for segment in manifest.segments)
-        self._pieces: list[Rows] | None = [] if size_bytes <= at_once_bytes else None
-        for segment in manifest.segments:
-            rows = _read_rows(folder, segment)
-            if self._pieces is not None:
-                self._pieces.append(rows)
 
     def __iter__(self) -> Iterator[tuple[Rows, Facts]]:
         kept = self._facts.get(KEPT)
@@ -485,24 +471,26 @@ class SavedRows:
         """Return all rows, oldest first, in pieces, including the rows that had left early.
 
         Raises:
-            CheckpointCorruptError: a file changed since it was checked.
+            CheckpointCorruptError: a file is missing, altered, or does not match the manifest; also
+                if another save to the folder has replaced the files since :func:`load`.
+            RunFolderError: a file cannot be read.
         """
-        for index, segment in enumerate(self._manifest.segments):
-            if self._pieces is not None:
-                rows = self._pieces[index]
-            else:
-                with Folder(self._path, create=False) as folder:
-                    rows = _read_rows(folder, segment)
+        for segment in self._manifest.segments:
+            with Folder(self._path, create=False) as folder:
+                rows = _read_rows(folder, segment)
             yield rows[max(self._manifest.first - segment.first, 0) :]
 
+    def check(self) -> None:
+        """Read all rows; raises as :meth:`whole`."""
+        for _ in self.whole():
+            pass
 
-def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> SavedRows:
-    """Read the rows that :func:`save` wrote.
+
+def load(path: str | os.PathLike[str]) -> SavedRows:
+    """Read what :func:`save` wrote: the state now, and the rows when they are iterated.
 
     Args:
         path: The folder.
-        at_once_bytes: If the rows take more, they are read twice, first to check them and then to
-            use them, and are never all in memory at once.
 
     Raises:
         CheckpointMissingError: the folder holds no saved rows.
@@ -517,14 +505,7 @@ def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> S
             path=str(path),
         )
     with Folder(path, create=False) as folder:
-        while True:
-            manifest = _read_manifest(folder)
-            try:
-                return SavedRows(folder, manifest, at_once_bytes)
-            except CheckpointCorruptError:
-                # A save that ended during this removed files of the old manifest: read again.
-                if _read_manifest(folder) == manifest:
-                    raise
+        return SavedRows(folder, _read_manifest(folder))
 
 
 def _read_manifest(folder: Folder) -> _Manifest:

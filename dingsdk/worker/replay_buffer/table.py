@@ -38,9 +38,9 @@ from dingsdk.plugins import default_manager
 from dingsdk.runtime.deadline import Closing, checked_timeout
 from dingsdk.worker.replay_buffer import persistence
 from dingsdk.worker.replay_buffer.config import (
+    PATH,
     BufferSection,
     PartFactory,
-    check_family,
     check_order,
 )
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
@@ -107,7 +107,10 @@ class Table(IBuffer, Closing):
     ) -> None:
         self.exp_name = exp_name
         self.instance_name = instance_name
-        self._parts = PartFactory(self.Config, self._configured(cfg))
+        self._parts = PartFactory(self.Config, cfg)
+        # Checked before the sections are changed, so that errors name the keys of the user.
+        self.check_config(self._parts.full, "")
+        self._parts.full = self._configured(self._parts.full)
         self._cfg = self.read(self._parts.full)
         self._capacity = self._parts.capacity
         self._lock = threading.Lock()
@@ -128,7 +131,7 @@ class Table(IBuffer, Closing):
             self._metadata = self._new_metadata()
             self._remover = self._parts.remover()
             self._limiter = self._parts.limiter()
-            self._sampler = self._parts.sampler(self.sampler_family())
+            self._sampler = self._parts.sampler()
         except MemoryError as error:
             path = "policy.other.replay_buffer.replay_buffer_size"
             raise ConfigError(
@@ -137,7 +140,6 @@ class Table(IBuffer, Closing):
                 path=path,
                 capacity=self._capacity,
             ) from error
-        self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
         self._storage = None if self._parts.chooses_storage else self._new_storage()
         self._choose_push_path()
         if self._cfg.enable_track_used_data:
@@ -159,28 +161,22 @@ class Table(IBuffer, Closing):
             ConfigError: they do not.
         """
 
-        def found(part: str) -> tuple[Any, str, str]:
-            """Return the class, or None if it is not installed; the type key and its path."""
-            given, kind, cls = section[part], f"{part}s", None
-            with suppress(PluginLoadError, UnknownPluginError):
-                cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
-            return cls, given["type"], join_key(path, f"{part}.type")
-
-        sampler, *where = found("sampler")
-        check_family(sampler, cls.sampler_family(), *where)
+        sampler, kind, key = class_of_part(section, "sampler", path)
+        family = cls.sampler_family()
+        if isinstance(sampler, type) and not issubclass(sampler, family):
+            raise ConfigError(
+                f"{key} {kind!r} is no {family.__name__}, which this type of buffer draws with; "
+                "choose another sampler or buffer type",
+                path=key,
+            )
         if cls.needs_fifo:
-            remover, *where = found("remover")
-            # What a function makes is checked when it was made.
-            check_order(getattr(remover, "is_fifo", True), f"type {section['type']}", *where)
+            remover, kind, key = class_of_part(section, "remover", path)
+            check_order(getattr(remover, "is_fifo", True), f"type {section['type']}", kind, key)
 
     @classmethod
-    def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the config, with keys of this kind of buffer translated to settings of its parts.
-
-        Raises:
-            ConfigError, ConfigTypeError: a value is not valid.
-        """
-        return cfg
+    def _configured(cls, full: dict[str, Any]) -> dict[str, Any]:
+        """Return the config with keys of this kind of buffer replaced by settings of its parts."""
+        return full
 
     def _new_metadata(self) -> NoMetadata:
         return NoMetadata()
@@ -191,7 +187,9 @@ class Table(IBuffer, Closing):
     def _new_storage(self, kind: str | None = None) -> Storage:
         """Create a storage of the type ``kind``, or of the type in the config."""
         storage = self._parts.storage(kind)
-        self._parts.check_order(storage.needs_fifo, self._remover, "this storage")
+        if storage.needs_fifo:
+            kind = self._parts.full["remover"]["type"]
+            check_order(self._remover.is_fifo, "this storage", kind, f"{PATH}.remover.type")
         return storage
 
     def _choose_push_path(self) -> None:
@@ -711,7 +709,6 @@ class Table(IBuffer, Closing):
                 lineage=f"{self._history}-{os.getpid()}",
                 made_of=self._parts.made_of,
                 is_ordered=self._remover.is_fifo,
-                has_columns=bool(self._sampler.columns() or self._metadata.columns()),
                 rows=partial(self._rows, order),
                 state=self._state,
             )
@@ -803,8 +800,8 @@ class Table(IBuffer, Closing):
         """
         check_state(saved, self._capacity)
         # New parts are made first, so that a wrong state changes nothing.
-        parts, family = self._parts, self.sampler_family()
-        remover, limiter, sampler = parts.restored(saved, count, family)
+        parts = self._parts
+        remover, limiter, sampler = parts.restored(saved, count)
         metadata = self._metadata.restored(saved["metadata"], count)
         for key, value in _described(remover, metadata).items():
             if saved.get(key) != value:
@@ -882,11 +879,15 @@ class Table(IBuffer, Closing):
         with self._lock:
             self._check_open()
         saved = persistence.load(file)
-        if not self._continue_from(saved):
-            self.end_trajectory()
-            for rows, facts in saved:
-                self._push_loaded(rows, facts)
-            self.end_trajectory()
+        if saved.made_of == self._parts.made_of and not self.count():
+            with suppress(CheckpointVersionError):
+                if self.restore(saved.state, saved.count, saved.whole, as_pushed=True):
+                    return
+        saved.check()  # before any row is pushed
+        self.end_trajectory()
+        for rows, facts in saved:
+            self._push_loaded(rows, facts)
+        self.end_trajectory()
 
     def resume_data(self, file: str) -> None:
         """Replace all rows and the state by those that :meth:`save_data` wrote.
@@ -907,13 +908,6 @@ class Table(IBuffer, Closing):
                 expected=self._parts.made_of,
             )
         self.restore(saved.state, saved.count, saved.whole)
-
-    def _continue_from(self, saved: persistence.SavedRows) -> bool:
-        """Restore saved rows with the state of their buffer; return whether that was possible."""
-        if saved.made_of == self._parts.made_of and not self.count():
-            with suppress(CheckpointVersionError):
-                return self.restore(saved.state, saved.count, saved.whole, as_pushed=True)
-        return False
 
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
         """Push loaded rows, and restore the saved priority and uses of each."""
@@ -1017,6 +1011,14 @@ def _placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[
     for rows in pieces:
         yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows
         first += len(rows)
+
+
+def class_of_part(section: Mapping[str, Any], part: str, path: str) -> tuple[Any, str, str]:
+    """Return the class of a part, or None if it is not installed; its type key and their path."""
+    given, kind, cls = section[part], f"{part}s", None
+    with suppress(PluginLoadError, UnknownPluginError):
+        cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
+    return cls, given["type"], join_key(path, f"{part}.type")
 
 
 _tables: weakref.WeakSet[Table] = weakref.WeakSet()

@@ -14,15 +14,14 @@ from dingsdk.worker.replay_server.client import ReplayClient
 
 FIGURES_S = 0.5
 """Longest age of the counts that are reported."""
-REMEMBERED_ROWS = 1 << 20
-"""Rows of a replay server of which a learner remembers that it has observed them."""
 
 
 class ServedHome(Home):
     """Draws batches from a replay server, to which collectors send their samples themselves.
 
     As the rows that are inserted do not pass this process, ``observe`` is called with those of each
-    batch that were not drawn before.
+    batch that are drawn for the first time. A row has a ``use`` if the buffer is prioritized; rows
+    of other buffers are observed whenever they are drawn.
 
     Args:
         client: Connection to the server; the caller closes it.
@@ -38,34 +37,18 @@ class ServedHome(Home):
         self._figures: dict[str, int] = {}
         self._asked_at = 0.0
         self._is_news = False
-        self._drawn = np.full(REMEMBERED_ROWS, -1)
-        """The newest ``replay_unique_id`` that was drawn, by its remainder."""
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
         batch = self._client.sample(size, train_iter=train_iter, timeout_s=self._wait_s)
         if time.monotonic() - self._asked_at > FIGURES_S:
             self._ask()
         if batch is not None and self.observe is not None:
-            self._observe_new(batch)
+            uses = batch.columns.get("use") if isinstance(batch, SampleBatch) else None
+            if uses is None:
+                self.observe(batch)
+            elif len(new := np.flatnonzero(uses == 1)):
+                self.observe(batch.take(new))  # type: ignore[union-attr]
         return batch
-
-    def _observe_new(self, batch: Any) -> None:
-        """Call ``observe`` with the rows of a batch that were not drawn before, each of them once.
-
-        Samples without an id are observed whenever they are drawn, and some rows of a buffer of
-        more than ``REMEMBERED_ROWS`` again.
-        """
-        assert self.observe is not None
-        ids = batch.columns.get("replay_unique_id") if isinstance(batch, SampleBatch) else None
-        if ids is None:
-            self.observe(batch)
-            return
-        ids, rows = np.unique(ids, return_index=True)
-        places = ids % REMEMBERED_ROWS
-        new = rows[self._drawn[places] != ids]
-        self._drawn[places] = ids
-        if len(new):
-            self.observe(batch.take(np.sort(new)))
 
     def update(self, priorities: Mapping[str, Any]) -> None:
         self._client.update(priorities)

@@ -56,18 +56,6 @@ def test_an_inconsistent_state_is_refused_and_changes_nothing(change: dict[str, 
     assert equal_states(buffer.state_dict(), before)
 
 
-@pytest.mark.parametrize("beyond", [0, 1])
-def test_next_id_must_be_above_the_ids_of_all_rows(beyond: int) -> None:
-    state, buffer = trained_buffer().state_dict(), trained_buffer(seed=3)
-    next_id = int(state["metadata"]["replay_unique_id"].max()) + beyond
-    state["metadata"] = {**state["metadata"], "next_unique_id": next_id}
-    if beyond:
-        buffer.load_state_dict(state)
-    else:
-        with pytest.raises(CheckpointCorruptError, match=f"a row has the id {next_id} already"):
-            buffer.load_state_dict(state)
-
-
 def test_a_state_whose_priorities_do_not_match_its_rows_is_refused() -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 4, "seed": 0, "max_use": 9})
     buffer.push(batch(1, 2, 3, 4), 0)

@@ -84,19 +84,14 @@ def test_a_single_row_is_stored_like_a_list_of_one(row: dict[str, Any]) -> None:
     ("row", "key"),
     [
         (a_row(obs=np.zeros(3, np.float32)), "obs"),
-        (a_row(obs=np.zeros((1, 4), np.float32)), "obs"),
         (a_row(obs=np.zeros(4, np.complex64)), "obs"),
         (a_row(obs={"pos": 1}), "obs"),
         (a_row(action=0.5), "action"),
-        (a_row(action=2**63), "action"),
         (a_row(obs=np.array([0, 0, 0, 1e39])), "obs"),
         (a_row(reward=1e39), "reward"),
-        (a_row(reward=np.float64(1e39)), "reward"),
         (a_row(reward="1"), "reward"),
-        (a_row(reward=None), "reward"),
         (a_row(nested=3), "nested"),
         (a_row(nested={"pos": np.zeros(2, np.int16)}), "nested.on"),
-        (a_row(nested={"pos": np.array([0, 1 << 20]), "on": True}), "nested.pos"),
         (a_row(extra=1), "extra"),
         ({k: v for k, v in a_row().items() if k != "done"}, "done"),
         ({"ended" if k == "done" else k: v for k, v in a_row().items()}, "done"),
@@ -135,13 +130,6 @@ def test_a_refused_row_says_what_was_expected_and_found(
     error = caught.value
     assert (error.key, error.expected, error.found) == (key, expected, found)
     assert str(error).startswith(f"column '{key}' ")
-
-
-def test_error_says_if_a_column_is_missing_or_new() -> None:
-    row = a_row()
-    for changed, what in (({**row, "x": 1}, "'x' is new"), ({"obs": row["obs"]}, "is missing")):
-        with pytest.raises(SchemaMismatchError, match=f"^column .*{what}"):
-            storage_of(row).accept([changed])
 
 
 @pytest.mark.parametrize("pos", [LOW, HIGH])
@@ -200,45 +188,6 @@ def test_clear_releases_the_memory_of_the_columns(next_of: str | None) -> None:
     assert [each() for each in kept] == [None] * len(kept)
 
 
-@pytest.mark.parametrize(("first", "then"), [("array", "dict"), ("dict", "array")])
-def test_error_for_a_column_that_changes_its_kind_names_it(first: str, then: str) -> None:
-    columns = {"array": np.zeros(2), "dict": {"y": np.zeros(2)}}
-    storage = ArrayStorage({}, 4)
-    storage.accept(SampleBatch({"x": columns[first]}))
-    with pytest.raises(SchemaMismatchError) as caught:
-        storage.accept(SampleBatch({"x": columns[then]}))
-    facts = caught.value.facts
-    assert (facts["key"], facts["expected"], facts["found"]) == ("x", first, then)
-
-
-def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() -> None:
-    class Tight(ArrayStorage):
-        def _new_array(self, *args: Any) -> Any:
-            if args[0].startswith("own") and args[3] is not None:
-                raise MemoryError
-            return super()._new_array(*args)
-
-    storage = Tight({"next_of": "obs"}, 8)
-    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
-    storage.put(slice(0, 4), storage.accept(rows))
-    with pytest.raises(ConfigError, match="cannot be allocated") as caught:
-        storage.grow(20)
-    # A float64 for each of obs and next_obs.
-    assert caught.value.facts["size_bytes"] == 20 * 16
-    assert storage.take(slice(0, 4)) == rows
-
-
-def test_observations_with_a_column_of_no_bytes_are_stored_once() -> None:
-    def seen(*numbers: int) -> dict[str, Any]:
-        return {"none": np.zeros((4, 0)), "pos": np.array(numbers, np.uint8)}
-
-    storage = ArrayStorage({"next_of": "obs"}, 8)
-    rows = SampleBatch({"obs": seen(0, 1, 2, 3), "next_obs": seen(1, 9, 3, 4)})
-    storage.put(slice(0, 4), storage.accept(rows))
-    assert storage.take(slice(0, 4)) == rows
-    assert np.count_nonzero(storage._following._links < 0) == 2  # type: ignore[union-attr]
-
-
 def test_first_rows_without_memory_do_not_set_the_columns() -> None:
     class Tight(ArrayStorage):
         is_full = True
@@ -255,23 +204,6 @@ def test_first_rows_without_memory_do_not_set_the_columns() -> None:
     other = SampleBatch({"obs": np.eye(4), "next_obs": np.eye(4) + 10, "id": np.arange(4)})
     storage.put(slice(0, 4), storage.accept(other))
     assert storage.take(slice(0, 4)) == other
-
-
-def test_no_memory_for_more_rows_is_an_error_and_changes_nothing() -> None:
-    class Tight(ArrayStorage):
-        def _new_column(self, array: Any) -> Any:
-            if self.capacity > 8:
-                raise MemoryError
-            return super()._new_column(array)
-
-    storage = Tight({}, 8)
-    rows = SampleBatch({"x": np.arange(8.0), "y": np.arange(8, dtype=np.int16)})
-    storage.put(slice(0, 8), storage.accept(rows))
-    with pytest.raises(ConfigError, match="cannot be allocated") as caught:
-        storage.grow(20)
-    assert caught.value.facts["size_bytes"] == 20 * (8 + 2)
-    assert storage.capacity == 8
-    assert storage.take(slice(0, 8)) == rows
 
 
 def test_following_observations_of_too_many_rows_are_refused_and_change_nothing(

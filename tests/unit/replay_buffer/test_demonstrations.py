@@ -123,7 +123,6 @@ def test_priorities_go_to_the_rows_that_were_drawn() -> None:
     info = {name: old.columns[name] for name in names}
     buffer.update({**info, "priority": np.full(4, 9.0)})
     assert 9.00001 not in np.round(priorities(buffer.online), 6)
-    assert buffer.skipped_updates == 2
 
 
 def test_demonstrations_have_ids_below_zero_and_no_staleness() -> None:
@@ -136,16 +135,16 @@ def test_demonstrations_have_ids_below_zero_and_no_staleness() -> None:
     assert (columns["use"] >= 1).all()
 
 
-def test_importance_weights_correct_each_draw_and_have_one_scale() -> None:
+def test_importance_weights_correct_each_draw() -> None:
     buffer = prioritized()
     set_priorities(buffer, n0=1.0, n1=3.0, n1000=1.0, n1001=1.0, n1002=1.0)
-    # 1 / (N * probability): online 1 / (2 * 1/4) and 1 / (2 * 3/4), demonstrations 1 / (3 * 1/3).
-    wanted = {0.0: 2.0, 1.0: 2 / 3, 1000.0: 1.0, 1001.0: 1.0, 1002.0: 1.0}
+    # 1 / (N * probability), divided by the largest of the table.
+    wanted = {0.0: 1.0, 1.0: 1 / 3, 1000.0: 1.0, 1001.0: 1.0, 1002.0: 1.0}
     seen = set[float]()
     for _ in range(20):
         columns = buffer.sample(4, 0).columns
         for number, weight in zip(columns["obs"].tolist(), columns["IS"].tolist(), strict=True):
-            assert weight == pytest.approx(wanted[number] / 2.0, rel=1e-4)
+            assert weight == pytest.approx(wanted[number], rel=1e-4)
             seen.add(number)
     assert seen == wanted.keys()
     set_priorities(buffer, n0=1e300, n1001=1e-5)
@@ -153,15 +152,6 @@ def test_importance_weights_correct_each_draw_and_have_one_scale() -> None:
         weights = buffer.sample(4, 0).columns["IS"]
         assert np.isfinite(weights).all()
         assert (weights <= 1).all()
-
-
-def test_importance_weights_have_the_beta_of_their_draw() -> None:
-    buffer = made("advanced", share=0.5, shown=3, alpha=1.0, beta=0.0, anneal_step=1)
-    buffer.push(rows([0, 1]).with_columns(priority=np.array([1.0, 3.0])), 2)
-    assert buffer.sample(4, 0).columns["IS"].tolist() == [1.0] * 4
-    assert buffer.beta == 1.0
-    # The demonstrations have equal priorities, and the largest weight is that of row 0.
-    assert buffer.sample(4, 0).columns["IS"][2:].tolist() == pytest.approx([0.5, 0.5], rel=1e-4)
 
 
 def test_update_refuses_what_a_prioritized_buffer_refuses() -> None:
@@ -234,29 +224,6 @@ def test_demonstrations_with_other_columns_than_collected_rows_are_an_error() ->
     buffer.push(wrong, 8)
     with pytest.raises(SchemaMismatchError, match=r"demonstrations of shown\.npz .*'reward'"):
         buffer.sample(4, 0)
-
-
-def test_figures_of_the_demonstrations_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    class Writer:
-        def __init__(self) -> None:
-            self.scalars: list[tuple[str, float, int]] = []
-
-        def add_scalar(self, tag: str, value: float, step: int) -> None:
-            self.scalars.append((tag, value, step))
-
-    caplog.set_level("INFO")
-    other, writer = made(), Writer()
-    buffer = TableWithDemonstrations(
-        other.online, other.demonstrations, 0.25, "shown.npz", 60.0, writer
-    )
-    buffer.push(rows(range(8)), 8)
-    buffer.sample(6, 0)
-    buffer.sample(6, 0)
-    assert writer.scalars == [
-        ("buffer_demonstrations/rows", 5, 8),
-        ("buffer_demonstrations/share", pytest.approx(1 / 3), 8),
-    ]
-    assert "buffer: 2 of the 6 rows of a batch are of 5 demonstrations" in caplog.text
 
 
 def test_close_closes_both_tables() -> None:

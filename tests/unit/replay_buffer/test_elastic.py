@@ -75,21 +75,6 @@ def test_a_bad_update_changes_nothing() -> None:
         buffer.sample(1, 0, sample_range=slice(0, 3))
 
 
-def test_priorities_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    buffer = make(3)
-    buffer.update({"priority": [1.0]})
-    assert ["ignores update()" in text for text in caplog.messages] == [True]
-    assert buffer.window == 3
-
-
-def test_a_state_from_before_the_first_env_step_can_be_loaded() -> None:
-    buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
-    other.update(2)
-    other.load_state_dict(buffer.state_dict())
-    assert other.window == 3
-    assert drawn(other, 3) == [7, 8, 9]
-
-
 @pytest.mark.parametrize("envstep", [None, -1, 2.0, "2", True])
 def test_a_state_with_an_invalid_envstep_is_refused(envstep: Any) -> None:
     buffer, other = make(lambda envstep: 8 + envstep), make(lambda envstep: 3 + envstep, rows=4)

@@ -13,7 +13,7 @@ from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
 from dingsdk.worker import create_buffer
-from dingsdk.worker.replay_buffer.home import Announcement, Home, TableHome, TrainingHome
+from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 
 BUFFERS: dict[str, dict[str, Any]] = {
@@ -120,18 +120,6 @@ def test_payloads_that_cannot_be_read_are_reported_and_others_are_inserted() -> 
     assert report["inserted"] == ["0", "3"]
     assert report["lost"] == [("1", "corrupt"), ("2", "missing")]
     assert payloads_in(home.buffer) == {0: 2, 3: 2}
-
-
-def test_payload_that_is_announced_again_is_inserted_once() -> None:
-    store = Store()
-    home = TableHome(create_buffer({"type": "naive", "seed": 0}), store.load)
-    announced = [store.add("0", 3), store.add("1", 3)]
-    home.announce(announced)
-    home.announce(announced)
-    home._insert_waiting()
-    home.announce(announced)
-    home._insert_waiting()
-    assert payloads_in(home.buffer) == {0: 3, 1: 3}
 
 
 def test_new_home_goes_on_from_the_counts_of_the_earlier_limiter() -> None:
@@ -365,10 +353,6 @@ def test_sequences_do_not_cross_a_payload_that_is_lost() -> None:
         (10, 11, 12),
         (11, 12, 13),
     }
-
-
-def test_stream_of_a_payload_is_its_collector() -> None:
-    assert Announcement("0a1b-17", 1).stream == "0a1b"
 
 
 def test_limiter_that_admits_neither_rows_nor_a_batch_is_an_error() -> None:

@@ -123,30 +123,6 @@ def test_listeners_get_copies_of_rows_that_left() -> None:
     assert recorder.removed[1:] == [{"note": ["b"]}, {"note": ["c"]}]
 
 
-@pytest.mark.parametrize(
-    "rows", [{"IS": 0.5}, [{"x": 1}, {"use": 1, "IS": 0.5}], SampleBatch({"IS": np.ones(2)})]
-)
-def test_rows_with_only_keys_that_sampling_adds_are_refused(rows: Any) -> None:
-    buffer = AdvancedReplayBuffer({"replay_buffer_size": 4})
-    with pytest.raises(SchemaMismatchError, match="nothing but what sampling adds") as caught:
-        buffer.push(rows, 0)
-    assert caught.value.row == (1 if isinstance(rows, list) else 0)
-    assert buffer.count() == 0
-
-
-def test_on_insert_is_called_for_the_rows_of_a_loaded_state() -> None:
-    class Deaf(RowListener):
-        """Overrides nothing."""
-
-    old = NaiveReplayBuffer({"replay_buffer_size": 4})
-    old.push([{"x": 1}, {"x": 2}], 0)
-    new, recorder = NaiveReplayBuffer({"replay_buffer_size": 4}), Recorder()
-    for listener in (Deaf(), recorder):
-        new.add_listener(listener)
-    new.load_state_dict(old.state_dict())
-    assert [row["x"] for row in recorder.inserted] == [1, 2]
-
-
 FORK = """
 import os, threading
 from dingsdk.errors import BufferClosedError

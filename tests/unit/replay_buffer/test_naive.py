@@ -13,7 +13,6 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
-    SchemaMismatchError,
 )
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
@@ -50,16 +49,6 @@ def test_a_sample_size_may_be_a_numpy_integer() -> None:
 
 
 # Pushing --------------------------------------------------------------------------------------
-
-
-def test_the_limiter_counts_batches_pushed_after_the_first() -> None:
-    plain, limited = make_buffer(), make_buffer(limiter={"type": "push_sample_rate"})
-    for buffer in (plain, limited):
-        for numbers in ((1, 2), (3,), (4, 5, 6)):
-            buffer.push(batch(*numbers), 0)
-    assert plain.state_dict()["limiter"] == {"inserts": 6, "samples": 0}
-    found = limited.state_dict()["limiter"]
-    assert (found["inserts"], found["recent_inserts"]) == (6, pytest.approx(6, rel=0.1))
 
 
 def test_accept_of_a_custom_storage_is_called_for_each_batch() -> None:
@@ -162,16 +151,6 @@ def test_a_closed_buffer_refuses_all_calls() -> None:
             use()
 
 
-def test_error_of_a_refused_push_has_its_facts_and_is_retryable() -> None:
-    buffer = make_buffer(limiter=SLOW_DOWN)
-    assert buffer.can_push(1)
-    buffer.push(batch(1, 2, 3), 0)
-    assert not buffer.can_push(1)
-    with pytest.raises(BufferFullError) as caught:
-        buffer.push(row(4), 0)
-    assert (caught.value.rows, caught.value.waited_s, caught.value.retryable) == (1, 0, True)
-
-
 def test_change_limiter_takes_effect_at_once() -> None:
     buffer = make_buffer()
     buffer.push(batch(1, 2, 3), 0)
@@ -200,28 +179,7 @@ def test_limiter_that_overrides_only_on_insert_is_called_for_each_push() -> None
     assert Listening.inserted == [2, 1, 1, 2]
 
 
-@pytest.mark.parametrize("nothing", [None, {}])
-def test_none_and_empty_dicts_are_refused_by_object_storage(nothing: Any) -> None:
-    buffer = make_buffer(storage={"type": "object"})
-    with pytest.raises(SchemaMismatchError) as caught:
-        buffer.push([{"x": 1}, nothing], 0)
-    error = caught.value
-    assert (error.key, error.row, error.found) == ("", 1, repr(nothing))
-    assert error.expected == "an object or a dict with keys"
-    assert buffer.count() == 0
-
-
 # Listeners, totals, reports ---------------------------------------------------------------------
-
-
-def test_clear_resets_push_count_but_not_the_totals() -> None:
-    buffer = make_buffer()
-    buffer.push(batch(1, 2), 0)
-    buffer.clear()
-    assert (buffer.count(), buffer.push_count) == (0, 0)
-    buffer.push({"other": 1.0}, 0)
-    assert (buffer.count(), buffer.push_count) == (1, 1)
-    assert buffer.stats().pushed == 3
 
 
 MOMENT_S = 1e-9
@@ -253,14 +211,6 @@ def test_pushes_and_samples_report_the_throughput_after_each_period(
         for name, value in zip(names, report, strict=True)
     ]
     assert "mine in 1e-09 s: pushed_in 3" in caplog.text
-
-
-def test_throughput_is_not_reported_before_the_period_is_over() -> None:
-    writer = ScalarWriter()
-    buffer = NaiveReplayBuffer({}, writer)
-    buffer.push(batch(1), 0)
-    buffer.sample(1, 0)
-    assert not [each for each in writer.scalars if each[0].startswith("buffer_sec/")]
 
 
 @pytest.mark.parametrize("kind", ["array", "object"])

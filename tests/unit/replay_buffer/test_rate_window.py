@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dingsdk.errors import BufferFullError, CheckpointCorruptError, ConfigError, ConfigTypeError
+from dingsdk.errors import BufferFullError, CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, PushSampleRateLimiter
 
@@ -49,19 +48,6 @@ def test_samples_are_limited_by_recent_pushes() -> None:
     limiter.on_sample(150)
     assert limiter.can_sample(50)
     assert not limiter.can_sample(51)
-
-
-def test_first_rows_count_in_full_after_a_pause() -> None:
-    clock = Clock()
-    limiter = make(clock, min=1.0)
-    limiter.on_insert(5)
-    clock.now_s += 300.0
-    assert limiter.can_sample(5)
-    limiter = make(clock, max=1.0)
-    limiter.on_sample(5)
-    clock.now_s += 40.0
-    assert limiter.can_insert(5)
-    assert not limiter.can_insert(6)
 
 
 def test_a_sample_needs_its_share_of_rows_in_the_buffer() -> None:
@@ -104,31 +90,6 @@ def test_a_refused_push_is_admitted_after_retry_after_s(samples: int, expected_s
     assert limiter.retry_after_s() is None
 
 
-def test_a_push_larger_than_the_counts_of_a_window_keeps_the_ratio() -> None:
-    clock = Clock()
-    limiter = make(clock, max=1.0, window_seconds=1.0)
-    for _ in range(1000):
-        if limiter.can_insert(64):
-            limiter.on_insert(64)
-        if limiter.can_sample(1):
-            limiter.on_sample(1)
-        clock.now_s += 0.1
-    # No more than 3 samples are remembered at a time, so a push of 64 never fits the window.
-    assert limiter.samples == 1000
-    assert 900 <= limiter.inserts <= 1000 + 64
-
-
-def test_a_sample_larger_than_the_counts_of_a_window_keeps_the_ratio() -> None:
-    clock = Clock()
-    limiter = make(clock, min=1.0, window_seconds=1.0)
-    for _ in range(1000):
-        limiter.on_insert(1)
-        if limiter.can_sample(64):
-            limiter.on_sample(64)
-        clock.now_s += 0.1
-    assert limiter.samples == 64 * (1000 // 64)
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (1.0, 1.0), (0.9, 1.1), (4.0, 5.0)])
 @pytest.mark.parametrize(("push", "batch"), [(1, 64), (64, 1), (100, 100)])
 def test_both_sides_never_wait_for_each_other(
@@ -164,9 +125,7 @@ def test_state_is_restored_also_from_another_type_of_limiter() -> None:
         **plain.state_dict(),
         "recent_inserts": 0.0,
         "recent_samples": 0.0,
-        "inserts_at_sample": 20,
-        "samples_at_insert": 10,
-        "last_asked": 1,
+        "last_asked": 0,
     }
     with pytest.raises(CheckpointCorruptError):
         other.load_state_dict({**limiter.state_dict(), "last_asked": -1})
@@ -176,23 +135,9 @@ def test_state_is_restored_also_from_another_type_of_limiter() -> None:
     assert other.state_dict()["recent_samples"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("cfg", "error"),
-    [
-        ({"max": 0}, ConfigError),
-        ({"max": -1}, ConfigError),
-        ({"max": math.nan}, ConfigError),
-        ({"min": math.inf}, ConfigError),
-        ({"min": 2, "max": 1}, ConfigError),
-        ({"min": "1"}, ConfigTypeError),
-        ({"max": True}, ConfigTypeError),
-        ({"window_seconds": 0}, ConfigError),
-        ({"sample_min_limit_ratio": 0.5}, ConfigError),
-    ],
-    ids=str,
-)
-def test_invalid_settings_are_refused(cfg: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error) as caught:
+@pytest.mark.parametrize("cfg", [{"max": 0}, {"min": math.inf}, {"min": 2, "max": 1}], ids=str)
+def test_invalid_settings_are_refused(cfg: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
         make(**cfg)
     assert caught.value.path.startswith("limiter.")  # type: ignore[attr-defined]
 
@@ -218,37 +163,3 @@ def test_a_waiting_push_is_admitted_after_some_time() -> None:
         buffer.push(rows(50), 0, timeout_s=20.0)
         assert time.monotonic() - began_s < 10.0
         assert buffer.count() == 150
-
-
-def test_limits_can_be_changed_while_a_push_waits_for_them() -> None:
-    with make_buffer(max=1.0, window_seconds=1000.0) as buffer:
-        buffer.push(rows(64), 0)
-        assert buffer.sample(64, 0) is not None
-        pushed = threading.Event()
-
-        def push() -> None:
-            buffer.push(rows(64), 0, timeout_s=20.0)
-            pushed.set()
-
-        thread = threading.Thread(target=push)
-        thread.start()
-        assert not pushed.wait(0.1)
-        limiter = {"type": "push_sample_rate", "window_seconds": 1000.0}
-        buffer.change_limiter({**limiter, "max": 1.5})
-        assert not pushed.wait(0.1)
-        buffer.change_limiter({**limiter, "max": 2.1})
-        thread.join(10.0)
-        assert pushed.is_set()
-        # Earlier pushes and samples still count.
-        assert not buffer.can_push(64)
-
-
-def test_after_a_pause_pushes_since_the_last_sample_still_count() -> None:
-    clock = Clock()
-    limiter = make(clock, min=2.0, window_seconds=1.0)
-    limiter.on_insert(100)
-    limiter.on_sample(1)
-    limiter.on_insert(8)
-    clock.now_s += 1000.0  # only pushes since the last sample still count
-    assert limiter.can_sample(4)
-    assert not limiter.can_sample(5)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
-
-from .scalar_writer import ScalarWriter
 
 
 class Clock:
@@ -23,19 +19,6 @@ def is_next(monitor: SampleMonitor) -> bool:
     """Count a sample as a buffer does; return whether it must be recorded."""
     monitor.skip -= 1
     return monitor.skip == 0
-
-
-def test_averages_cover_the_last_samples() -> None:
-    monitor = SampleMonitor("buffer", average_range=3, print_freq=3)
-    for number in range(5):
-        assert is_next(monitor)
-        ages = np.array([number, number + 2])
-        priority = np.array([1.0, 1.0 + number])
-        monitor.record({"age": ages, "priority": priority})
-    assert monitor.stats() == {
-        **{"age_mean": 4.0, "age_min": 2.0, "age_max": 6.0},
-        **{"priority_mean": 2.5, "priority_min": 1.0, "priority_max": 5.0},
-    }
 
 
 @pytest.mark.parametrize(
@@ -72,25 +55,3 @@ def test_unknown_staleness_is_left_out() -> None:
     monitor.record({"staleness": np.array([-1, -1])})
     names = ("staleness_mean", "staleness_min", "staleness_max")
     assert monitor.stats() == dict(zip(names, (3.0, 2.0, 4.0), strict=True))
-
-
-def test_a_report_goes_to_the_log_and_the_writer(caplog: pytest.LogCaptureFixture) -> None:
-    writer = ScalarWriter()
-    monitor = SampleMonitor("mine", 1, 1, tb_logger=writer)
-    monitor.record({"use": np.array([1, 3])})
-    with caplog.at_level(logging.INFO):
-        monitor.report(monitor.stats(), 10)
-    assert "use_mean 2" in caplog.text
-    assert writer.scalars == [
-        ("mine_sampled/use_mean", 2.0, 10),
-        ("mine_sampled/use_min", 1.0, 10),
-        ("mine_sampled/use_max", 3.0, 10),
-    ]
-
-
-def test_recorded_arrays_may_be_changed_afterwards() -> None:
-    monitor = SampleMonitor("buffer", 1, 1)
-    ages = np.array([1, 2])
-    monitor.record({"age": ages})
-    ages[:] = 100
-    assert monitor.stats()["age_max"] == 2

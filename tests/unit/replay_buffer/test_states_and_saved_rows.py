@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from dingsdk.data.container import VERSION, digest_of, encode_json
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
-    SchemaMismatchError,
 )
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
@@ -62,39 +60,16 @@ def test_loading_reports_replaced_rows_as_cleared() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        [row(7), row(8)],
-        SampleBatch.from_rows([row(7), row(8)]),
-        SampleBatch.from_rows([row(7), row(8)]).columns,
-    ],
-    ids=["rows", "batch", "columns"],
-)
-def test_a_state_with_only_data_is_pushed(data: Any) -> None:
-    buffer = filled(3)
-    buffer.load_state_dict({"data": data})
-    assert contents(buffer) == [1, 2, 7, 8]
-    assert buffer.push_count == 5
-
-
-@pytest.mark.parametrize(
     ("change", "error"),
     [
         ({"version": 1}, CheckpointVersionError),
-        ({"version": None}, CheckpointVersionError),
         ({"capacity": 5}, CheckpointVersionError),
         ({"push_count": -1}, CheckpointCorruptError),
-        ({"push_count": "6"}, CheckpointCorruptError),
         ({"tail": 4}, CheckpointCorruptError),
-        ({"tail": 1.5}, CheckpointCorruptError),
         ({"valid_count": 3}, CheckpointCorruptError),
-        ({"valid_count": 5}, CheckpointCorruptError),
         ({"storage": "object"}, CheckpointCorruptError),
-        ({"data": 5}, CheckpointCorruptError),
         ({"data": {"a": np.zeros(4), "b": np.zeros(3)}}, CheckpointCorruptError),
-        ({"data": {"a": np.zeros(3)}}, CheckpointCorruptError),
         ({"sampler": {}}, CheckpointCorruptError),
-        ({"sampler": None}, CheckpointCorruptError),
         ({"limiter": {"inserts": -1}}, CheckpointCorruptError),
     ],
     ids=str,
@@ -143,38 +118,22 @@ def _to_link(folder: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: _files(folder)[0].unlink(),
-        lambda folder: _files(folder)[0].write_bytes(_files(folder)[0].read_bytes()[:-1]),
-        lambda folder: _files(folder)[0].write_bytes(_files(folder)[0].read_bytes()[:-1] + b"\7"),
         _to_pipe,
         _to_folder,
         _to_link,
         lambda folder: (folder / "manifest.json").write_text("{"),
-        lambda folder: (folder / "manifest.json").write_text("[]"),
         lambda folder: (folder / "manifest.json").write_bytes(b"[" * 200_000),
         lambda folder: (folder / "manifest.json").write_bytes(encode_json("checkpoint", {})),
-        lambda folder: (folder / "manifest.json").write_bytes(encode_json("replay-buffer", [])),
         _edit(lambda m: m.update(rows=2)),
-        _edit(lambda m: m.update(rows=-1)),
         _edit(lambda m: m.update(first=1)),
-        _edit(lambda m: m.update(first=-1)),
         _edit(lambda m: m.update(first=3, rows=0)),
-        _edit(lambda m: m.update(rows=2**70)),
         _edit(lambda m: m.update(rows_each=0)),
-        _edit(lambda m: m.pop("lineage")),
-        _edit(lambda m: m.update(made_of=5)),
         _edit(lambda m: m.update(extra=1)),
         _edit(lambda m: m.update(segments=[])),
         _edit(lambda m: m.update(segments=m["segments"] * 2)),
-        _edit(lambda m: m["segments"][0].update(rows=0)),
-        _edit(lambda m: m["segments"][0].update(rows=2**60)),
-        _edit(lambda m: m["segments"][0].update(first=1)),
         _edit(lambda m: m["segments"][0].update(first=-1, rows=4)),
         _edit(lambda m: m["segments"][0].update(m["state"])),
         _edit(lambda m: m["segments"][0].update(name="../manifest.json")),
-        _edit(lambda m: m["segments"][0].update(name="manifest.json")),
-        _edit(lambda m: m["segments"][0].update(name=5)),
-        _edit(lambda m: m["segments"][0].update(size_bytes="1")),
         _edit(lambda m: m["segments"][0].update(size_bytes=1)),
         _edit(lambda m: m["segments"][0].update(digest="sha256:")),
     ],
@@ -191,7 +150,7 @@ def test_altered_rows_are_refused_and_nothing_is_pushed(
     assert buffer.count() == 0
 
 
-@pytest.mark.parametrize("version", [1, 4, "3", None])
+@pytest.mark.parametrize("version", [1, 4])
 def test_another_format_version_is_refused(tmp_path: Path, version: Any) -> None:
     filled(3).save_data(str(tmp_path))
     path = tmp_path / "manifest.json"
@@ -201,17 +160,6 @@ def test_another_format_version_is_refused(tmp_path: Path, version: Any) -> None
     with pytest.raises(CheckpointVersionError) as caught:
         make_buffer().load_data(str(tmp_path))
     assert (caught.value.found, caught.value.expected) == (version, VERSION)
-
-
-def test_rows_that_do_not_fit_are_not_pushed(tmp_path: Path) -> None:
-    filled(3).save_data(str(tmp_path))
-    buffer = make_buffer()
-    buffer.push({"other": 1.0}, 0)
-    before = copy.deepcopy(buffer.state_dict())
-    with pytest.raises(SchemaMismatchError):
-        buffer.load_data(str(tmp_path))
-    assert buffer.count() == 1
-    assert buffer.state_dict()["push_count"] == before["push_count"]
 
 
 def test_a_state_whose_rows_the_storage_refuses_is_refused() -> None:

@@ -41,15 +41,6 @@ def test_the_only_leaf_with_a_weight_is_always_drawn() -> None:
     assert set(tree.draw(np.full(64, ALMOST_ONE)).tolist()) == {777}
 
 
-@pytest.mark.parametrize("size", [8, 64, 512])  # leaves that make full levels
-def test_fill_of_all_leaves_gives_the_right_sums(size: int) -> None:
-    tree = SumTree(size)
-    tree.fill(slice(0, size), 2.0)
-    assert tree.weights.tolist() == [2.0] * size
-    assert (tree.total, tree.lowest, tree.live) == (2.0 * size, 2.0, size)
-    assert tree.draw(np.zeros(size)).tolist() == list(range(size))
-
-
 def test_largest_weights_have_a_finite_sum() -> None:
     tree = SumTree(4097)
     tree.fill(slice(0, 4097), tree.largest_weight)
@@ -85,21 +76,6 @@ def test_many_changes_leave_no_drift() -> None:
     assert tree.total == pytest.approx(100.0, rel=1e-12)
     tree.fill(slice(0, 1000), 0.0)
     assert (tree.total, tree.lowest, tree.live) == (0.0, math.inf, 0)
-
-
-def test_replace_and_clear_remove_the_old_weights() -> None:
-    tree = tree_of(np.arange(100.0))
-    tree.replace(np.array([0.0, 2.0, 3.0]))
-    assert (tree.total, tree.lowest, tree.live) == (5.0, 2.0, 2)
-    tree.clear()
-    assert (tree.total, tree.lowest, tree.live) == (0.0, math.inf, 0)
-
-
-def test_weights_are_read_only() -> None:
-    tree = tree_of([1.0, 2.0])
-    assert tree.weights.tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError, match="read-only"):
-        tree.weights[0] = 3.0
 
 
 def test_importance_is_relative_to_the_smallest_weight() -> None:

@@ -7,10 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ProtocolError, SchemaMismatchError
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
@@ -67,18 +65,6 @@ def test_rows_that_name_no_file_are_refused(tmp_path: Path, bad: dict[str, Any])
     assert files(tmp_path) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "column", [np.zeros(2), np.zeros((2, 1), np.int64), {"a": np.zeros(2, np.int64)}, None]
-)
-def test_columns_without_ids_are_refused(tmp_path: Path, column: Any) -> None:
-    columns = {"reward": np.zeros(2)} | ({} if column is None else {"data_id": column})
-    buffer = make(tmp_path)
-    with pytest.raises(SchemaMismatchError, match="data_id of row 0") as caught:
-        buffer.push(SampleBatch(columns), 0)
-    assert caught.value.key == "data_id"
-    assert buffer.count() == 0
-
-
 def test_a_symbolic_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"data")
     root = tmp_path / "root"
@@ -113,14 +99,6 @@ def test_rows_of_a_loaded_state_are_tracked_instead_of_the_old_ones(tmp_path: Pa
     assert files(tmp_path) == ["a", "b"]
     other.clear()
     assert files(tmp_path) == []
-
-
-def test_integers_name_files_too(tmp_path: Path) -> None:
-    buffer = make(tmp_path, capacity=2, storage={"type": "array"})
-    for number in (7, 8, 9):
-        (tmp_path / str(number)).write_bytes(b"payload")
-        buffer.push({"data_id": number, "reward": 0.5}, 0)
-    assert files(tmp_path) == ["8", "9"]
 
 
 @pytest.mark.parametrize("kind", [NaiveReplayBuffer, AdvancedReplayBuffer])

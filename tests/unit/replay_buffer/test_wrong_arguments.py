@@ -16,7 +16,6 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
     ConfigTypeError,
-    InvalidPriorityError,
     NotSavableError,
     SchemaMismatchError,
 )
@@ -25,10 +24,9 @@ from dingsdk.worker.replay_buffer import (
     NaiveReplayBuffer,
     SequenceReplayBuffer,
 )
-from dingsdk.worker.replay_buffer.buffers import ElasticReplayBuffer
 from dingsdk.worker.replay_buffer.table import checked_timeout
 
-KINDS = [NaiveReplayBuffer, AdvancedReplayBuffer, SequenceReplayBuffer]
+KINDS = [NaiveReplayBuffer, SequenceReplayBuffer]
 
 
 def filled(kind: Any = NaiveReplayBuffer, rows: int = 4, **changes: Any) -> Any:
@@ -121,16 +119,6 @@ def test_a_beta_outside_of_0_to_1_is_refused(beta: Any) -> None:
     assert buffer.beta == 0.5
 
 
-def test_an_update_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(InvalidPriorityError, match="mapping"):
-        filled(AdvancedReplayBuffer).update(3)
-
-
-def test_an_update_without_ids_names_the_missing_column() -> None:
-    with pytest.raises(InvalidPriorityError, match="lacks 'replay_unique_id'"):
-        filled(AdvancedReplayBuffer).update({"priority": [1.0]})
-
-
 @pytest.mark.parametrize("state", [None, "x", [], "data"])
 def test_a_state_that_is_no_mapping_is_refused(state: Any) -> None:
     buffer = filled()
@@ -170,14 +158,3 @@ def test_a_row_that_is_nested_too_deeply_is_refused(
 def test_a_buffer_cannot_be_copied_or_pickled(copied: Callable[[Any], Any]) -> None:
     with pytest.raises(NotSavableError, match=r"state_dict.*ReplayServer"):
         copied(filled())
-
-
-@pytest.mark.parametrize("envstep", [1.5, "x", math.nan, 2])
-def test_a_push_that_gives_an_elastic_buffer_no_window_stores_nothing(envstep: Any) -> None:
-    schedule = {0: 3, 1: 4}
-    buffer = filled(ElasticReplayBuffer, set_buffer_size=lambda step: schedule.get(step, 0))
-    with pytest.raises(ConfigError):
-        buffer.push({"x": 1.0}, envstep)
-    assert (buffer.count(), buffer.window) == (4, 3)
-    buffer.push({"x": 1.0}, np.int64(1))
-    assert (buffer.count(), buffer.window) == (5, 4)

@@ -24,9 +24,6 @@ of all other rows to 0, because weights are relative to the least probable row.
 _LEAST_WEIGHT = 1e-280
 """Smallest weight in the sum tree; a normal number even when divided by the largest weight."""
 
-_LARGEST_IMPORTANCE = 1e38
-"""Upper bound of the largest importance weight, so that quotients of two of them are finite."""
-
 
 class PrioritySampler(Sampler):
     """Draws rows by weights; subclasses compute the weight of a row from its priority.
@@ -127,15 +124,6 @@ class PrioritySampler(Sampler):
         """
         # The least probable position has the largest weight, and N cancels out.
         return self._tree.importance(where, beta)
-
-    def largest_importance(self, beta: float) -> float:
-        """Return the number by which :meth:`importance` divides: the largest weight, >= 1."""
-        tree = self._tree
-        if not tree.live:
-            return 1.0
-        # Weights can differ so much that the quotient is no finite number.
-        largest: float = (tree.total / tree.lowest / tree.live) ** beta
-        return min(largest, _LARGEST_IMPORTANCE)
 
     def priorities(self, where: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the last priorities assigned to positions: float64[n]."""

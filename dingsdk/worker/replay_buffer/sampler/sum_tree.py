@@ -58,8 +58,6 @@ class SumTree:
         self._first = int(self._starts[-2])
         self._sums = _aligned(int(self._starts[-1]), 0.0)
         self._lows = _aligned(self._first, math.inf)
-        self._nodes = np.empty(0, np.int64)
-        self._rest = np.empty(0, np.float64)
         self.live = 0
 
     @property
@@ -85,10 +83,8 @@ class SumTree:
         Weights are >= 0 and at most ``largest_weight``. If a leaf is repeated, its last weight is
         used.
         """
-        n = len(where)
-        if n > len(self._nodes):
-            self._nodes = np.empty(n, np.int64)
-        self.live += _assign(self._sums, self._lows, self._starts, where, weights, self._nodes)
+        nodes = np.empty(len(where), np.int64)
+        self.live += _assign(self._sums, self._lows, self._starts, where, weights, nodes)
 
     def fill(self, where: Where, weight: float) -> None:
         """Set all these leaves to one weight."""
@@ -117,11 +113,8 @@ class SumTree:
         The total must be above 0. Takes float64[n] in [0, 1), and returns int64[n], ascending,
         possibly with repeats, and without leaves of weight 0.
         """
-        n = len(uniforms)
-        if n > len(self._rest):
-            self._rest = np.empty(n, np.float64)
-        where = np.empty(n, np.int64)
-        _draw(self._sums, self._starts, uniforms, where, self._rest)
+        where, rest = np.empty(len(uniforms), np.int64), np.empty(len(uniforms), np.float64)
+        _draw(self._sums, self._starts, uniforms, where, rest)
         return where
 
     def importance(self, where: NDArray[np.int64], beta: float) -> NDArray[np.float32]:

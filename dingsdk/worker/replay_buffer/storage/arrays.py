@@ -64,10 +64,11 @@ class ArrayStorage(Storage):
         batch = rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
         columns, n = batch.columns, batch.length
         if schema is None:
-            self._allocate(columns, n)
+            self._allocate(columns)
         elif not schema.fits(columns):
             columns = convert(self._form, columns, "", strict=is_batch)
-        self.make_room(n)
+        if self._following is not None:
+            self._following.reserve(n)
         return columns
 
     def put(self, where: Where, rows: dict[str, Any]) -> None:
@@ -88,86 +89,41 @@ class ArrayStorage(Storage):
             columns = {key: columns[key] for key in self._form}
         return SampleBatch.trusted(columns, length, self._is_plain)
 
-    def make_room(self, rows: int) -> None:
-        """Make room for accepted rows of one push, which may have been accepted in parts.
-
-        Raises:
-            StorageFullError: there is no room; nothing changed.
-        """
-        if self._following is not None:
-            self._following.reserve(rows)
-
-    def grow(self, capacity: int) -> None:
-        """Increase the capacity; rows stay at their positions.
-
-        Raises:
-            ConfigError, StorageFullError: there is no room for it; nothing changed.
-        """
-        before, self.capacity = self.capacity, capacity
-        try:
-            columns = self._longer_columns()
-            if self._following is not None:
-                self._following.observe(columns[self._next_of])  # type: ignore[index]
-        except BaseException as error:
-            too_large = self._too_large(self._form)
-            self.capacity = before
-            if isinstance(error, (MemoryError, ValueError)):
-                raise too_large from error
-            raise
-        self._use(columns, self._form)
-
-    def _longer_columns(self) -> dict[str, Any]:
-        def longer(array: NDArray[Any]) -> NDArray[Any]:
-            column = self._new_column(array)
-            column[: len(array)] = array
-            return column
-
-        return map_columns(longer, self._columns)
-
     def clear(self) -> None:
         self._clear()
 
-    def _allocate(self, rows: dict[str, Any], n: int) -> None:
-        """Make the columns, in the form of the first rows; ``n`` is the number of these rows."""
+    def _allocate(self, rows: dict[str, Any]) -> None:
+        """Make the columns, in the form of the first rows."""
         name = self._next_of
+        following = "" if name is None else f"next_{name}"
         if name is not None:
             check_pair(rows, name)
-        kept = {key: v for key, v in rows.items() if name is None or key != f"next_{name}"}
+        kept = {key: column for key, column in rows.items() if key != following}
         try:
-            self._use(map_columns(self._new_column, kept), rows)
+            columns = map_columns(self._new_column, kept)
+            if name is not None:
+                # Imported here, because importing compiled code is slow and few configs need it.
+                from dingsdk.worker.replay_buffer.storage.next_of import NextOf
+
+                self._following = NextOf(columns[name], self._new_array, self._hold_slots)
         except ConfigError:
-            self._clear()
             raise
         except (MemoryError, ValueError) as error:
-            self._clear()
             raise self._too_large(kept) from error
-
-    def _use(self, columns: dict[str, Any], form: dict[str, Any]) -> None:
-        """Store rows in these columns from now on; ``form`` has all columns that rows have."""
-        self._columns = self._form = columns
-        self._layout = self._schema = Layout(columns)
-        own = (type(self).accept, type(self).put) == (ArrayStorage.accept, ArrayStorage.put)
-        self.layout = self._layout if own and self._next_of is None else None
-        if self._next_of is not None:
-            self._follow(form, self._next_of)
-        self._is_plain = not any(type(column) is dict for column in form.values())
-
-    def _follow(self, rows: dict[str, Any], name: str) -> None:
-        # Imported here, because importing compiled code is slow and few configs need it.
-        from dingsdk.worker.replay_buffer.storage.next_of import NextOf
-
-        if self._following is None:
-            self._following = NextOf(self._columns[name], self._new_array, self._hold_slots)
 
         def stand_in(array: NDArray[Any]) -> NDArray[Any]:
             shape = (self.capacity, *array.shape[1:])
             return np.broadcast_to(np.empty((), array.dtype.str), shape)
 
-        next_name = f"next_{name}"
-        absent = map_columns(stand_in, {next_name: rows[next_name]})
-        form = {**self._columns, **absent}
-        self._form = {key: form[key] for key in rows}
-        self._schema = Layout(self._form)
+        self._columns = self._form = columns
+        self._layout = self._schema = Layout(columns)
+        if name is not None:
+            form = {**columns, **map_columns(stand_in, {following: rows[following]})}
+            self._form = {key: form[key] for key in rows}
+            self._schema = Layout(self._form)
+        own = (type(self).accept, type(self).put) == (ArrayStorage.accept, ArrayStorage.put)
+        self.layout = self._layout if own and name is None else None
+        self._is_plain = not any(type(column) is dict for column in rows.values())
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
         # Pages of np.empty that were never written take no memory. The dtype is given by its name,
@@ -177,14 +133,9 @@ class ArrayStorage(Storage):
     def _hold_slots(self, slots: int) -> None:
         """Make room for this many own copies of following observations."""
 
-    def _new_array(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
-    ) -> NDArray[Any]:
+    def _new_array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         # Pages of np.zeros that were never written take no memory.
-        array = np.zeros(shape, dtype)
-        if old is not None:
-            array[: len(old)] = old
-        return array
+        return np.zeros(shape, dtype)
 
     def _too_large(self, columns: dict[str, Any]) -> ConfigError:
         row = sum(row_bytes(array) for _, array in leaves(columns))

@@ -8,7 +8,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,25 +16,22 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import map_columns
 from dingsdk.errors import StorageFullError
 from dingsdk.runtime import Folder
 from dingsdk.runtime.files import FULL, file_error
-from dingsdk.worker.replay_buffer.storage import Where
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _FULL = FULL | {errno.EFBIG}
-_STEP_BYTES = 64 << 20
-"""Disk space is reserved in steps of about this size."""
 
 
 class MemmapStorage(ArrayStorage):
     """One mapped file per column, made at the first push (type ``memmap``).
 
-    Rows in use stay in the system's page cache, the others are only on disk. The files have no
-    names: the system frees their space when the storage is closed, or when the process ends in any
-    way. To keep rows, save the buffer.
+    Rows in use stay in the system's page cache, the others are only on disk. The first push
+    reserves disk space for as many rows as the capacity. The files have no names: the system frees
+    their space when the storage is closed, or when the process ends in any way. To keep rows, save
+    the buffer.
     """
 
     class Config(ArrayStorage.Config, frozen=True, kw_only=True):
@@ -56,50 +53,33 @@ class MemmapStorage(ArrayStorage):
     def _clear(self) -> None:
         super()._clear()
         self._close_files()
-        # Bytes a row: of each file of a column, and of files of own copies. Below: for how many
-        # rows and own copies disk space is reserved.
-        self._row_bytes: dict[str, int] = {}
-        self._own_bytes: dict[str, int] = {}
-        self._n_used = self._n_reserved = self._n_held = 0
+        self._own_bytes: dict[str, int] = {}  # bytes of an own copy, by file
+        self._n_held = 0
 
-    def put(self, where: Where, rows: dict[str, Any]) -> None:
-        stop = where.stop if isinstance(where, slice) else int(where.max()) + 1
-        self._n_used = max(self._n_used, stop)
-        if stop > self._n_reserved:
-            # Reserved space starts at position 0, and rows of a loaded state do not.
-            self._reserve_rows(stop)
-        super().put(where, rows)
-
-    def _allocate(self, rows: dict[str, Any], n: int) -> None:
+    def _allocate(self, rows: dict[str, Any]) -> None:
         with Folder(self._path):
             pass  # creates it
         try:
-            super()._allocate(rows, n)
-            self.make_room(n)
+            super()._allocate(rows)
         except BaseException:
             self._clear()
             raise
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        name, dtype = f"column-{len(self._row_bytes)}", np.dtype(array.dtype.str)
-        column = self._map(name, (self.capacity, *array.shape[1:]), dtype)
-        self._row_bytes[name] = row_bytes(column)
-        return column
+        shape, dtype = (self.capacity, *array.shape[1:]), np.dtype(array.dtype.str)
+        return self._map(f"column-{len(self._files)}", shape, dtype)
 
-    def _new_array(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], old: NDArray[Any] | None
-    ) -> NDArray[Any]:
-        array = self._map(name, shape, dtype)
-        if name == "links":
-            self._reserve({name: array.nbytes})
-        else:
+    def _new_array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        is_own = name != "links"
+        array = self._map(name, shape, dtype, is_reserved=not is_own)
+        if is_own:
             self._own_bytes[name] = row_bytes(array)
         return array
 
-    def _map(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Map a new sparse file as an array of zeros, or make the file of that name longer.
-
-        Earlier maps of a file stay valid.
+    def _map(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_reserved: bool = True
+    ) -> NDArray[Any]:
+        """Map a new file as an array of zeros.
 
         Raises:
             StorageFullError, RunFolderError: the file cannot be made.
@@ -108,50 +88,27 @@ class MemmapStorage(ArrayStorage):
         if size == 0:
             return np.zeros(shape, dtype)
         with self._disk_errors("map a file in"):
-            if name not in self._files:
-                self._files[name], path = tempfile.mkstemp(dir=self._path)
-                Path(path).unlink()
+            self._files[name], path = tempfile.mkstemp(dir=self._path)
+            Path(path).unlink()
             os.ftruncate(self._files[name], size)
             mapped = mmap.mmap(self._files[name], size)
+        if is_reserved:
+            self._reserve({name: size})
         if len(shape) > 1:
             # Rows are drawn at random, so reading ahead would fetch rows that are not needed.
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype).reshape(shape)
 
-    def _longer_columns(self) -> dict[str, Any]:
-        before, self._row_bytes = self._row_bytes, {}
-        try:
-            return map_columns(self._new_column, self._columns)
-        except BaseException:
-            self._row_bytes = before
-            raise
-
-    def make_room(self, rows: int) -> None:
-        super().make_room(rows)
-        needed = min(self._n_used + rows, self.capacity)
-        if needed > self._n_reserved:
-            self._reserve_rows(needed)
-
-    def _reserve_rows(self, rows: int) -> None:
-        ahead = _STEP_BYTES // max(1, sum(self._row_bytes.values()))
-        self._n_reserved = self._reserve_ahead(self._row_bytes, rows, ahead)
-
     def _hold_slots(self, slots: int) -> None:
-        if slots > self._n_held:
-            self._n_held = self._reserve_ahead(self._own_bytes, slots, slots >> 1)
-
-    def _reserve_ahead(self, row_bytes: Mapping[str, int], rows: int, ahead: int) -> int:
-        """Reserve disk space for rows of files, and for rows ``ahead`` of them if there is enough.
-
-        Returns:
-            For how many rows space is reserved now.
-        """
-        more = min(self.capacity, rows + ahead)
-        with suppress(StorageFullError):
-            self._reserve({name: more * size for name, size in row_bytes.items()})
-            return more
-        self._reserve({name: rows * size for name, size in row_bytes.items()})
-        return rows
+        if slots <= self._n_held:
+            return
+        ahead = min(self.capacity, slots + (slots >> 1))
+        try:
+            self._reserve({name: ahead * size for name, size in self._own_bytes.items()})
+        except StorageFullError:
+            ahead = slots
+            self._reserve({name: slots * size for name, size in self._own_bytes.items()})
+        self._n_held = ahead
 
     def _reserve(self, sizes: Mapping[str, int]) -> None:
         """Allocate disk space for the given sizes of files (by name), or raise StorageFullError.

@@ -26,8 +26,8 @@ MOST_ROWS = 1 << 31
 _MOST_WAITING = 4096
 """Most different observations that rows wait for; rows that wait longest keep their own copy."""
 
-NewArray = Callable[[str, tuple[int, ...], np.dtype[Any], NDArray[Any] | None], NDArray[Any]]
-"""Makes an array from name, shape, dtype and, if given, a shorter array whose rows it keeps."""
+NewArray = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+"""Makes an array from name, shape and dtype."""
 
 
 class NextOf:
@@ -47,31 +47,21 @@ class NextOf:
     """
 
     def __init__(self, observed: Any, new_array: NewArray, hold: Callable[[int], None]) -> None:
-        self._new_array, self._hold = new_array, hold
-        self._links: Any = None
-        self._own: dict[str, NDArray[Any]] = {}
-        self._n_slots = 0
-        self._free: list[int] = []
-        self._waiting: dict[bytes, list[int]] = {}
-        self.observe(observed)
-
-    def observe(self, observed: Any) -> None:
-        """Switch to longer columns of observations, which hold the same rows.
-
-        Raises as ``NextOf``; MemoryError, OSError: there is no room; nothing changed.
-        """
         stored = dict(leaves({"": observed}))
         capacity = len(next(iter(stored.values())))
         if capacity > MOST_ROWS:
             what = f"storage.next_of serves up to {MOST_ROWS} rows, not {capacity}; leave it out"
             raise ConfigError(f"{what} or lower replay_buffer_size", path="storage.next_of")
-        links = self._new_array("links", (capacity,), np.dtype(np.int32), self._links)
-        used = {name: array[: self._n_slots] for name, array in self._own.items()}
+        self._hold = hold
+        self._observed, self._stored = observed, stored
+        self._links: Any = new_array("links", (capacity,), np.dtype(np.int32))
         self._own = {
-            name: self._new_array(f"own-{i:04d}", array.shape, array.dtype, used.get(name))
+            name: new_array(f"own-{i:04d}", array.shape, array.dtype)
             for i, (name, array) in enumerate(stored.items())
         }
-        self._links, self._observed, self._stored = links, observed, stored
+        self._n_slots = 0
+        self._free: list[int] = []
+        self._waiting: dict[bytes, list[int]] = {}
 
     def reserve(self, rows: int) -> None:
         """Make room for the own copies of ``rows`` more rows; raises as ``hold``."""
