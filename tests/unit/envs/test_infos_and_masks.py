@@ -190,7 +190,7 @@ def test_observation_beyond_its_bounds_is_used_and_reported_once_a_run(
             highest = [play_outside(kind, is_dict) for _ in ("collector", "evaluator")]
         assert highest == [9.5, 9.5]
         (text,) = [record.getMessage() for record in caplog.records]
-        assert "obs.x holds 9.5, and high of the space is 9.0" in text
+        assert "to 9.5, and its space is Box(-9.0, 9.0" in text
 
 
 def play_outside(kind: str, is_dict: bool) -> float:
