@@ -188,7 +188,7 @@ def _check_reset(subject: _Subject) -> str:
         given = dict(flatten(env.env.reset()[0]))  # before it is cast
         for path, taken in flatten(subject.reset(env, subject.seed)):
             dtype, own = (getattr(each, "dtype", None) for each in (given.get(path), taken))
-            if dtype not in (None, own):
+            if dtype is not None and dtype != own:
                 text = f"reset() gives {dtype} where the observation space says {own}; it is cast"
                 subject.warn(text)
     return "returns (obs, info) and takes a seed"
