@@ -60,9 +60,15 @@ class ObservationSchema:
             self._shape = tuple(space.shape)
             self.dtype = np.dtype(space.dtype)
         self._is_float = self.dtype.kind == "f"
-        self._is_box = isinstance(space, gym.spaces.Box)
+        is_box = isinstance(space, gym.spaces.Box)
+        self._is_bounded = False  # whether the dtype holds values beyond the bounds of a Box
+        if is_box:
+            limits: Any = (np.finfo if self._is_float else np.iinfo)(self.dtype)
+            self._is_bounded = bool(
+                (space.low > limits.min).any() or (space.high < limits.max).any()
+            )
         # The lowest and the highest value that a discrete space allows.
-        self._limits = _low_and_high(space) if self._is_array and not self._is_box else None
+        self._limits = _low_and_high(space) if self._is_array and not is_box else None
         # Python's integers are compared faster than arrays.
         self._indices = (
             range(int(space.start), int(space.start + space.n))
@@ -146,7 +152,7 @@ class ObservationSchema:
         if self._children is not None:
             parts = (child.beyond(obs[name]) for name, child in self._children.items())
             return next(filter(None, parts), None)
-        if not self._is_box or not ((obs < self.space.low) | (obs > self.space.high)).any():
+        if not self._is_bounded or not ((obs < self.space.low) | (obs > self.space.high)).any():
             return None
         return f"{self.key} holds {obs.min()} to {obs.max()}, and its space is {self.space}"
 
