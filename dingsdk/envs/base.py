@@ -405,9 +405,10 @@ class EnvManager(Configurable, Closing, ABC):
             self._call(env_id, "enable_save_replay", path)
 
     @property
-    @abstractmethod
     def ready_obs(self) -> dict[int, Any]:
         """``{env_id: obs}`` of the envs that wait for an action."""
+        obs = self.current_obs()
+        return {env_id: part_of(obs, env_id) for env_id in np.flatnonzero(self._running()).tolist()}
 
     @abstractmethod
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
@@ -563,9 +564,7 @@ class EnvManager(Configurable, Closing, ABC):
         if self._looks > _LOOKS and self._looks % _LOOK_EVERY:
             return
         schema = self._spaces[0]
-        if not schema.is_bounded:
-            self._looks_beyond = False
-        elif (text := next(filter(None, map(schema.beyond, obs)), None)) is not None:
+        if (text := next(filter(None, map(schema.beyond, obs)), None)) is not None:
             self._looks_beyond = False
             if (name := str(schema.space)) not in reported.get():
                 reported.get().add(name)

@@ -159,11 +159,6 @@ class BaseVectorEnvManager(EnvManager):
             self._look_beyond([step.final_obs])
         return step
 
-    @property
-    def ready_obs(self) -> dict[int, Any]:
-        self._check_open()
-        return {row: part_of(self._obs, row) for row in self._ready()}
-
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         """Step the envs; ``actions`` must name all that are ready.
 

@@ -9,18 +9,17 @@ from functools import partial
 from itertools import cycle
 from typing import Any, Literal, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 
 from dingsdk.data.action_mask import legal_action
 from dingsdk.data.pytree import flatten
-from dingsdk.envs.guard import RESET_PARTS, STEP_PARTS, parts_of, plain_reward
+from dingsdk.envs.guard import GuardedEnv, RetrySection
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.envs.make import EnvFn, create_env_manager
-from dingsdk.envs.players import player_num, space_of_player
+from dingsdk.envs.players import space_of_player
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.envs.subprocess import SubprocessEnvManager
-from dingsdk.errors import ConfigError, DingError
+from dingsdk.errors import ConfigError, DingError, EnvError
 from dingsdk.plugins import default_manager
 
 STEPS = 100
@@ -65,8 +64,9 @@ class _Subject:
         self.has_native = False
 
     @contextmanager
-    def made(self) -> Iterator[Any]:
-        env = _called("its constructor", self.env_fn)
+    def made(self) -> Iterator[GuardedEnv]:
+        """Make the env as workers do, so that the first failure is an error."""
+        env = _called("its constructor", GuardedEnv, self.env_fn, 0, RetrySection(max_retry=0))
         try:
             yield env
         except BaseException:
@@ -88,39 +88,21 @@ class _Subject:
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def reset(self, env: Any, seed: int | None = None) -> Any:
-        """Reset an env, check what it returns, and return the observation."""
-        what = f"reset(seed={seed})"
-        obs, _ = _called(what, lambda: parts_of("reset", env.reset(seed=seed), RESET_PARTS))
-        return self.check_obs(obs, "reset()")
+    def reset(self, env: GuardedEnv, seed: int | None = None) -> Any:
+        """Reset an env, and return the observation."""
+        obs, _ = _called(f"reset(seed={seed})", env.reset, seed=seed)
+        return self.check_bounds(obs, "reset()")
 
-    def step(self, env: Any, action: Any) -> tuple[Any, Any, bool, bool]:
-        """Step an env, check what it returns; return obs, reward, terminated, truncated."""
-        obs, reward, terminated, truncated, _ = _called(
-            f"step({action!r})", lambda: parts_of("step", env.step(action), STEP_PARTS)
-        )
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                raise _Problem(f"step() returned {name} {_shown(flag)}, it must be a bool")
-        plain = _called("the reward", lambda: plain_reward(reward, self.players))
-        return self.check_obs(obs, "step()"), plain, bool(terminated), bool(truncated)
+    def step(self, env: GuardedEnv, action: Any) -> tuple[Any, Any, bool]:
+        """Step an env; return obs, reward, and whether the episode is over."""
+        obs, reward, terminated, truncated, _ = _called(f"step({action!r})", env.step, action)
+        return self.check_bounds(obs, "step()"), reward, terminated or truncated
 
-    def check_obs(self, obs: Any, where: str) -> Any:
-        """Check an observation, and return it as workers get it."""
-        try:
-            taken = ObservationSchema(self.observation_space).conform(obs)
-        except DingError as error:
-            raise _Problem(f"{where}: {error}") from error
-        given = dict(flatten(obs))
-        for path, leaf in flatten(taken):
-            dtype, own = getattr(given.get(path), "dtype", None), getattr(leaf, "dtype", None)
-            if dtype is not None and dtype != own:
-                self.warn(
-                    f"{where} gives {dtype} where the observation space says {own}; it is cast"
-                )
-        if not self.observation_space.contains(taken):
+    def check_bounds(self, obs: Any, where: str) -> Any:
+        """Return the observation; warn if it is outside of its space."""
+        if not self.observation_space.contains(obs):
             self.warn(f"{where} gives observations outside of the bounds of the observation space")
-        return taken
+        return obs
 
 
 def check_env(
@@ -184,19 +166,13 @@ def env_maker(
 
 def _check_making(subject: _Subject) -> str:
     with subject.made() as env:
-        if not isinstance(env, gym.Env):
-            raise _Problem(f"it is a {type(env).__name__}, no gymnasium.Env")
-        subject.players = player_num(env)
+        subject.players = env.player_num
+        subject.observation_space = env.observation_space
+        subject.action_space = env.action_space
     return f"{subject.players} players" if subject.players > 1 else ""
 
 
 def _check_spaces(subject: _Subject) -> str:
-    with subject.made() as env:
-        for name in ("observation_space", "action_space"):
-            space = getattr(env, name, None)
-            if not isinstance(space, gym.Space):
-                raise _Problem(f"{name} is {_shown(space)}, no space of gymnasium")
-            setattr(subject, name, space)
     try:
         ObservationSchema(subject.observation_space).require_columns()
         ActionChecker(subject.action_space).filler(1)
@@ -209,7 +185,12 @@ def _check_spaces(subject: _Subject) -> str:
 def _check_reset(subject: _Subject) -> str:
     with subject.made() as env:
         subject.reset(env)
-        subject.reset(env, subject.seed)
+        given = dict(flatten(env.env.reset()[0]))  # before it is cast
+        for path, taken in flatten(subject.reset(env, subject.seed)):
+            dtype, own = (getattr(each, "dtype", None) for each in (given.get(path), taken))
+            if dtype is not None and dtype != own:
+                text = f"reset() gives {dtype} where the observation space says {own}; it is cast"
+                subject.warn(text)
     return "returns (obs, info) and takes a seed"
 
 
@@ -219,9 +200,9 @@ def _check_episodes(subject: _Subject) -> str:
     with subject.made() as env:
         obs = subject.reset(env, subject.seed)
         for action in cycle(subject.actions(STEPS)):
-            obs, _, terminated, truncated = subject.step(env, subject.legal(action, obs))
+            obs, _, is_over = subject.step(env, subject.legal(action, obs))
             steps += 1
-            if terminated or truncated:
+            if is_over:
                 lengths.append(steps - sum(lengths))
                 obs = subject.reset(env)
             seconds = time.perf_counter() - started
@@ -321,9 +302,9 @@ def _play(subject: _Subject, seed: int) -> list[Any]:
         obs = subject.reset(env, seed)
         rows: list[Any] = [obs]
         for action in subject.actions(STEPS):
-            obs, reward, terminated, truncated = subject.step(env, subject.legal(action, obs))
-            rows.append((obs, np.asarray(reward, np.float32), terminated or truncated))
-            if terminated or truncated:
+            obs, reward, is_over = subject.step(env, subject.legal(action, obs))
+            rows.append((obs, np.asarray(reward, np.float32), is_over))
+            if is_over:
                 obs = subject.reset(env)
         return rows
 
@@ -340,14 +321,11 @@ def _equal(a: Any, b: Any) -> bool:
     return all(np.array_equal(np.asarray(x), np.asarray(y)) for (_, x), (_, y) in pairs)
 
 
-def _called(what: str, function: Callable[[], Any]) -> Any:
+def _called(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
-        return function()
-    except DingError as error:
-        raise _Problem(str(error)) from error
+        return function(*args, **kwargs)
     except Exception as error:
-        raise _Problem(f"{what} raised {type(error).__name__}: {error}") from error
-
-
-def _shown(value: object) -> str:
-    return f"{value!r:.60} ({type(value).__name__})"
+        # An EnvError of a guarded env is about its last failure.
+        cause = (error.__cause__ if isinstance(error, EnvError) else None) or error
+        told = "" if isinstance(cause, DingError) else f"{what} raised {type(cause).__name__}: "
+        raise _Problem(f"{told}{cause}") from error

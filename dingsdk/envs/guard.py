@@ -28,8 +28,6 @@ from dingsdk.envs.players import player_num, set_first_seat
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError, wrong_type
-from dingsdk.plugins import default_manager
-from dingsdk.plugins.kinds import COMM_KINDS
 from dingsdk.runtime.deadline import returns_within
 
 ERROR = "error"
@@ -339,25 +337,6 @@ def chosen_by(env_fn: Callable[[], Any]) -> tuple[InfoNumbers, str]:
     """
     name = str(getattr(env_fn, "env_id", None) or getattr(env_fn, "__name__", "the env"))
     return getattr(env_fn, "info_numbers", ()), name
-
-
-class GuardedEnvFn:
-    """Makes a GuardedEnv; picklable, for child processes."""
-
-    def __init__(self, env_fn: Callable[[], Any], env_id: int, section: RetrySection) -> None:
-        self._args = (env_fn, env_id, section)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Wrappers are made by type key: the child needs the types that are registered here.
-        # Transports are left out, as they import torch: 200 MB and seconds for each process.
-        return {**vars(self), "_snapshot": default_manager().snapshot(without=COMM_KINDS)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        default_manager().restore(state.pop("_snapshot"))
-        vars(self).update(state)
-
-    def __call__(self) -> GuardedEnv:
-        return GuardedEnv(*self._args)
 
 
 def restart_seed(

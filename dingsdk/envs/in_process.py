@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from queue import SimpleQueue
 from typing import Any
@@ -244,8 +245,19 @@ class _Threads:
         is_over.acquire()
         # The call that takes the last number ends the wait; no two calls get the same number.
         numbers = iter(range(len(calls), 0, -1))
-        for place, args in enumerate(calls):
-            self._calls.put((function, args, place, results, errors, numbers, has_begun, is_over))
+
+        def run(place: int, args: tuple[Any, ...]) -> None:
+            if place == len(calls) - 1:
+                has_begun.release()
+            try:
+                results[place] = function(*args)
+            except BaseException as error:
+                errors[place] = error
+            if next(numbers) == 1:
+                is_over.release()
+
+        for each in enumerate(calls):
+            self._calls.put(partial(run, *each))
         if meanwhile is not None:
             # Otherwise Python's lock, which this thread has, would delay the calls by up to 5 ms.
             has_begun.acquire()
@@ -265,12 +277,4 @@ class _Threads:
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            function, args, place, results, errors, numbers, has_begun, is_over = call
-            if place == len(results) - 1:
-                has_begun.release()
-            try:
-                results[place] = function(*args)
-            except BaseException as error:
-                errors[place] = error
-            if next(numbers) == 1:
-                is_over.release()
+            call()

@@ -42,7 +42,6 @@ class ObservationSchema:
 
     Attributes:
         dtype: Dtype of an array space; object for others.
-        is_bounded: Whether a Box in it has bounds that its dtype does not set.
     """
 
     def __init__(self, space: Any, key: str = "obs") -> None:
@@ -62,11 +61,14 @@ class ObservationSchema:
             self.dtype = np.dtype(space.dtype)
         self._is_float = self.dtype.kind == "f"
         is_box = isinstance(space, gym.spaces.Box)
+        self._is_bounded = False  # whether the dtype holds values beyond the bounds of a Box
+        if is_box:
+            limits: Any = (np.finfo if self._is_float else np.iinfo)(self.dtype)
+            self._is_bounded = bool(
+                (space.low > limits.min).any() or (space.high < limits.max).any()
+            )
         # The lowest and the highest value that a discrete space allows.
         self._limits = _low_and_high(space) if self._is_array and not is_box else None
-        self.is_bounded = is_box and _has_bounds(space)
-        if self._children is not None:
-            self.is_bounded = any(child.is_bounded for child in self._children.values())
         # Python's integers are compared faster than arrays.
         self._indices = (
             range(int(space.start), int(space.start + space.n))
@@ -142,26 +144,17 @@ class ObservationSchema:
         return replaced
 
     def beyond(self, obs: Obs) -> str | None:
-        """Return the first value beyond the bounds of its Box, in words; None if there is none.
+        """Return in words which part leaves the bounds of its Box; None if there is none.
 
         Args:
             obs: One observation that ``conform`` returned, or columns.
         """
         if self._children is not None:
             parts = (child.beyond(obs[name]) for name, child in self._children.items())
-            return next((part for part in parts if part is not None), None)
-        if not self.is_bounded:
+            return next(filter(None, parts), None)
+        if not self._is_bounded or not ((obs < self.space.low) | (obs > self.space.high)).any():
             return None
-        low, high = self.space.low, self.space.high
-        below, above = obs < low, obs > high
-        if 1 not in (below | above).tobytes("A"):
-            return None
-        for name, bound, outside in (("low", low, below), ("high", high, above)):
-            if outside.any():
-                where = tuple(np.argwhere(outside)[0])
-                bound = np.broadcast_to(bound, obs.shape)[where]
-                return f"{self.key} holds {obs[where]}, and {name} of the space is {bound}"
-        return None
+        return f"{self.key} holds {obs.min()} to {obs.max()}, and its space is {self.space}"
 
     def _cast(self, found: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return a copy in the space's dtype, checked."""
@@ -355,14 +348,6 @@ def _low_and_high(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         return np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
     count = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
     return np.asarray(space.start), np.asarray(space.start + count - 1)
-
-
-def _has_bounds(space: gym.spaces.Box) -> bool:
-    """Whether the dtype of a Box holds values beyond its bounds."""
-    if space.dtype.kind == "f":
-        return bool(np.isfinite(space.low).any() or np.isfinite(space.high).any())
-    limits: Any = np.iinfo(space.dtype)
-    return bool((space.low != limits.min).any() or (space.high != limits.max).any())
 
 
 @np.errstate(over="ignore", invalid="ignore")

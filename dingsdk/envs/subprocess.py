@@ -25,7 +25,6 @@ from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, s
 from dingsdk.envs.guard import (
     ERROR,
     GuardedEnv,
-    GuardedEnvFn,
     close_quietly,
     count_failure,
     restart_seed,
@@ -33,6 +32,8 @@ from dingsdk.envs.guard import (
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
+from dingsdk.plugins import default_manager
+from dingsdk.plugins.kinds import COMM_KINDS
 from dingsdk.runtime.deadline import set_patience
 from dingsdk.runtime.spawn import (
     check_guarded,
@@ -110,12 +111,6 @@ class SubprocessEnvManager(EnvManager):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities()
-
-    @property
-    def ready_obs(self) -> dict[int, Any]:
-        obs = self.current_obs()
-        running = np.flatnonzero(self._running()).tolist()
-        return {env_id: part_of(obs, env_id) for env_id in running}
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -288,13 +283,16 @@ class SubprocessEnvManager(EnvManager):
                 self._by_descriptor[group.connection.fileno()] = group
                 self._poll.register(group.connection, select.POLLIN)
         for group in groups:
-            made = [(i, GuardedEnvFn(self._env_fns[i], i, self.section)) for i in group.env_ids]
+            env_fns = {env_id: self._env_fns[env_id] for env_id in group.env_ids}
             try:
-                for each in (self._env_fns[env_id] for env_id in group.env_ids):
+                for each in env_fns.values():
                     # pickle accepts what a notebook defines, although no process can import it.
                     if getattr(each, "__module__", "") == "__main__" and not is_main_importable():
                         raise TypeError(f"{each} is defined in a notebook or a shell")
-                group.connection.send((self._env_num, dict(made)))
+                # Wrappers are made by type key: the child needs the types that are registered
+                # here. Transports import torch: 200 MB and seconds for each process.
+                group.connection.send(default_manager().snapshot(without=COMM_KINDS))
+                group.connection.send((self._env_num, self.section, env_fns))
             except OSError:
                 continue  # the process has ended, as its answer will show
             except Exception as error:
@@ -588,9 +586,10 @@ def _serve(connection: Connection) -> None:
     envs: dict[int, GuardedEnv] = {}
     memory = None
     try:
-        env_num, env_fns = connection.recv()  # imports the code of the envs
+        default_manager().restore(connection.recv())
+        env_num, section, env_fns = connection.recv()  # imports the code of the envs
         for env_id, env_fn in env_fns.items():
-            envs[env_id] = env_fn()
+            envs[env_id] = GuardedEnv(env_fn, env_id, section)
         first = next(iter(envs.values()))
         spaces = (first.observation_space, first.action_space, first.player_num)
         _send(connection, spaces)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -16,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dingsdk.data import SampleBatch
 from dingsdk.envs import BaseVectorEnvManager
-from dingsdk.envs.guard import GuardedEnvFn
+from dingsdk.envs.guard import GuardedEnv
 from dingsdk.policy.base import CollectMode
 
 
@@ -93,7 +94,9 @@ class NextStepEnvs(BaseVectorEnvManager):
     """A vector env that spends a step on each reset."""
 
     def make_vector_env(self) -> Any:
-        guarded = [GuardedEnvFn(fn, index, self.section) for index, fn in enumerate(self._env_fns)]
+        guarded = [
+            partial(GuardedEnv, fn, index, self.section) for index, fn in enumerate(self._env_fns)
+        ]
         return SyncVectorEnv(guarded, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 

@@ -85,11 +85,6 @@ class RaisesInStep(Good):
         raise KeyError("lost")
 
 
-class NumberForEnd(Good):
-    def step(self, action: Any) -> Any:
-        return self.observe(), 0.0, 0, False, {}
-
-
 class OwnRandomness(Good):
     def draw(self) -> float:
         return random.random()

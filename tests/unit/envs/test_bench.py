@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dingsdk.cli import main
-from dingsdk.envs import EnvSpeed, bench_env
+from dingsdk.envs import EnvSpeed, bench, bench_env
 from dingsdk.envs.bench import KINDS, TURNS, step_for
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.errors import EnvError, UnknownEnvError
@@ -41,7 +41,11 @@ def test_config_lines_select_the_measured_manager() -> None:
     }
 
 
-def test_manager_that_cannot_step_the_env_is_listed_with_its_error() -> None:
+def test_manager_that_cannot_step_the_env_is_listed_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "COUNTS", (1, 2))
+    monkeypatch.setattr(bench, "TURN_S", 0.01)
     good = importlib.import_module("checked_envs").Good
     lengths = set()
 

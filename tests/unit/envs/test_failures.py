@@ -53,17 +53,6 @@ def test_fault_that_an_env_reports_ends_only_its_own_episode(counter_cls: Any) -
         assert columns.final_obs[:, 1].tolist() == [3, 1]
 
 
-def test_third_failure_in_a_row_is_fatal_and_keeps_its_cause() -> None:
-    with launch(IN_PROCESS) as manager:
-        step(manager, 0, RAISE)
-        step(manager, 0, RAISE)
-        with pytest.raises(EnvError, match="env 1 failed 3 times") as caught:
-            step(manager, 0, RAISE)
-    assert (caught.value.env_id, caught.value.failures) == (1, 3)
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert "step on cue" in caught.value.traceback
-
-
 class Answering:
     """An env whose ``step`` and ``reset`` give the results passed to it."""
 
@@ -153,12 +142,6 @@ def test_system_exit_in_an_env_is_a_failure() -> None:
     env.step(0)
     with pytest.raises(EnvError, match="SystemExit: 3"):
         env.step(0)
-
-
-def test_guarded_env_keeps_metadata_and_render_mode(counter_cls: Any) -> None:
-    env = GuardedEnv(partial(counter_cls, render_mode="rgb_array"), 0, EnvManager.Config())
-    assert env.metadata == counter_cls.metadata
-    assert env.render_mode == "rgb_array"
 
 
 def test_state_of_a_guarded_env_includes_its_failures(counter_cls: Any) -> None:

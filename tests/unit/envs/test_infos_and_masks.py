@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager
+from dingsdk.envs import subprocess as subprocess_envs
 from dingsdk.errors import EnvError
 from dingsdk.pipeline.user_objects import numbered_run
 
@@ -59,7 +60,13 @@ def reports(number: int) -> dict[str, Any]:
     return {"score": [1, 0.5][number], "winner": [None, 1][number], "text": ["a", 3][number]}
 
 
+@pytest.fixture
+def _fast_processes(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess_envs, "spawn_context", lambda path: fork_server)
+
+
 @pytest.mark.parametrize("kind", ["in_process", "subprocess"])
+@pytest.mark.usefixtures("_fast_processes")
 def test_infos_arrive_as_the_env_gave_them(kind: str) -> None:
     with create_env_manager({"type": kind, "episode_num": 2}, [Reporting] * 2) as manager:
         manager.launch()
@@ -78,6 +85,7 @@ def test_infos_arrive_as_the_env_gave_them(kind: str) -> None:
         assert type(info["score"]) is float
 
 
+@pytest.mark.usefixtures("_fast_processes")
 def test_info_that_cannot_leave_its_process_is_refused_by_name() -> None:
     with create_env_manager({"type": "subprocess"}, [_Locked]) as manager:
         manager.launch()
@@ -190,7 +198,7 @@ def test_observation_beyond_its_bounds_is_used_and_reported_once_a_run(
             highest = [play_outside(kind, is_dict) for _ in ("collector", "evaluator")]
         assert highest == [9.5, 9.5]
         (text,) = [record.getMessage() for record in caplog.records]
-        assert "obs.x holds 9.5, and high of the space is 9.0" in text
+        assert "to 9.5, and its space is Box(-9.0, 9.0" in text
 
 
 def play_outside(kind: str, is_dict: bool) -> float:

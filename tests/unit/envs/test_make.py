@@ -14,8 +14,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from dingsdk.envs import EnvFn, EnvManager, create_env_manager, get_vec_env_setting, make_env_fns
-from dingsdk.envs.guard import GuardedEnvFn
+from dingsdk.envs import EnvFn, create_env_manager, get_vec_env_setting, make_env_fns
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
@@ -205,22 +204,6 @@ def test_wrappers_are_applied_from_the_inside_out() -> None:
     assert isinstance(env.env, gym.wrappers.TimeLimit)
     with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]"):
         EnvFn({"env_id": "CartPole-v1", "wrappers": ["tiny_limit"]})()
-
-
-def test_pickled_env_fn_includes_its_wrapper_types() -> None:
-    registry = default_manager().registry("env_wrappers")
-    with transaction("parent") as changes:
-        registry.register("tiny_limit", gym.wrappers.TimeLimit)
-    env_fn = EnvFn({**LIMITED, "wrappers": LIMITED["wrappers"][:1]})
-    sent = pickle.dumps(GuardedEnvFn(env_fn, 0, EnvManager.Config()))
-    changes.roll_back()
-    assert "tiny_limit" not in registry
-
-    with transaction("child") as changes:
-        guarded = pickle.loads(sent)()  # noqa: S301
-    changes.roll_back()
-    assert isinstance(guarded.env, gym.wrappers.TimeLimit)
-    guarded.close()
 
 
 def test_unknown_wrapper_and_manager_types_are_refused() -> None:

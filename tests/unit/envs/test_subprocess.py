@@ -22,13 +22,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from gymnasium.wrappers import TimeLimit
 
 from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs import subprocess as subprocess_envs
 from dingsdk.errors import ConfigError, EnvError, PolicyOutputError, UnknownEnvError
-from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.plugins import PluginManager, default_manager, use_manager
+from dingsdk.plugins.registry import transaction
 from dingsdk.policy.base import EvalMode
 from dingsdk.runtime.deadline import set_patience
 from dingsdk.testing import open_files
@@ -93,6 +95,20 @@ def test_child_process_does_not_import_torch_for_the_transport(spawning: Launch)
         plugins.get("comm_collectors", "flask_fs")
         with contextlib.closing(spawning(SYNC, 1)) as manager:
             assert manager.step({0: TELL})[0].info["has_torch"] is False
+
+
+@pytest.mark.usefixtures("launch")
+def test_child_process_has_the_wrapper_types_of_this_process() -> None:
+    with transaction("test") as changes:
+        default_manager().registry("env_wrappers").register("tiny_limit", TimeLimit)
+    wrappers = [{"type": "tiny_limit", "max_episode_steps": 1}]
+    env_fns = make_env_fns({"env_id": "CartPole-v1", "wrappers": wrappers}, 1)
+    try:
+        with create_env_manager(SYNC, env_fns) as manager:
+            manager.launch()
+            assert manager.step_batch(np.array([0])).truncated[0]
+    finally:
+        changes.roll_back()
 
 
 def test_steps_equal_those_of_the_in_process_manager(spawning: Launch) -> None:
