@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,7 +89,7 @@ class Checkpoint(msgspec.Struct, kw_only=True):
 
 
 def save_checkpoint(
-    directory: str | Path,
+    directory: str | Path | Folder,
     stem: str,
     state: Mapping[str, Any],
     *,
@@ -105,7 +105,7 @@ def save_checkpoint(
     ``dingsdk_after_checkpoint`` is called afterwards.
 
     Args:
-        directory: Path of a folder, created if absent.
+        directory: Path of a folder, created if absent, or an open folder.
         stem: Name, ``[A-Za-z0-9_-]{1,128}``; ``ckpt_best.pth.tar`` is taken as ``ckpt_best``.
         state: Policy state: nested dicts, lists and tuples of tensors, numeric arrays, numbers,
             text and None.
@@ -124,7 +124,7 @@ def save_checkpoint(
         StorageFullError: There is no room; the old checkpoint stays.
     """
     stem = _stem_of(stem)
-    path = Path(directory) / (stem + SUFFIX)
+    path = (directory.path if isinstance(directory, Folder) else Path(directory)) / (stem + SUFFIX)
     if stem == LATEST or not re.fullmatch(_STEM, stem):
         raise CheckpointError(
             f"{stem!r} cannot name a checkpoint: use letters, digits, '_' and '-', at most 128, "
@@ -142,7 +142,7 @@ def save_checkpoint(
             key=error.key.removeprefix("state."),
             found=error.found,
         ) from error
-    with Folder(directory) as folder:
+    with _opened(directory) as folder:
         folder.sweep()
         if ask().write_checkpoint(path=path, contents=contents) is not True:
             folder.write_atomic(path.name, [content], durable=True)
@@ -181,13 +181,19 @@ def _torch_version() -> str:
     return importlib.metadata.version("torch")  # reads a file, which takes longer than the rest
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
+def _opened(directory: str | Path | Folder) -> AbstractContextManager[Folder]:
+    if isinstance(directory, Folder):
+        return nullcontext(directory)  # the caller closes it
+    return Folder(directory)
+
+
+def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Args:
         path: A checkpoint's file, a name without ending, a name such as ``ckpt_best.pth.tar``
             (taken as ``ckpt_best``), or a folder or ``<folder>/latest`` for its newest
-            checkpoint. If the newest one was asked for and is damaged, the
+            checkpoint; an open folder too. If the newest one was asked for and is damaged, the
             one before it is read instead, with a warning and ``skipped`` set.
 
     Raises:
@@ -195,6 +201,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointCorruptError: The file is truncated, altered or not ours (pickle files included).
         CheckpointVersionError: The file has a format that this version does not read.
     """
+    if isinstance(path, Folder):
+        return _load_newest(path)
     asked = Path(path)
     if asked.name in (LATEST, _POINTER) and not asked.is_dir():
         asked = asked.parent
@@ -217,14 +225,14 @@ def can_resume(directory: Path) -> bool:
     return directory.is_dir() and any(_number_of(path.name) >= 0 for path in directory.iterdir())
 
 
-def prune_checkpoints(directory: str | Path, keep_last: int) -> None:
+def prune_checkpoints(directory: str | Path | Folder, keep_last: int) -> None:
     """Remove all but the last ``keep_last`` checkpoints ``iteration_<n>``.
 
     The last checkpoints have the highest numbers up to the number of the checkpoint that ``latest``
     names. Checkpoints with higher numbers are of an earlier training, and are removed first. The
     checkpoint that ``latest`` names is kept, and so are all other names (``ckpt_best``).
     """
-    with Folder(directory) as folder:
+    with _opened(directory) as folder:
         try:
             newest = _read_pointer(folder)
         except CheckpointError:
