@@ -175,8 +175,9 @@ class PlayerCommander(SoloCommander):
     @property
     def progress(self) -> PlayerProgress:
         """Counts of its player."""
-        counts = (self.envstep, self.episode_count, self.sample_count)
-        return PlayerProgress(self._player.train_iter, *counts)
+        return PlayerProgress(
+            self._player.train_iter, self.envstep, self.episode_count, self.sample_count
+        )
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -200,10 +201,6 @@ class PlayerCommander(SoloCommander):
     def is_owner_of(self, task_id: str) -> bool:
         """Return whether a task is one of its unfinished tasks."""
         return task_id in self._collector_tasks or task_id in self._learner_tasks
-
-    def share_spaces(self, of: BaseParallelCommander) -> None:
-        """Share the task places of another commander."""
-        self._collector_space, self._learner_space = of._collector_space, of._learner_space
 
     def get_learner_task(self) -> Task | None:
         task = super().get_learner_task()
@@ -301,7 +298,7 @@ class OneVsOneCommander(BaseParallelCommander):
         for _ in range(len(self._commanders) - self._learner_space.max_val):
             self._learner_space.increase_space()
         for each in self._commanders.values():
-            each.share_spaces(self)
+            each._collector_space, each._learner_space = self._collector_space, self._learner_space
 
     @classmethod
     def policy_num(cls, cfg: Mapping[str, Any]) -> int:

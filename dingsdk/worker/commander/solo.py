@@ -57,6 +57,8 @@ class SoloCommander(BaseParallelCommander):
 
     saved: ClassVar[tuple[str, ...]] = (
         "_run_id",
+        "_collector_count",
+        "_learner_count",
         "_newest_iter",
         "_evaluated_iter",
         "_ended_env_steps",
@@ -230,7 +232,6 @@ class SoloCommander(BaseParallelCommander):
         }
         return {
             **super().state_dict(),
-            "counts": [self._collector_count, self._learner_count],
             "collector_tasks": tasks,
             "learner_tasks": sorted(self._learner_tasks),
             "newest": None if newest is None else {key: newest[key] for key in _LEARNER_IDS},
@@ -241,7 +242,6 @@ class SoloCommander(BaseParallelCommander):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         now = self._clock()
-        self._collector_count, self._learner_count = state["counts"]
         self._collector_tasks = {
             task_id: _CollectorTask(buffer_id, _moved(at, now), env_steps)
             for task_id, (buffer_id, env_steps, at) in state["collector_tasks"].items()

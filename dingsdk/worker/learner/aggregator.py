@@ -31,6 +31,7 @@ from dingsdk.runtime.deadline import Closing, set_patience
 from dingsdk.runtime.files import guarded, guarded_folders
 from dingsdk.runtime.spawn import check_guarded, how_it_ended, signals_blocked, spawn_context
 from dingsdk.worker.learner.remote_ranks import (
+    JOIN_S,
     OVER,
     RankPlace,
     RemoteRanks,
@@ -39,8 +40,6 @@ from dingsdk.worker.learner.remote_ranks import (
     torch_distributed,
 )
 
-START_S = 120.0
-"""How long the ranks may take to start."""
 RANK_S = 60.0
 """How long a rank waits for the others within an update; then one of them is taken as hung."""
 NOTICE_S = 2.0
@@ -159,7 +158,7 @@ class LearnerAggregator(Closing):
         for each in self._ranks:
             seed = None if self._seed is None else derive_seed(self._seed, "rank", each.number)
             each.send(_BEGIN, [*begin, seed])
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + JOIN_S
         for each in self._ranks:
             each.answer(deadline)
         try:

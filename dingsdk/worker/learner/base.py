@@ -363,7 +363,9 @@ class BaseLearner(Configurable):
             self._save_after(error)
             raise
         finally:
-            self._end()
+            with self._state_lock:
+                self._is_running = False
+            self._release()
 
     def close(self) -> None:
         """End ``start()`` after its current batch, and release the logs; idempotent.
@@ -462,11 +464,6 @@ class BaseLearner(Configurable):
     def clear_log_buffer(self) -> None:
         """Clear the log variables of the last iteration."""
         self.log_buffer = {"scalar": {}, "scalars": {}, "histogram": {}}
-
-    def _end(self) -> None:
-        with self._state_lock:
-            self._is_running = False
-        self._release()
 
     def _train_loop(self) -> None:
         assert self._draw is not None

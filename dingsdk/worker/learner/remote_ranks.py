@@ -23,7 +23,7 @@ from dingsdk.runtime.connections import Connections, format_address, ip_of, list
 from dingsdk.runtime.deadline import set_patience
 
 JOIN_S = 120.0
-"""How long ranks may take to find each other."""
+"""How long ranks may take to start, and to find each other."""
 RETRY_S = 0.5
 """Pause before ranks that did not find each other try again."""
 _HANDSHAKE_S = 5.0

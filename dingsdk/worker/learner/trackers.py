@@ -69,15 +69,18 @@ class _FileTracker(Tracker):
     def _iteration_of(self, line: str) -> int:
         """Return the iteration of a line of the file; -1 if it has none."""
 
-    def _begin(self, engine: BaseLearner) -> Path:
-        """Return the path of the file, after the first call without the lines to replace."""
+    @abstractmethod
+    def _add(self, path: Path, row: dict[str, float]) -> None:
+        """Append the values of an iteration to the file."""
+
+    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         path, iteration = self.log_folder(engine) / self._name, engine.train_iter
         # A killed run has lines of iterations after its last save, which are trained again. Lines
         # before a learner that begins at 0 are of another run.
         if not self._has_begun and iteration:
             keep_lines(path, lambda line: self._iteration_of(line) < iteration)
         self._has_begun = True
-        return path
+        self._add(path, {"iteration": iteration, "env_steps": engine.collector_envstep, **values})
 
     def close(self) -> None:
         if self._file is not None:
@@ -90,10 +93,6 @@ class _FileTracker(Tracker):
         self._file.write(text)
         self._file.flush()
 
-    def _row(self, engine: BaseLearner, values: Mapping[str, float]) -> dict[str, float]:
-        counts = {"iteration": engine.train_iter, "env_steps": engine.collector_envstep}
-        return {**counts, **values}
-
 
 class JsonlHook(_FileTracker):
     """Appends one JSON object per iteration to ``metrics.jsonl`` in the learner's log folder.
@@ -103,10 +102,9 @@ class JsonlHook(_FileTracker):
 
     _name = "metrics.jsonl"
 
-    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
-        row = self._row(engine, values)
+    def _add(self, path: Path, row: dict[str, float]) -> None:
         plain = {name: value if math.isfinite(value) else None for name, value in row.items()}
-        self._append(self._begin(engine), json.dumps(plain) + "\n")
+        self._append(path, json.dumps(plain) + "\n")
 
     def _iteration_of(self, line: str) -> int:
         try:
@@ -125,8 +123,7 @@ class CsvHook(_FileTracker):
     _name = "metrics.csv"
     _columns: Sequence[str] = ()
 
-    def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
-        path, row = self._begin(engine), self._row(engine, values)
+    def _add(self, path: Path, row: dict[str, float]) -> None:
         if self._file is None and path.is_file():
             with _opened(path) as file:
                 self._columns = next(csv.reader(file), [])

@@ -124,44 +124,46 @@ def _check_fits(own: Mapping[str, Any], checkpoint: Checkpoint, name: str, prefi
     Raises:
         CheckpointError: they do not.
     """
-    ours, theirs = _under(own[name], prefix), _under(checkpoint.state[name], prefix)
-    for key in sorted(ours.keys() | theirs.keys()):
-        shapes = [_shape(each[key]) if key in each else None for each in (theirs, ours)]
-        if shapes[0] == shapes[1]:
-            continue
-        texts = ["absent" if shape is None else f"of shape {shape}" for shape in shapes]
-        fitting = [
-            part
-            for part in _names_in(checkpoint.state)
-            if _fits(own, checkpoint.state, *_place_of(part, checkpoint))
-        ]
-        advice = (
-            f"to take only parts that fit, give --parts {','.join(fitting)}"
-            if fitting
-            else "no part of it fits"
-        )
-        raise CheckpointError(
-            f"the checkpoint {checkpoint.path} does not fit this policy: {name}.{key} is "
-            f"{texts[0]} there, and {texts[1]} in the model of this run; {advice}",
-            path=str(checkpoint.path),
-            key=f"{name}.{key}",
-            found=shapes[0],
-            expected=shapes[1],
-            known=fitting,
-        )
-
-
-def _fits(own: Mapping[str, Any], saved: Mapping[str, Any], name: str, prefix: str) -> bool:
-    if not _is_network(own.get(name)):
-        return False
-    ours, theirs = _under(own[name], prefix), _under(saved[name], prefix)
-    return ours.keys() == theirs.keys() and all(
-        _shape(ours[key]) == _shape(theirs[key]) for key in ours
+    found = _misfit(own[name], checkpoint.state[name], prefix)
+    if found is None:
+        return
+    key, *shapes = found
+    texts = ["absent" if shape is None else f"of shape {shape}" for shape in shapes]
+    fitting = []
+    for part in _names_in(checkpoint.state):
+        section, path = _place_of(part, checkpoint)
+        ours = own.get(section)
+        if _is_network(ours) and _misfit(ours, checkpoint.state[section], path) is None:
+            fitting.append(part)
+    advice = (
+        f"to take only parts that fit, give --parts {','.join(fitting)}"
+        if fitting
+        else "no part of it fits"
+    )
+    raise CheckpointError(
+        f"the checkpoint {checkpoint.path} does not fit this policy: {name}.{key} is "
+        f"{texts[0]} there, and {texts[1]} in the model of this run; {advice}",
+        path=str(checkpoint.path),
+        key=f"{name}.{key}",
+        found=shapes[0],
+        expected=shapes[1],
+        known=fitting,
     )
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(np.shape(tensor))
+def _misfit(own: Any, saved: Any, prefix: str) -> tuple[str, Any, Any] | None:
+    """Return the first tensor of a module that differs, with the shapes in ``saved`` and ``own``.
+
+    A shape is None if there is no such tensor. None if all tensors have the same shapes.
+    """
+    theirs, ours = (
+        {key: tuple(np.shape(tensor)) for key, tensor in _under(each, prefix).items()}
+        for each in (saved, own)
+    )
+    for key in sorted(ours.keys() | theirs.keys()):
+        if theirs.get(key) != ours.get(key):
+            return key, theirs.get(key), ours.get(key)
+    return None
 
 
 def _with_settings_of(own: Any, saved: Any) -> Any:

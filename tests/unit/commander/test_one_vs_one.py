@@ -174,6 +174,11 @@ def test_evaluations_use_stronger_opponents_in_turn_and_the_last_one_ends_the_ru
 
     # 7 of 10 points are not more than 0.7, so the opponent stays.
     assert evaluate_at(20, 1.0, wins=6, draws=2, losses=2) is False
+    # The points that the evaluator counted decide, and not the signs of the returns.
+    task = next_evaluation(commander, learner, 30)
+    won = {"train_iter": 5, "reward_mean": 2.0, "reward_raw": [2.0] * 4, "eval_flag": True}
+    won["episode_info"] = {"points_mean": 0.7}
+    assert commander.finish_collector_task(task["task_id"], won) is False
     assert commander.statistics()["eval_opponent"] == 0
     assert evaluate_at(40, 1.0, wins=5, draws=5) is False  # 7.5 points are more
     task = next_evaluation(commander, learner, 60)
@@ -182,20 +187,6 @@ def test_evaluations_use_stronger_opponents_in_turn_and_the_last_one_ends_the_ru
     assert evaluate_at(80, 1.0, wins=7, losses=3) is False
     assert evaluate_at(90, 0.5, wins=8, losses=2) is True
     assert commander.get_collector_task() is None
-
-
-def test_points_of_an_evaluation_decide_and_not_the_signs_of_its_returns(
-    make_commander: Any,
-) -> None:
-    commander = make_commander(("a:weak", "a:strong"))
-    learner = start(commander)
-    info = {"train_iter": 5, "reward_mean": 2.0, "reward_raw": [2.0] * 4, "eval_flag": True}
-
-    for iteration, points, opponent in ((20, 0.7, 0), (40, 0.75, 1)):
-        task = next_evaluation(commander, learner, iteration)
-        result = {**info, "episode_info": {"points_mean": points}}
-        assert commander.finish_collector_task(task["task_id"], result) is False
-        assert commander.statistics()["eval_opponent"] == opponent
 
 
 def test_next_learner_has_a_new_policy_and_plays_the_same_snapshots(make_commander: Any) -> None:
@@ -426,13 +417,16 @@ def test_resume_publishes_missing_policies_of_players_that_no_longer_train(
     train(commander, second, 120)
     saved = {"model": {"w": torch.tensor([109])}}
     save_checkpoint(tmp_path / "run" / "ckpt", "iteration_109", saved, iteration=109)
-    commander.finish_learner_task(first["task_id"], first)
+    own = tmp_path / "run" / "players" / "player_1" / "ckpt"
+    save_checkpoint(own, "iteration_120", {"model": {"w": torch.tensor([5])}}, iteration=120)
+    for learner in (first, second):
+        commander.finish_learner_task(learner["task_id"], learner)
     other = make_commander(league=TWO)
     other.policy_store.publish("league-player_1_0", {"w": torch.tensor([7])}, 7)
 
     other.load_state_dict(commander.state_dict())
-    learner = other._cfg["policy"]["learn"]["learner"]
-    learner["train_iterations"] = 200
+    section = other._cfg["policy"]["learn"]["learner"]
+    section["train_iterations"] = 120
     other.resume()
 
     found = {name: (at, int(each["w"])) for name, (at, each) in other.policy_store.kept.items()}
@@ -440,34 +434,16 @@ def test_resume_publishes_missing_policies_of_players_that_no_longer_train(
         first["policy_id"]: (109, 109),
         "league-player_0_0": (100, 100),
         "league-player_1_0": (7, 7),  # it was stored already
+        second["policy_id"]: (120, 5),
     }
     assert [each.getMessage() for each in caplog.records] == [
-        "player_0 ended its training at iteration 100 and does not continue to 200: its samples "
+        "player_0 ended its training at iteration 100 and does not continue to 120: its samples "
         "are gone"
     ]
     caplog.clear()
-    learner["train_iterations"] = 100
+    section["train_iterations"] = 100
     other.resume()
     assert caplog.records == []
-
-
-def test_resume_publishes_the_second_player_from_its_own_folder(
-    make_commander: Any, tmp_path: Any
-) -> None:
-    commander = make_commander(league=TWO)
-    _, second = start_two(commander)
-    train(commander, second, 20)
-    for weight, folder in ((1, tmp_path / "run"), (2, tmp_path / "run" / "players" / "player_1")):
-        saved = {"model": {"w": torch.tensor([weight])}}
-        save_checkpoint(folder / "ckpt", "iteration_20", saved, iteration=20)
-    commander.finish_learner_task(second["task_id"], second)
-    other = make_commander(league=TWO)
-    other.load_state_dict(commander.state_dict())
-
-    other.resume()
-
-    version, state = other.policy_store.kept[second["policy_id"]]
-    assert (version, int(state["w"])) == (20, 2)
 
 
 class Mode:

@@ -67,69 +67,56 @@ def pid_of(ranks: LearnerAggregator) -> int:
     return rank._process.pid
 
 
-def test_two_ranks_train_like_one_learner_with_the_whole_batch() -> None:
-    alone, together = policy(), policy()
-    with LearnerAggregator(together, CFG, 2) as ranks:
-        for batch in batches(10):
-            one = alone.forward(batch)
-            two = ranks.learn_mode.forward(batch)
+def test_two_ranks_train_like_one_learner_until_one_is_killed() -> None:
+    rate = {"start": 0.1, "end": 0.02, "env_steps": 100}
+    cfg = {
+        **CFG,
+        "normalize": {"obs": True, "reward": True},
+        "learn": {**CFG["learn"], "learning_rate": rate},
+    }
+    alone, together = (create_policy(cfg, ["learn"], seed=0).learn_mode for _ in range(2))
+    before = listening_sockets("self")
+    *good, bad = batches(5)
+    bad.columns["reward"][0] = np.nan
+    with LearnerAggregator(together, cfg, 2) as ranks:
+        assert new_addresses(before).union(listening_sockets(pid_of(ranks)).values()) == {LOOPBACK}
+        for number, batch in enumerate(good):
+            if number == 2:
+                with pytest.raises(NonFiniteError):
+                    ranks.learn_mode.forward(bad)
+                for refused in (
+                    lambda: ranks.learn_mode.forward(bad),
+                    lambda: ranks.learn_mode.set_attribute("batch_size", 5),
+                ):
+                    with pytest.raises(WorkerCrashedError, match=r"stopped \(update 2.*start\(\)"):
+                        refused()
+                ranks.start()  # its ranks get the same numbers and statistics
+                assert ranks.learn_mode.get_attribute("batch_size") == 8
+            collected = {**batch.columns, DISCOUNTED_RETURN: batch.columns["reward"] * 7}
+            for mode in (alone, ranks.learn_mode):
+                if number != 2:
+                    mode.set_attribute("env_steps", 50 * number)
+                mode.observe(SampleBatch(dict(collected)))
+            one, two = alone.forward(batch), ranks.learn_mode.forward(batch)
             assert two.keys() == one.keys()
             for key, value in one.items():
                 np.testing.assert_allclose(two[key], value, rtol=2e-4, atol=1e-6, err_msg=key)
-            os.kill(pid_of(ranks), signal.SIGINT)  # the other rank ignores Ctrl-C
-        (other,) = ranks._ranks
-        assert other._process is not None
-        assert other._process.daemon
-        other.send("paint", [])
-        with pytest.raises(WorkerCrashedError, match="has no attribute 'paint'") as caught:
-            other.answer(time.monotonic() + 20.0)
-        assert "AttributeError" in caught.value.facts["traceback"]
-        other._process.join(20.0)
-        assert other._process.exitcode == 1
-    with pytest.raises(ValueError, match="closed"):
-        other._process.exitcode  # noqa: B018
-    for name, tensor in weights(alone).items():
-        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
-
-
-def test_ranks_have_the_statistics_of_all_rows() -> None:
-    cfg = {**CFG, "normalize": {"obs": True, "reward": True}}
-    modes = [create_policy(cfg, enable_field=["learn"], seed=0).learn_mode for _ in range(2)]
-    alone, together = modes
-    with LearnerAggregator(together, cfg, 2) as ranks:
-        for batch in batches(3):
-            collected = {**batch.columns, DISCOUNTED_RETURN: batch.columns["reward"] * 7}
-            alone.observe(SampleBatch(dict(collected)))  # type: ignore[misc]
-            ranks.learn_mode.observe(SampleBatch(dict(collected)))  # type: ignore[misc]
-            one, two = alone.forward(batch), ranks.learn_mode.forward(batch)
-            assert one["total_loss"] == pytest.approx(two["total_loss"], rel=2e-4)
-        key = "statistics"
-        first, second = ranks._call_each("get_attribute", [[key], [key]])
-        for layers in (first, second):
-            for layer, expected in zip(layers, alone.get_attribute(key), strict=True):
-                assert all(torch.equal(layer[name], expected[name]) for name in expected)
-        assert float(first[-1]["count"]) == 24
-
-
-@pytest.mark.slow
-def test_ranks_agree_on_scheduled_numbers() -> None:
-    rate = {"start": 0.1, "end": 0.02, "env_steps": 100}
-    cfg = {**CFG, "learn": {**CFG["learn"], "learning_rate": rate}}
-    alone, together = (create_policy(cfg, ["learn"], seed=0).learn_mode for _ in range(2))
-    with LearnerAggregator(together, cfg, 2) as ranks:
-        for number, batch in enumerate(batches(4)):
-            if number == 2:  # ranks that start again get the same numbers
-                ranks.close()
-                ranks.start()
-            else:
-                ranks.learn_mode.set_attribute("env_steps", 50 * number)
-                alone.set_attribute("env_steps", 50 * number)
             # Its mean over the ranks is the number of each.
-            rates = [mode.forward(batch)["cur_lr"] for mode in (alone, ranks.learn_mode)]
-            assert rates == pytest.approx([(0.1, 0.06, 0.06, 0.02)[number]] * 2)
-        assert ranks.learn_mode.get_attribute("scheduled") == {"learning_rate": 0.02}
-    for name, tensor in weights(alone).items():
-        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-5)
+            assert two["cur_lr"] == pytest.approx((0.1, 0.06, 0.06, 0.02)[number])
+            os.kill(pid_of(ranks), signal.SIGINT)  # the other rank ignores Ctrl-C
+        for name, tensor in weights(alone).items():
+            torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-5)
+        for layers in ranks._call_each("get_attribute", [["statistics"]] * 2):
+            for layer, expected in zip(layers, alone.get_attribute("statistics"), strict=True):
+                assert all(torch.equal(layer[name], expected[name]) for name in expected)
+            assert float(layers[-1]["count"]) == 32
+        ranks.start()  # nothing has failed
+        os.kill(pid_of(ranks), signal.SIGKILL)
+        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
+            ranks.learn_mode.forward(good[0])
+    assert caught.value.exit_code == -signal.SIGKILL
+    with pytest.raises(WorkerCrashedError, match="call start"):
+        ranks.learn_mode.forward(good[0])
 
 
 def noisy_batches(count: int) -> Iterator[SampleBatch]:
@@ -139,7 +126,7 @@ def noisy_batches(count: int) -> Iterator[SampleBatch]:
         yield SampleBatch(columns)
 
 
-def test_seeded_ranks_draw_different_noise_which_can_be_repeated_and_restored() -> None:
+def test_seeded_ranks_draw_different_noise_which_can_be_restored() -> None:
     cfg = {
         "type": "sac",
         "model": {
@@ -151,30 +138,23 @@ def test_seeded_ranks_draw_different_noise_which_can_be_repeated_and_restored() 
         },
         "learn": {"batch_size": 8},
     }
-
-    def train(mode: Any) -> dict[str, torch.Tensor]:
-        for batch in noisy_batches(3):
-            mode.forward(batch)
-        return weights(mode)
-
+    mode = create_policy(cfg, enable_field=["learn"], seed=4).learn_mode
     runs = []
-    for _ in range(2):
-        mode = create_policy(cfg, enable_field=["learn"], seed=4).learn_mode
-        with LearnerAggregator(mode, cfg, 2, seed=4) as ranks:
-            acting = ranks.learn_mode.get_attribute("acting_state")
-            assert len(acting) == 2
-            assert acting[0]["rng"] != acting[1]["rng"]
-            state = copy.deepcopy(mode.state_dict())
-            runs.append(train(ranks.learn_mode))
-            if len(runs) == 2:
-                ranks.learn_mode.load_state_dict(state)
-                ranks.learn_mode.set_attribute("acting_state", acting)
-                runs.append(train(ranks.learn_mode))
-                with pytest.raises(ConfigError, match="of 1 learners do not fit 2"):
-                    ranks.learn_mode.set_attribute("acting_state", acting[:1])
+    with LearnerAggregator(mode, cfg, 2, seed=4) as ranks:
+        acting = ranks.learn_mode.get_attribute("acting_state")
+        assert len(acting) == 2
+        assert acting[0]["rng"] != acting[1]["rng"]
+        state = copy.deepcopy(mode.state_dict())
+        for _ in range(2):
+            ranks.learn_mode.load_state_dict(state)
+            ranks.learn_mode.set_attribute("acting_state", acting)
+            for batch in noisy_batches(3):
+                ranks.learn_mode.forward(batch)
+            runs.append(weights(mode))
+        with pytest.raises(ConfigError, match="of 1 learners do not fit 2"):
+            ranks.learn_mode.set_attribute("acting_state", acting[:1])
     for name, tensor in runs[0].items():
-        for other in runs[1:]:
-            assert torch.equal(other[name], tensor), name
+        assert torch.equal(runs[1][name], tensor), name
 
 
 THREADS_POLICY = """
@@ -211,18 +191,21 @@ def test_all_ranks_use_as_many_threads_as_rank_0_and_follow_no_links_in_its_run_
     run.mkdir()
     (run / "link").symlink_to(tmp_path)
     cfg = {**CFG, "type": "tells_threads", "import_names": ["tells_threads"]}
-    for count in (3, 1):
-        with use_manager(PluginManager(Switches())), torch_threads(count), guarded(run):
-            mode = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
-            with LearnerAggregator(mode, cfg, 2) as ranks:
-                log = ranks.learn_mode.forward(next(batches(1)))
-        assert (log["threads"], log["refused"]) == (count, 1.0)  # the means of both ranks
+    with use_manager(PluginManager(Switches())), torch_threads(3), guarded(run):
+        mode = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
+        with LearnerAggregator(mode, cfg, 2) as ranks:
+            log = ranks.learn_mode.forward(next(batches(1)))
+    assert (log["threads"], log["refused"]) == (3, 1.0)  # the means of both ranks
 
 
 def test_a_batch_with_a_remainder_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         split_batch(next(batches(1, size=7)), 2)
     assert caught.value.path == "policy.learn.batch_size"
+
+
+LOOPBACK = "0100007F"
+"""127.0.0.1 in the format of /proc."""
 
 
 def listening_sockets(pid: int | str) -> dict[str, str]:
@@ -247,23 +230,6 @@ def new_addresses(before: Collection[str]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_ranks_listen_only_on_the_loopback_interface() -> None:
-    before = listening_sockets("self")
-    with LearnerAggregator(policy(), CFG, 2) as ranks:
-        own = new_addresses(before)
-        other = listening_sockets(pid_of(ranks)).values()
-    assert own.union(other) == {"0100007F"}  # 127.0.0.1
-
-
-def test_killed_rank_ends_the_training_and_is_named() -> None:
-    with LearnerAggregator(policy(), CFG, 2) as ranks:
-        os.kill(pid_of(ranks), signal.SIGKILL)
-        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
-            ranks.learn_mode.forward(next(batches(1)))
-    assert caught.value.exit_code == -signal.SIGKILL
-
-
-@pytest.mark.slow
 def test_hanging_rank_is_killed_at_the_close_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -280,12 +246,11 @@ def test_hanging_rank_is_killed_at_the_close_deadline(
         os.kill(pid, 0)
 
 
-@pytest.mark.slow
 def test_policy_that_does_not_average_gradients_is_refused() -> None:
     cfg = {**CFG, "type": "ppo", "priority": False, "learn": {"batch_size": 8}}
     made = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
     with pytest.raises(ConfigError) as caught:
-        LearnerAggregator(made, cfg, 2)
+        aggregator.join_ranks(made, None, 0, 2, 1.0, "127.0.0.1")
     assert caught.value.path == "system.learner_num"
 
 
@@ -328,33 +293,6 @@ def test_changes_of_the_policy_are_sent_to_all_ranks() -> None:
             assert torch.equal(found["model"][key], tensor)
             assert torch.equal(weights(ranks.learn_mode)[key], tensor)
         assert ranks._failure is None
-
-
-@pytest.mark.parametrize("row", [0, pytest.param(-1, marks=pytest.mark.slow)])
-def test_after_an_error_batches_are_refused_until_the_ranks_are_started_again(row: int) -> None:
-    alone, together = policy(), policy()
-    first, bad, second = batches(3)
-    bad.columns["reward"][row] = np.nan  # in the part of the first or of the last rank
-    with LearnerAggregator(together, CFG, 2) as ranks:
-        ranks.learn_mode.forward(first)
-        with pytest.raises(NonFiniteError):
-            ranks.learn_mode.forward(bad)
-        for refused in (
-            lambda: ranks.learn_mode.forward(second),
-            lambda: ranks.learn_mode.set_attribute("batch_size", 5),
-        ):
-            with pytest.raises(WorkerCrashedError, match=r"stopped \(update 1.*start\(\)"):
-                refused()
-        ranks.start()
-        assert ranks.learn_mode.get_attribute("batch_size") == 8
-        ranks.learn_mode.forward(second)
-        ranks.start()  # nothing has failed
-    alone.forward(first)
-    alone.forward(second)
-    for name, tensor in weights(alone).items():
-        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
-    with pytest.raises(WorkerCrashedError, match="closed"):
-        ranks.learn_mode.forward(first)
 
 
 def test_infos_are_merged_as_by_di_engine() -> None:

@@ -212,19 +212,15 @@ class TestSave:
         assert names == {"latest", *(f"iteration_{name}" for name in expected)}
         assert learner.updates == learner.train_iter == 6
 
-    def test_other_instances_have_their_own_folder(self, make_learner, scripted, tmp_path):
-        learner = make_learner(scripted(lambda data: {}), instance_name="expert")
-
-        learner.save_checkpoint()
-
-        assert learner.checkpoint_dir == tmp_path / "run" / "ckpt_expert"
-        assert (learner.checkpoint_dir / "iteration_0.safetensors").exists()
-
-    def test_old_iterations_are_removed_and_the_best_is_kept(self, make_learner, scripted):
+    def test_old_iterations_are_removed_and_the_best_is_kept(
+        self, make_learner, scripted, tmp_path
+    ):
         learner = make_learner(
             scripted(lambda data: {"loss": 1.0}),
             {"keep_last_ckpt": 2, "hook": {"save_ckpt_after_iter": 1}},
+            instance_name="expert",
         )
+        assert learner.checkpoint_dir == tmp_path / "run" / "ckpt_expert"
         learner.train([{}])
         learner.save_checkpoint("ckpt_best.pth.tar")
 
@@ -252,16 +248,6 @@ class TestSave:
         assert "no checkpoint of iteration 1" in caplog.text
         names = {path.stem for path in learner.checkpoint_dir.iterdir()}
         assert names == {"iteration_0", "iteration_2", "latest"}
-
-    def test_latest_loads_the_newest_checkpoint_of_any_name(self, make_learner, scripted):
-        learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": NO_SAVE})
-
-        learner.save_checkpoint("latest")
-        assert load_checkpoint(learner.checkpoint_dir / "latest").path.stem == "iteration_0"
-        learner.train([{}])
-        learner.save_checkpoint("ckpt_best")
-        assert load_checkpoint(learner.checkpoint_dir / "latest").path.stem == "ckpt_best"
-        assert load_checkpoint(learner.checkpoint_dir).iteration == 1
 
     def test_only_rank_0_saves(self, make_learner, scripted):
         learner = make_learner(

@@ -26,7 +26,15 @@ from dingsdk.worker.learner import aggregator, remote_ranks
 from dingsdk.worker.learner.aggregator import LearnerAggregator, process_group, serve_remote
 from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 
-from .test_aggregator import CFG, batches, listening_sockets, new_addresses, policy, weights
+from .test_aggregator import (
+    CFG,
+    LOOPBACK,
+    batches,
+    listening_sockets,
+    new_addresses,
+    policy,
+    weights,
+)
 
 SCRIPT = """
 import json, os, sys, threading
@@ -77,7 +85,7 @@ def test_remote_ranks_train_like_one_learner_in_two_groups(
     before = listening_sockets("self")
     rank = start_rank(place, started, CFG)
     with closing(RemoteRanks(place)) as remote:
-        assert new_addresses(before) == {"0100007F"}
+        assert new_addresses(before) == {LOOPBACK}
         for _ in range(2):
             with LearnerAggregator(together, CFG, 2, 20.0, remote) as ranks:
                 for batch in batches(3):
