@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from dingsdk.pipeline.run_folder import (
 )
 from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.start import begin_from, origin_of
-from dingsdk.pipeline.status_file import StatusFile
+from dingsdk.pipeline.status_file import Reporter
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
 from dingsdk.runtime.files import Patience
@@ -284,7 +284,7 @@ def run_pipeline(
 
             shown = console_progress(context, mode)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
-        status_file = stack.enter_context(StatusFile(context, mode))
+        reporter = stack.enter_context(Reporter(context, mode, shown))
         records: list[Mapping[str, Any]] = []
 
         def conclude(result: RunResult) -> RunResult:
@@ -297,7 +297,7 @@ def run_pipeline(
                     result.env_steps,
                 )
             signals.doing = "the run is over, and its results are being written"
-            status_file.reason = result.reason
+            reporter.reason = result.reason
             if context.has_begun or context.resumed is None:
                 records.append(_write(context, result, None, context.patience()))
             else:
@@ -306,11 +306,10 @@ def run_pipeline(
 
         context.break_after, context.conclude = signals.break_after, conclude
         try:
-            with shown or nullcontext():
-                result = _pipeline(mode, context)(context)
+            result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
             if signals.received is None or isinstance(error, StorageFullError):
-                status_file.reason = "error"
+                reporter.reason = "error"
                 if context.resumed is None or context.has_begun:
                     _finish_failed(context, mode, error)
                 raise
