@@ -170,7 +170,7 @@ def resume(
         DingError: a part failed during the run.
     """
     from dingsdk.pipeline.resume import changed_config, find_run
-    from dingsdk.pipeline.saved_run import JournaledRun
+    from dingsdk.pipeline.saved_run import Save
 
     leave_if_importing()
     _check_progress(progress)
@@ -181,7 +181,7 @@ def resume(
             "there; copy it to another disk, and resume it there",
             path=str(save.run_dir),
         )
-    mode: Mode = "parallel" if isinstance(save, JournaledRun) else "serial"
+    mode: Mode = "serial" if isinstance(save, Save) else "parallel"
     cfg = compile_run(changed_config(save, sets), mode, env=env, policy=policy, begins=True)
     with _given(cfg, mode, env, callbacks) as hooks:
         context = RunContext(cfg=cfg, run_dir=save.run_dir, learner_hooks=hooks, resumed=save)

@@ -18,7 +18,7 @@ from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunningTask, RunStatus
 from dingsdk.pipeline.run_folder import CONFIG_NAME, PROGRESS_NAME, RESULT_NAME, STATUS_NAME, held
-from dingsdk.pipeline.saved_run import JournaledRun
+from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.status_file import Reporter, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
@@ -238,7 +238,7 @@ def test_resumed_run_removes_the_curve_lines_after_its_save(
     context = context_of(tmp_path)
     for resumed, seconds in (
         (None, (1.0, 2.0, 3.0, 4.0)),
-        (JournaledRun(tmp_path, {}), (3.0, 3.5)),
+        (SavedRun(tmp_path, {}), (3.0, 3.5)),
     ):
         context.resumed = resumed
         written = Reporter(context, "parallel")
@@ -262,7 +262,7 @@ def test_curves_go_back_with_a_learner_that_continues_from_its_checkpoint(
     # The learner of a resumed run reports late that it goes back.
     for elapsed_s, train_iter in ((1.0, 100), (2.0, 200), (3.0, 300), (4.0, 300), (5.0, 150)):
         if is_resumed and elapsed_s == 4.0:
-            context.resumed = JournaledRun(tmp_path, {})
+            context.resumed = SavedRun(tmp_path, {})
             written = Reporter(context, "parallel")
         now = RunStatus(elapsed_s=elapsed_s, env_steps=int(elapsed_s), train_iter=train_iter)
         context.status = lambda now=now: now
