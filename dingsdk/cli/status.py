@@ -38,7 +38,7 @@ def status(run: Path, as_json: bool) -> None:
 
 
 def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[str, str]]:
-    from dingsdk.pipeline.progress import workers_in_words
+    from dingsdk.pipeline.console import workers_in_words
     from dingsdk.worker.collector.episode_numbers import in_words
 
     samples = found["samples"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
-from dingsdk.pipeline.saved_run import JournaledRun, Save
+from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.episode_numbers import Summaries
@@ -403,7 +403,7 @@ class RunContext:
     on_address: Callable[[str, str], None] | None = None
     workers: Callable[[Master], WorkerGroup] | None = None
     rejoin_s: float = 0.0
-    resumed: Save | JournaledRun | None = None
+    resumed: SavedRun | None = None
     status: Callable[[], RunStatus] = RunStatus
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)

@@ -198,7 +198,7 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
 def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
     from dingsdk.config import to_easydict
     from dingsdk.pipeline.parallel import parallel_pipeline
-    from dingsdk.pipeline.saved_run import JournaledRun
+    from dingsdk.pipeline.saved_run import SavedRun
     from dingsdk.plugins import default_manager
 
     manager = default_manager()
@@ -211,7 +211,7 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
         cfg=cfg,
         run_dir=spec.run_dir,
         stop=parent.stop,
-        resumed=JournaledRun(spec.run_dir, dict(spec.cfg)) if spec.is_resumed else None,
+        resumed=SavedRun(spec.run_dir, dict(spec.cfg)) if spec.is_resumed else None,
         rejoin_s=spec.rejoin_s,
         workers=lambda master: parent.manage(context, master),
         parent=parent,

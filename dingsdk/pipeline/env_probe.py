@@ -176,9 +176,12 @@ def _check_memory(run: RunView, observation_space: Any) -> None:
     section = run.buffer
     if not run.buffer_parts or run.drawn == "episodes":  # episodes get their rows later
         return
-    if section.get("storage", {}).get("type") not in ("auto", "array"):
+    storage = section.get("storage", {}).get("type")
+    if storage not in ("auto", "array", "memmap"):
         return
-    row = [np.asarray(leaf) for _, leaf in flatten({"obs": observation_space.sample()})]
+    # Of a row on disk, only its number is in memory, in parallel mode.
+    one = {"number": 0} if storage == "memmap" else {"obs": observation_space.sample()}
+    row = [np.asarray(leaf) for _, leaf in flatten(one)]
     capacity, row_bytes = section["replay_buffer_size"], sum(leaf.nbytes for leaf in row)
     try:
         # Unlike a comparison with the memory of the host, this respects the limits of the process.

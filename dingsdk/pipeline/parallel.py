@@ -30,7 +30,6 @@ from dingsdk.pipeline.context import (
 )
 from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER, write_config
-from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
     WorkerGroup,
@@ -126,7 +125,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         stack.callback(lambda: workers.close(time_to_close(1)))
         stack.callback(end_tasks)
         address = coordinator.start()
-        if isinstance(context.resumed, JournaledRun):
+        if context.resumed is not None:
             evaluations = [Evaluation(**each) for each in coordinator.evaluations]
             context.recorder.resume(evaluations, coordinator.elapsed_s)
             write_config(context.run_dir, context.cfg)

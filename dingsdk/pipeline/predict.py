@@ -17,7 +17,6 @@ from dingsdk.config import to_easydict
 from dingsdk.data.pytree import map_leaves, to_tensor
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvFn
-from dingsdk.envs.players import player_num, space_of_player
 from dingsdk.envs.space_description import make_space
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.errors import (
@@ -158,7 +157,7 @@ def load_policy(
         action, _ = policy.predict(obs)
     """
     folder, found = open_run(run, which)
-    return SavedPolicy(read_config(folder, policy, env), found, folder, env is not None)
+    return SavedPolicy(read_config(folder, policy, env), found, folder)
 
 
 class SavedPolicy:
@@ -171,9 +170,7 @@ class SavedPolicy:
         config: The run's config, as plain data.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], found: Checkpoint, folder: Path, has_env: bool = False
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], found: Checkpoint, folder: Path) -> None:
         self.config, self.checkpoint, self.train_iter = config, found.path, found.iteration
         cfg = to_easydict(config)
         cfg.policy.cuda = bool(cfg.policy.get("cuda")) and torch.cuda.is_available()
@@ -183,7 +180,8 @@ class SavedPolicy:
             seed=derive_seed(cfg.get("seed", 0), "prediction"),
         )
         load_weights(self._policy.eval_mode, found, folder)
-        self.observation_space, self.action_space = self._spaces(folder, has_env)
+        self.observation_space = self._space("observation_space", folder)
+        self.action_space = self._space("action_space", folder)
         self._observations = ObservationSchema(self.observation_space)
         self._actions = ActionChecker(self.action_space)
         self._state_size = getattr(self._policy, "state_size", 0)
@@ -290,23 +288,16 @@ class SavedPolicy:
             raise _misfit("state", f"float32{list(expected)}, or None", f"{np.shape(state)}")
         return np.asarray(state, np.float32).reshape(-1, size)
 
-    def _spaces(self, folder: Path, has_env: bool) -> list[Any]:
-        names = ("observation_space", "action_space")
-        described = [self.config["env"].get(name) for name in names]
-        if None not in described:
-            paths = (f"env.{name}" for name in names)
-            return [make_space(each, path) for each, path in zip(described, paths, strict=True)]
-        if not has_env:
-            missing = [f"env.{name}" for name in names if self.config["env"].get(name) is None]
+    def _space(self, name: str, folder: Path) -> Any:
+        """Return a space that the run has saved in its config; the env is not imported."""
+        described, path = self.config["env"].get(name), f"env.{name}"
+        if described is None:
             raise ConfigError(
-                f"{folder / CONFIG_NAME} does not have {', '.join(missing)}, which only the env "
-                "can tell, and load_policy does not import the env of a run; pass env=",
-                path=missing[0],
+                f"{folder / CONFIG_NAME} has no {path}, which a run saves there; use the config "
+                "that the run wrote",
+                path=path,
             )
-        env = self.make_env()
-        env.close()
-        found, players = [getattr(env, name) for name in names], player_num(env)
-        return found if players == 1 else [space_of_player(each, players) for each in found]
+        return make_space(described, path)
 
 
 def _count_of(space: Any, obs: Any) -> int | None:

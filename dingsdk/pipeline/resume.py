@@ -58,7 +58,7 @@ from dingsdk.pipeline.run_folder import (
     read_config,
     versions,
 )
-from dingsdk.pipeline.saved_run import JournaledRun, PlayerState, RunState, Save
+from dingsdk.pipeline.saved_run import PlayerState, RunState, Save, SavedRun
 from dingsdk.pipeline.signals import PATIENCE_S
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins.discovery import version_of
@@ -102,7 +102,7 @@ def has_journal(run: Path) -> bool:
     return (run / JOURNAL_FOLDER / OWNER_NAME).is_file()
 
 
-def find_run(run: Path) -> Save | JournaledRun:
+def find_run(run: Path) -> SavedRun:
     """Read the journal of a run in parallel mode, or the save that ``find_save`` returns.
 
     Raises:
@@ -124,10 +124,10 @@ def find_run(run: Path) -> Save | JournaledRun:
 
             with Folder(run / REPLAY_FOLDER, create=False) as folder:
                 check_run(folder, own)
-        return JournaledRun(run, read_config(run))
+        return SavedRun(run, read_config(run))
 
 
-def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
+def find_unfinished(run: Path, cfg: Any) -> SavedRun | None:
     """Return the run in this folder, or None if there is no run that can be resumed.
 
     Raises:
@@ -136,7 +136,6 @@ def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
     if not has_journal(run):
         return None
     found = find_run(run)
-    assert isinstance(found, JournaledRun)
     if (changed := _difference(found.config, to_plain(cfg))) is not None:
         path, before, now = changed
         raise ConfigError(
@@ -190,7 +189,7 @@ def _of_its_run(save: Save) -> Save:
             expected=own,
         )
     path = save.run_dir / CONFIG_NAME
-    if path.is_file() and (changed := _difference(save.state.config, read_config(save.run_dir))):
+    if path.is_file() and (changed := _difference(save.config, read_config(save.run_dir))):
         key, saved, found = changed
         raise CheckpointError(
             f"the save {save.path} is of another run: it has {key}: {saved!r}, and {path} has "
@@ -224,7 +223,7 @@ def _read(path: Path) -> Save:
             state = msgspec.convert(decode_safetensors(_KIND, content), RunState, strict=True)
     except (DataCorruptError, DataMissingError, DataVersionError, msgspec.ValidationError) as error:
         raise _unusable(path, error) from error
-    return Save(path, _number(path), state)
+    return Save(path.parent.parent, state.config, path, _number(path), state)
 
 
 def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> CheckpointError:
@@ -260,19 +259,18 @@ def _restoring(part: str, save: Save) -> Iterator[None]:
         ) from error
 
 
-def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, Any]:
+def changed_config(save: SavedRun, sets: Sequence[str]) -> dict[str, Any]:
     """Return the config of a saved run with overrides.
 
     Raises:
         ConfigError: an override is of a key that cannot change.
     """
-    config = save.config if isinstance(save, JournaledRun) else save.state.config
-    changed = copy.deepcopy(config)
+    changed = copy.deepcopy(save.config)
     for assignment in check_sets(sets):
         path = assignment.partition("=")[0].strip()
         if path not in CHANGEABLE:
             # For a key that the config has, no other is proposed.
-            nearest, hint = spelling(path, () if path in flatten(config) else CHANGEABLE)
+            nearest, hint = spelling(path, () if path in flatten(save.config) else CHANGEABLE)
             raise ConfigError(
                 f"{path} cannot change when a run is resumed{hint} Keys that can: "
                 f"{', '.join(CHANGEABLE)}",

@@ -40,22 +40,20 @@ class RunState(PlayerState, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
-    """One save of a run: its folder, its number (1 for the first), and its state."""
+class SavedRun:
+    """A run that can be resumed: its folder, and its compiled config.
+
+    A run in parallel mode is resumed from its journal, which is in the folder.
+    """
+
+    run_dir: Path
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Save(SavedRun):
+    """One save of a serial run: its folder, its number (1 for the first), and its state."""
 
     path: Path
     number: int
     state: RunState
-
-    @property
-    def run_dir(self) -> Path:
-        """The run folder of the save."""
-        return self.path.parent.parent
-
-
-@dataclass(frozen=True, slots=True)
-class JournaledRun:
-    """A run in parallel mode with a journal: its folder, and its compiled config."""
-
-    run_dir: Path
-    config: dict[str, Any]

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.config.plain import find, put
-from dingsdk.errors import CheckpointMissingError, ConfigError, ConfigTypeError, spelling
-from dingsdk.pipeline.run_folder import find_checkpoints, no_run_text, run_path
-
-KEPT = ("optimizer", "counters")
-"""What a run may take from another one besides its weights."""
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline.run_folder import find_checkpoints, run_path
 
 _HOOK = "policy.learn.learner.hook.load_ckpt_before_run"
 _SUFFIX = ".safetensors"
@@ -29,12 +26,12 @@ def begin_from(
     Args:
         user: The config; its learner gets the hook that loads the checkpoint.
         run: A run folder, for its best checkpoint or else the newest; or a checkpoint's file.
-        keep: Names of ``KEPT``.
+        keep: ``optimizer`` and ``counters``: what else is taken.
         parts: Parts of the model to take, by module path; None for all.
 
     Raises:
         CheckpointMissingError: there is no checkpoint.
-        ConfigError: an unknown name, or the config loads a checkpoint itself.
+        ConfigError: the config loads a checkpoint itself.
     """
     if find(user, _HOOK):
         raise ConfigError(
@@ -42,27 +39,11 @@ def begin_from(
             "start from",
             path=_HOOK,
         )
-    for what, names in (("keep", keep), ("parts", parts or ())):
-        if isinstance(names, str) or not all(isinstance(each, str) and each for each in names):
-            raise ConfigTypeError(
-                f"{what}: expected a list of names, found {names!r:.80}",
-                path=what,
-                expected="a list of names",
-                found=names,
-            )
-    for name in keep:
-        if name not in KEPT:
-            nearest, hint = spelling(name, KEPT)
-            raise ConfigError(
-                f"keep: unknown {name!r}{hint} Known: {', '.join(KEPT)}",
-                path="keep",
-                known=list(KEPT),
-                nearest=nearest,
-            )
+    # The hook checks its arguments: a text in place of a list is left for it to refuse.
     args: dict[str, Any] = {"load_path": str(_checkpoint_of(run_path(run)).absolute())}
-    args["keep"] = list(dict.fromkeys(keep))
+    args["keep"] = keep if isinstance(keep, str) else list(keep)
     if parts is not None:
-        args["parts"] = list(parts)
+        args["parts"] = parts if isinstance(parts, str) else list(parts)
     put(user, _HOOK, {"priority": 20, "ext_args": args})
 
 
@@ -87,25 +68,16 @@ def without_loading(learner: Mapping[str, Any]) -> dict[str, Any]:
     hooks: dict[str, Any] = dict(learner.get("hook") or {})
     for name, hook in hooks.items():
         args = hook.get("ext_args") if isinstance(hook, Mapping) else None
-        if isinstance(args, Mapping) and "counters" not in args.get("keep", KEPT):
+        if isinstance(args, Mapping) and "counters" not in args.get("keep", ["counters"]):
             hooks[name] = {**hook, "ext_args": {**args, "load_path": ""}}
     return {**learner, "hook": hooks}
 
 
 def _checkpoint_of(path: Path) -> Path:
     """Return the file of the best checkpoint of a run, or of the newest."""
-    from dingsdk.worker.learner.checkpoint import load_checkpoint
+    from dingsdk.pipeline.predict import open_run
 
     if path.is_file() or path.suffix == _SUFFIX:
         return path
-    found = find_checkpoints(path)
-    if "best" in found:
-        return found["best"]
-    if "latest" in found:
-        return load_checkpoint(found["latest"]).path
-    raise CheckpointMissingError(
-        no_run_text(path)
-        or f"the run {path} has no checkpoint to start from: it ended before it saved one. Name "
-        f"another run folder, or the {_SUFFIX} file of a checkpoint",
-        path=str(path),
-    )
+    which = "best" if "best" in find_checkpoints(path) else "latest"
+    return open_run(path, which)[1].path

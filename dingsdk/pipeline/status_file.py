@@ -1,4 +1,4 @@
-"""Writes the status of a run to files in the run folder, and reads it again.
+"""Reports the status of a run in files of its folder and on the console, and reads the files.
 
 ``status.json`` is written every ``INTERVAL_S``, more often in the first seconds, and once at the
 end. It is replaced in one step, so readers never see a partial file. Some values of it are also
@@ -24,14 +24,14 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dingsdk.config.section import Number
 from dingsdk.errors import DataCorruptError, DataMissingError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext, RunStatus
-from dingsdk.pipeline.progress import RunRates
+from dingsdk.pipeline.progress import RateMeter, RunRates
 from dingsdk.pipeline.run_folder import (
     PROGRESS_NAME,
     RESULT_NAME,
@@ -42,10 +42,13 @@ from dingsdk.pipeline.run_folder import (
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Folder, atomic_write_json, folder_error, keep_lines, open_private
 
+if TYPE_CHECKING:
+    from dingsdk.pipeline.console import ConsoleProgress
+
 INTERVAL_S = 2.0
-"""Longest time between two writes of a run's status."""
+"""Longest time between two reports of a run's status."""
 FIRST_INTERVAL_S = 0.25
-"""Shortest time between two writes of a run's status, used at its start."""
+"""Shortest time between two reports of a run's status, used at its start."""
 LINES = 500
 """A line of the progress file is due after this fraction (1 / LINES) of the run's time."""
 CURVES = (
@@ -72,65 +75,79 @@ Scalar = bool | int | float | str | None
 _log = logging.getLogger(__name__)
 
 
-class StatusFile:
-    """Writes the status of a run, from a thread that ``__exit__`` joins.
+class Reporter:
+    """Reports the status of a run in its files and on a console, from a thread.
 
-    If a file cannot be written, a warning is logged once, and the run continues.
+    ``__exit__`` joins the thread, and makes the last report. If a file cannot be written, a warning
+    is logged once, and the run continues.
 
     Args:
         context: The run.
         mode: The mode of the run.
+        shown: What shows the status on a console; None for nothing.
         clock: Returns the seconds since 1970.
     """
 
     def __init__(
-        self, context: RunContext, mode: Mode, clock: Callable[[], float] = time.time
+        self,
+        context: RunContext,
+        mode: Mode,
+        shown: ConsoleProgress | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._context = context
         self._mode = mode
+        self._shown = shown
         self._clock = clock
         self._done = threading.Event()
         run = partial(copy_context().run, self._run)  # the context knows the run
         self._thread = threading.Thread(target=run, name="status", daemon=True)
         self._has_failed = False
-        self._rates = RunRates()
+        self._rates = RateMeter()
         self._line_at_s = -math.inf
         self._repeats = context.resumed is not None
         self._line_iter = 0
         self.reason: str | None = None
         """How the run ended; None while it is running."""
 
-    def __enter__(self) -> StatusFile:
+    def __enter__(self) -> Reporter:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._done.set()
         self._thread.join(timeout=5)
-        if self._context.has_begun:
-            self.write()
+        self.report(is_over=True)
 
-    def write(self) -> None:
-        """Write the files now."""
+    def report(self, *, is_over: bool = False) -> None:
+        """Show the status now; if the run has begun, write it too."""
+        status = self._context.status()
+        rates = self._rates.of(status)
+        columns = _plain(ask().progress_columns(run_dir=self._context.run_dir))
+        if self._shown is not None:
+            self._shown.show(status, rates, columns, is_over=is_over)
+        if self._context.has_begun:
+            self._write(status, rates, columns)
+
+    def _write(self, status: RunStatus, rates: RunRates, columns: Mapping[str, Any]) -> None:
         context = self._context
-        status = context.status()
-        steps_per_s, updates_per_s, left_s = self._rates.of(status)
-        record = dataclasses.asdict(status) | {
-            "env_steps_per_s": steps_per_s,
-            "updates_per_s": updates_per_s,
-            "left_s": left_s,
-            "columns": _plain(ask().progress_columns(run_dir=context.run_dir)),
-            "format": STATUS_FORMAT,
-            "mode": self._mode,
-            "reason": self.reason,
-            "written_at": self._clock(),
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "evaluations": [dataclasses.asdict(each) for each in context.recorder.evaluations],
-        }
+        record = finite(
+            dataclasses.asdict(status)
+            | rates._asdict()
+            | {
+                "columns": columns,
+                "format": STATUS_FORMAT,
+                "mode": self._mode,
+                "reason": self.reason,
+                "written_at": self._clock(),
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "evaluations": [dataclasses.asdict(each) for each in context.recorder.evaluations],
+            }
+        )
         try:
-            atomic_write_json(context.run_dir / STATUS_NAME, finite(record))
-            self._add_line(finite(record))
+            atomic_write_json(context.run_dir / STATUS_NAME, record)
+            self._add_line(record)
         except DingError as error:
             if not self._has_failed:
                 _log.warning("the status of the run cannot be written: %s", error)
@@ -164,8 +181,7 @@ class StatusFile:
         # People watch the first seconds: the interval is a twentieth of the elapsed time.
         recorder = self._context.recorder
         while not self._done.wait(min(INTERVAL_S, max(FIRST_INTERVAL_S, recorder.elapsed_s / 20))):
-            if self._context.has_begun:
-                self.write()
+            self.report()
 
 
 def _is_before(line: str, record: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from dingsdk.pipeline.run_folder import (
 )
 from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.start import begin_from, origin_of
-from dingsdk.pipeline.status_file import StatusFile
+from dingsdk.pipeline.status_file import Reporter
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Patience
 from dingsdk.runtime.spawn import begin_fork_server, leave_if_importing, spawn_context
@@ -176,7 +176,7 @@ def resume(
         DingError: a part failed during the run.
     """
     from dingsdk.pipeline.resume import changed_config, find_run
-    from dingsdk.pipeline.saved_run import JournaledRun
+    from dingsdk.pipeline.saved_run import Save
 
     leave_if_importing()
     _check_progress(progress)
@@ -187,7 +187,7 @@ def resume(
             "there; copy it to another disk, and resume it there",
             path=str(save.run_dir),
         )
-    mode: Mode = "parallel" if isinstance(save, JournaledRun) else "serial"
+    mode: Mode = "serial" if isinstance(save, Save) else "parallel"
     cfg = compile_run(changed_config(save, sets), mode, env=env, policy=policy, begins=True)
     with _given(cfg, mode, env, callbacks) as hooks:
         context = RunContext(cfg=cfg, run_dir=save.run_dir, learner_hooks=hooks, resumed=save)
@@ -290,7 +290,7 @@ def run_pipeline(
 
             shown = console_progress(context, mode)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
-        status_file = stack.enter_context(StatusFile(context, mode))
+        reporter = stack.enter_context(Reporter(context, mode, shown))
         records: list[Mapping[str, Any]] = []
 
         def conclude(result: RunResult) -> RunResult:
@@ -303,7 +303,7 @@ def run_pipeline(
                     result.env_steps,
                 )
             signals.doing = "the run is over, and its results are being written"
-            status_file.reason = result.reason
+            reporter.reason = result.reason
             if context.has_begun or context.resumed is None:
                 records.append(_write(context, result, None, context.patience()))
             else:
@@ -312,11 +312,10 @@ def run_pipeline(
 
         context.break_after, context.conclude = signals.break_after, conclude
         try:
-            with shown or nullcontext():
-                result = _pipeline(mode, context)(context)
+            result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
             if signals.received is None or isinstance(error, StorageFullError):
-                status_file.reason = "error"
+                reporter.reason = "error"
                 if context.resumed is None or context.has_begun:
                     _finish_failed(context, mode, error)
                 raise

@@ -249,7 +249,14 @@ REFUSED = (
         )
         for key in ("learn.batch_size", "collect.n_sample")
     ),
-    refused("which cannot be allocated", f"{BUFFER}.replay_buffer_size={10**13}", mode="both"),
+    *(
+        refused(
+            "which cannot be allocated",
+            *(f"{BUFFER}.storage={storage}", f"{BUFFER}.replay_buffer_size={10**13}"),
+            mode="both",
+        )
+        for storage in ("{type: auto}", "{type: memmap, path: rows}")
+    ),
     refused(
         "batch_size 16 times sequence_length 8",
         *("policy.type=unrolled", f"{BUFFER}.type=sequence", f"{BUFFER}.sequence_length=8"),
@@ -542,9 +549,10 @@ def test_config_that_cannot_work_is_refused_with_its_path(
 @pytest.mark.parametrize(
     ("mode", "of", "sets"),
     [
-        *(
-            ("serial", "", [f"{BUFFER}.replay_buffer_size={10**13}", f"{BUFFER}.storage={storage}"])
-            for storage in ("{type: memmap, path: rows}", "{type: object}")
+        (
+            "serial",
+            "",
+            [f"{BUFFER}.replay_buffer_size={10**13}", f"{BUFFER}.storage={{type: object}}"],
         ),
         ("serial", "", [f"{BUFFER}.limiter.min_size=10000"]),
         ("parallel", "", ["policy.type=r2d2", f"{BUFFER}.type=sequence"]),

@@ -30,7 +30,7 @@ from dingsdk.pipeline.parallel import (
     parallel_pipeline,
     worker_config,
 )
-from dingsdk.pipeline.saved_run import JournaledRun
+from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.plugins import PluginManager, use_manager
@@ -205,7 +205,7 @@ def test_journal_of_a_failed_start_is_kept_only_for_a_resumed_run(
 
     monkeypatch.setattr(Coordinator, "start", start)
     context = context_with(tmp_path, "system.journal.enabled=true")
-    context.resumed = JournaledRun(tmp_path, {}) if is_resumed else None
+    context.resumed = SavedRun(tmp_path, {}) if is_resumed else None
     with pytest.raises(DingError, match="no port is free"):
         parallel_pipeline(context)
     assert (tmp_path / "journal").is_dir() == is_resumed

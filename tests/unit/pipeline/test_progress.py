@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 import re
-import threading
 
 import pytest
 from rich.console import Console
 
-from dingsdk.pipeline import progress as progress_module
+from dingsdk.pipeline.console import LINE_S, ConsoleProgress
 from dingsdk.pipeline.context import Evaluation, RunStatus
-from dingsdk.pipeline.progress import ConsoleProgress
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_progress_shows_why_a_run_is_held_up(is_terminal: bool) -> None:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=is_terminal, width=300)
-    with ConsoleProgress(console, lambda: RunStatus(held_up_by="cannot write: ENOSPC"), 500.0):
-        pass
-    assert "held up: cannot write: ENOSPC" in without_codes(out).rstrip().splitlines()[-1]
-    with ConsoleProgress(console, RunStatus, 500.0):
-        out.truncate(0)
-    assert "held up" not in out.getvalue()
-
+from dingsdk.pipeline.progress import RateMeter
 
 STATUS = RunStatus(
     env_steps=12_000,
@@ -47,15 +32,21 @@ STATUS = RunStatus(
 
 def shown(status: RunStatus, *, is_terminal: bool) -> str:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=is_terminal, width=300)
+    progress = ConsoleProgress(Console(file=out, force_terminal=is_terminal, width=300), 500.0)
     columns = {"gpu": 0.512345, "phase": "warm"}
-    with ConsoleProgress(console, lambda: status, 500.0, lambda: columns):
-        pass
+    progress.show(status, RateMeter().of(status), columns, is_over=True)
     return without_codes(out)
 
 
 def without_codes(out: io.StringIO) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_shows_why_a_run_is_held_up(is_terminal: bool) -> None:
+    text = shown(RunStatus(held_up_by="cannot write: ENOSPC"), is_terminal=is_terminal)
+    assert "held up: cannot write: ENOSPC" in text.rstrip().splitlines()[-1]
+    assert "held up" not in shown(RunStatus(), is_terminal=is_terminal)
 
 
 def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins() -> None:
@@ -77,7 +68,7 @@ def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins
 def test_evaluation_line_names_its_player_and_opponent() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=False, width=300)
-    progress = ConsoleProgress(console, lambda: STATUS, 500.0)
+    progress = ConsoleProgress(console, 500.0)
     progress.on_evaluation(Evaluation(61.25, 12_000, 3_000, 20.04, 9.6, 31.2, 5))
     of_one = {"mean": 0.02, "min": 0.0, "max": 1.0}
     numbers = {"is_success": of_one, **{f"n{index}": of_one for index in range(4)}}
@@ -101,10 +92,11 @@ def test_evaluation_line_names_its_player_and_opponent() -> None:
 def test_time_before_the_first_env_step_is_shown_as_starting(is_terminal: bool) -> None:
     out, now = io.StringIO(), [100.0]
     console = Console(file=out, force_terminal=is_terminal, width=300)
-    with ConsoleProgress(console, RunStatus, 500.0, clock=lambda: now[0]) as progress:
-        now[0] = 103.25
-        progress.on_evaluation(Evaluation(0.0, 0, 0, 9.0, 9.0, 9.0, 1))
-        now[0] = 104.5
+    progress = ConsoleProgress(console, 500.0, clock=lambda: now[0])
+    now[0] = 103.25
+    progress.on_evaluation(Evaluation(0.0, 0, 0, 9.0, 9.0, 9.0, 1))
+    now[0] = 104.5
+    progress.show(RunStatus(), RateMeter().of(RunStatus()), {})
 
     text = without_codes(out)
     assert "[starting, 3.2 s] evaluation: mean return 9.0 " in text
@@ -113,43 +105,35 @@ def test_time_before_the_first_env_step_is_shown_as_starting(is_terminal: bool) 
     assert "[   0.0 s]" not in text
 
 
-@pytest.mark.parametrize("is_moving", [False, True])
-def test_plain_line_is_printed_only_after_a_change(
-    is_moving: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress_module, "PLAIN_INTERVAL_S", 0.01)
-    out, looks = io.StringIO(), itertools.count()
-    has_looked_often = threading.Event()
-
-    def status() -> RunStatus:
-        number = next(looks)
-        if number >= 5:
-            has_looked_often.set()
-        return RunStatus(env_steps=number if is_moving else 7)
-
-    with ConsoleProgress(Console(file=out, width=300), status, 500.0):
-        assert has_looked_often.wait(60)
+def test_line_is_printed_every_two_seconds_if_the_status_has_changed() -> None:
+    out, now = io.StringIO(), [0.0]
+    progress = ConsoleProgress(Console(file=out, width=300), 500.0, clock=lambda: now[0])
+    for now[0], env_steps in ((1.9, 10), (LINE_S, 20), (3.9, 30), (2 * LINE_S, 40), (9.0, 40)):
+        status = RunStatus(env_steps=env_steps)
+        progress.show(status, RateMeter().of(status), {})
+    for _ in range(2):
+        last = RunStatus(env_steps=50)
+        progress.show(last, RateMeter().of(last), {}, is_over=True)
 
     steps = [line.split(" env steps")[0].split("] ")[1] for line in out.getvalue().splitlines()]
-    assert steps == ([str(number) for number in range(next(looks))] if is_moving else ["7"])
+    assert steps == ["20", "40", "50"]
 
 
-def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None:
-    trains_on = "training on what was collected, then a last evaluation"
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_says_that_a_run_still_trains_after_the_last_env_step(is_terminal: bool) -> None:
     status = dataclasses.replace(STATUS, env_steps=120_000)
-    assert re.search(r"\n0 s left +gpu", shown(status, is_terminal=True))
-
-    out = io.StringIO()
-    console = Console(file=out, width=300)
-    with ConsoleProgress(console, lambda: status, 500.0) as progress:
-        console.print(progress._render())
-        assert f"\n{trains_on}" in out.getvalue()
-        out.truncate(0)
-        progress._print_line()
-        status = dataclasses.replace(status, train_iter=3_001)
-    running, last = out.getvalue().splitlines()
-    assert running.endswith(f", {trains_on}")
-    assert last.endswith("3 workers, 0 s left")
+    text = "training on what was collected, then a last evaluation"
+    out, now = io.StringIO(), [0.0]
+    console = Console(file=out, force_terminal=is_terminal, width=300)
+    progress = ConsoleProgress(console, 500.0, clock=lambda: now[0])
+    now[0] = LINE_S
+    progress.show(status, RateMeter().of(status), {})
+    assert text in out.getvalue()
+    out.truncate(0)
+    last = dataclasses.replace(status, train_iter=3_001)
+    progress.show(last, RateMeter().of(last), {}, is_over=True)
+    assert text not in out.getvalue()
+    assert "0 s left" in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dingsdk.pipeline.context import RunStatus
-from dingsdk.pipeline.progress import Rate, RunRates
+from dingsdk.pipeline.progress import Rate, RateMeter
 
 
 def test_rate_is_that_of_the_last_ten_seconds() -> None:
@@ -23,7 +23,7 @@ def test_rate_is_that_of_the_last_ten_seconds() -> None:
 
 
 def test_counts_of_a_loaded_checkpoint_are_not_part_of_the_rate() -> None:
-    rates = RunRates()
+    rates = RateMeter()
     loaded = RunStatus(loaded_env_steps=5000, loaded_train_iter=300)
     first = replace(loaded, env_steps=5010, train_iter=0, elapsed_s=1.0)
     second = replace(loaded, env_steps=5020, train_iter=302, elapsed_s=2.0)
@@ -53,4 +53,4 @@ def test_rate_is_never_negative_and_repeated_iterations_count_again() -> None:
 def test_time_left_is_the_time_to_the_first_limit(limits: dict[str, int], expected: float) -> None:
     status = RunStatus(env_steps=100, train_iter=20, elapsed_s=10.0, **limits)
 
-    assert RunRates().of(status) == (10.0, 2.0, expected)
+    assert RateMeter().of(status) == (10.0, 2.0, expected)

@@ -18,8 +18,8 @@ from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunningTask, RunStatus
 from dingsdk.pipeline.run_folder import CONFIG_NAME, PROGRESS_NAME, RESULT_NAME, STATUS_NAME, held
-from dingsdk.pipeline.saved_run import JournaledRun
-from dingsdk.pipeline.status_file import StatusFile, read_status
+from dingsdk.pipeline.saved_run import SavedRun
+from dingsdk.pipeline.status_file import Reporter, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.sample_counts import SampleCounts
@@ -46,7 +46,7 @@ def shown(run: Path, *options: str) -> str:
 
 
 def test_status_of_a_running_run_can_be_read_and_printed(tmp_path: Path) -> None:
-    StatusFile(context_of(tmp_path), "parallel").write()
+    Reporter(context_of(tmp_path), "parallel").report()
     found = read_status(tmp_path)
     assert found["samples"] == {
         "collected": 50, "acknowledged": 40, "trained": 100, "live": 30,
@@ -84,7 +84,7 @@ def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path)
         tasks=(RunningTask("t2", "learner", "l0", 1500, None, False, 1, "", "main"),),
     )
     context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=lambda: status)
-    StatusFile(context, "serial").write()
+    Reporter(context, "serial").report()
 
     assert shown(tmp_path).splitlines()[1:] == [
         "elapsed       61.2 s, serial, 1 worker",
@@ -108,12 +108,12 @@ import sys, time
 from pathlib import Path
 from dingsdk.pipeline.context import RunContext, RunStatus
 from dingsdk.pipeline.run_folder import held
-from dingsdk.pipeline.status_file import StatusFile
+from dingsdk.pipeline.status_file import Reporter
 
 run = Path(sys.argv[1])
 with held(run):
     context = RunContext(cfg=None, run_dir=run, has_begun=True, status=lambda: RunStatus())
-    StatusFile(context, "serial").write()
+    Reporter(context, "serial").report()
     print("written", flush=True)
     time.sleep(300)
 """
@@ -136,7 +136,7 @@ def test_status_is_written_repeatedly_and_at_the_end(
 ) -> None:
     monkeypatch.setattr(status_file, "INTERVAL_S", 0.01)
     seen = []
-    with StatusFile(context_of(tmp_path), "serial") as written:
+    with Reporter(context_of(tmp_path), "serial") as written:
         while len(set(seen)) < 3:
             if (tmp_path / STATUS_NAME).exists():
                 seen.append(read_status(tmp_path)["written_at"])
@@ -146,7 +146,7 @@ def test_status_is_written_repeatedly_and_at_the_end(
 
 
 def test_run_that_never_began_writes_no_status(tmp_path: Path) -> None:
-    with StatusFile(context_of(tmp_path, has_begun=False), "serial"):
+    with Reporter(context_of(tmp_path, has_begun=False), "serial"):
         pass
     with pytest.raises(RunFolderError, match="is not a run folder"):
         read_status(tmp_path)
@@ -162,15 +162,15 @@ def test_failure_to_write_the_status_is_logged_once_per_outage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / STATUS_NAME).mkdir()
-    written = StatusFile(context_of(tmp_path), "serial")
-    written.write()
-    written.write()
+    written = Reporter(context_of(tmp_path), "serial")
+    written.report()
+    written.report()
     assert len(caplog.records) == 1
     (tmp_path / STATUS_NAME).rmdir()
-    written.write()
+    written.report()
     (tmp_path / STATUS_NAME).unlink()
     (tmp_path / STATUS_NAME).mkdir()
-    written.write()
+    written.report()
     assert len(caplog.records) == 2  # one for each outage
 
 
@@ -197,7 +197,7 @@ def test_status_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_control_characters_of_a_status_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    StatusFile(context_of(tmp_path), "serial").write()
+    Reporter(context_of(tmp_path), "serial").report()
     path = tmp_path / STATUS_NAME
     path.write_text(path.read_text().replace('"serial"', '"\\u001b[2J"'))
     assert ", ?[2J, 2 workers" in shown(tmp_path)
@@ -209,15 +209,15 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def test_interval_between_curve_lines_grows_with_the_length_of_the_run(tmp_path: Path) -> None:
     context = context_of(tmp_path)
-    written = StatusFile(context, "serial")
+    written = Reporter(context, "serial")
     seconds = [0.0, 0.1, 0.5, 2.0, 4.0, 5000.0, 5002.0, 5009.9, 5010.1]
     for elapsed_s in seconds:
         context.status = lambda now=elapsed_s: RunStatus(elapsed_s=now, env_steps=int(now))
-        written.write()
+        written.report()
     written.reason = "limit"
     context.status = lambda: RunStatus(elapsed_s=5012.0, env_steps=5012)
-    written.write()
-    written.write()
+    written.report()
+    written.report()
 
     found = [line["elapsed_s"] for line in lines_of(tmp_path)]
     assert found == [0.0, 0.5, 2.0, 4.0, 5000.0, 5010.1, 5012.0]
@@ -238,13 +238,13 @@ def test_resumed_run_removes_the_curve_lines_after_its_save(
     context = context_of(tmp_path)
     for resumed, seconds in (
         (None, (1.0, 2.0, 3.0, 4.0)),
-        (JournaledRun(tmp_path, {}), (3.0, 3.5)),
+        (SavedRun(tmp_path, {}), (3.0, 3.5)),
     ):
         context.resumed = resumed
-        written = StatusFile(context, "parallel")
+        written = Reporter(context, "parallel")
         for elapsed_s in seconds:
             context.status = lambda now=elapsed_s: RunStatus(elapsed_s=now)
-            written.write()
+            written.report()
         if resumed is None:
             with (tmp_path / PROGRESS_NAME).open("a") as file:
                 file.write('{"elapsed_s": 0.5, "env_')  # the process was killed
@@ -258,15 +258,15 @@ def test_curves_go_back_with_a_learner_that_continues_from_its_checkpoint(
     tmp_path: Path, is_resumed: bool
 ) -> None:
     context = context_of(tmp_path)
-    written = StatusFile(context, "parallel")
+    written = Reporter(context, "parallel")
     # The learner of a resumed run reports late that it goes back.
     for elapsed_s, train_iter in ((1.0, 100), (2.0, 200), (3.0, 300), (4.0, 300), (5.0, 150)):
         if is_resumed and elapsed_s == 4.0:
-            context.resumed = JournaledRun(tmp_path, {})
-            written = StatusFile(context, "parallel")
+            context.resumed = SavedRun(tmp_path, {})
+            written = Reporter(context, "parallel")
         now = RunStatus(elapsed_s=elapsed_s, env_steps=int(elapsed_s), train_iter=train_iter)
         context.status = lambda now=now: now
-        written.write()
+        written.report()
 
     found = [(line["elapsed_s"], line["train_iter"]) for line in lines_of(tmp_path)]
     assert found == [(1.0, 100), (5.0, 150)]
@@ -274,12 +274,12 @@ def test_curves_go_back_with_a_learner_that_continues_from_its_checkpoint(
 
 def test_curves_stay_if_one_of_several_players_counts_from_zero(tmp_path: Path) -> None:
     context = context_of(tmp_path)
-    written = StatusFile(context, "parallel")
+    written = Reporter(context, "parallel")
     players = dict.fromkeys(("p0", "p1"), PlayerStatus(100, 0, None, None))
     for elapsed_s, train_iter in ((1.0, 100), (2.0, 0), (3.0, 110)):
         now = RunStatus(elapsed_s=elapsed_s, train_iter=train_iter, players=players)
         context.status = lambda now=now: now
-        written.write()
+        written.report()
 
     assert [line["train_iter"] for line in lines_of(tmp_path)] == [100, 0, 110]
 
@@ -301,7 +301,7 @@ def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: 
     context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=lambda: status)
     with use_manager(PluginManager()) as manager:
         manager.register_plugin(Columns(), "columns")
-        StatusFile(context, "serial").write()
+        Reporter(context, "serial").report()
 
     found = read_status(tmp_path)
     columns = {"gpu": 0.5, "note": "warm", "odd": "[1]", "endless": None}
@@ -344,7 +344,7 @@ def test_status_contains_loss_exploration_limits_and_workers(tmp_path: Path, mod
 def test_run_is_silent_after_more_than_thirty_seconds(
     tmp_path: Path, age_s: float, text: str
 ) -> None:
-    StatusFile(context_of(tmp_path), "serial").write()
+    Reporter(context_of(tmp_path), "serial").report()
     found = read_status(tmp_path)
     (line,) = [line for label, line in _lines(found, age_s, False) if label == "run"]
     assert line.startswith(text)

@@ -22,7 +22,7 @@ from dingsdk.pipeline import signals
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.resume import changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
-from dingsdk.pipeline.saved_run import JournaledRun
+from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.train import (
     _finish_failed,
     _warn_of_short_pieces,
@@ -159,12 +159,12 @@ def test_nstep_longer_than_the_collected_pieces_is_a_warning(
 
 def test_new_goal_of_a_resumed_run_also_changes_its_evaluator() -> None:
     config = {"env": {"stop_value": 1.0}, "policy": {"eval": {"evaluator": {"stop_value": 1.0}}}}
-    changed = changed_config(JournaledRun(Path("run"), config), ["env.stop_value=2.5"])
+    changed = changed_config(SavedRun(Path("run"), config), ["env.stop_value=2.5"])
     assert changed["env"]["stop_value"] == 2.5
     assert changed["policy"]["eval"]["evaluator"]["stop_value"] == 2.5
     assert config["env"] == {"stop_value": 1.0}
     with pytest.raises(ConfigError, match=r"resumed; did you mean 'env\.stop_value'\?") as caught:
-        changed_config(JournaledRun(Path("run"), config), ["env.stop_valeu=2.5"])
+        changed_config(SavedRun(Path("run"), config), ["env.stop_valeu=2.5"])
     assert (caught.value.path, caught.value.nearest) == ("env.stop_valeu", "env.stop_value")
 
 
@@ -176,7 +176,7 @@ def test_unfinished_run_can_be_continued_only_with_the_same_config(tmp_path: Pat
         Journal(folder).open()
 
     found = find_unfinished(tmp_path, cfg)
-    assert found == JournaledRun(tmp_path, to_plain(cfg))
+    assert found == SavedRun(tmp_path, to_plain(cfg))
     cfg.system.max_env_steps = 5
     assert find_unfinished(tmp_path, cfg) is not None
     cfg.policy.discount_factor = 0.5
@@ -380,7 +380,7 @@ def test_resume_that_is_interrupted_before_it_begins_keeps_the_result(
     monkeypatch.setattr("dingsdk.pipeline.train._pipeline", lambda mode, context: interrupted)
     (tmp_path / "result.json").write_text("{}")
     cfg = compile_run("cartpole-dqn", seed=0)
-    context = RunContext(cfg=cfg, run_dir=tmp_path, resumed=JournaledRun(tmp_path, {}))
+    context = RunContext(cfg=cfg, run_dir=tmp_path, resumed=SavedRun(tmp_path, {}))
     result = run_pipeline(context, "parallel")
 
     assert (result.reason, result.signal) == ("interrupted", signal.SIGTERM)
