@@ -47,6 +47,7 @@ def complete(
     given: Mapping[str, Any],
     find: FindClass | None = None,
     path: str = "",
+    known: Mapping[str, Mapping[str, Any]] | None = None,
     found: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return ``given``, completed with the defaults of a section; check every key and value.
@@ -58,6 +59,7 @@ def complete(
         given: The user's values; not changed.
         find: Finds the classes of the parts in the section; None leaves their sections unchecked.
         path: Dotted path of the section in the whole config, for messages.
+        known: Classes of parts by kind and type, for which ``find`` is not called.
         found: Gets the classes of all parts, by config path.
 
     Raises:
@@ -67,7 +69,7 @@ def complete(
         ConfigError: a value is missing, or two values contradict each other.
         UnknownPluginError: a type that nothing provides.
     """
-    return _Walk(find, found).complete(section, given, path)
+    return _Walk(find, known, found).complete(section, given, path)
 
 
 def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
@@ -191,9 +193,11 @@ class _Walk:
     def __init__(
         self,
         find: FindClass | None,
+        known: Mapping[str, Mapping[str, Any]] | None = None,
         found: dict[str, Any] | None = None,
     ) -> None:
         self._find = find
+        self._known = {} if known is None else known
         self._found = {} if found is None else found
         self.unknown: list[tuple[str, str, list[str]]] = []
         self.refused: list[UnknownKeyError] = []
@@ -295,7 +299,11 @@ class _Walk:
             same = {k: v for k, v in below.items() if not _is_of_another_type(given.get(k), v)}
             return deep_merge_dicts(same, {**given, "type": type_key})
         names = given.get("import_names", default.get("import_names")) or ()
-        cls = self._found[path] = self._find(part.kind, type_key, names, path)
+        is_plain = isinstance(type_key, str) and not names
+        cls = self._known.get(part.kind, {}).get(type_key) if is_plain else None
+        if cls is None:
+            cls = self._find(part.kind, type_key, names, path)
+        self._found[path] = cls
         section = config_type(cls, part.base)
         if type_key != default.get("type"):
             # The defaults are of another type: keep those that both types have, except parts.

@@ -124,7 +124,7 @@ def compile_config(
             put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
     find_class, found = _ClassFinder(own, mode), dict[str, Any]()
-    compiled = complete(RunSection, user, find_class, found=found)
+    compiled = complete(RunSection, user, find_class, known=find_class.known, found=found)
     _derive(compiled, user)
     run, data = RunView(compiled, user, found, mode), None
     if mode == "eval" or not run.is_offline:
@@ -246,6 +246,12 @@ class _ClassFinder:
         self._own = own
         self._mode = mode
         self._manager = default_manager()
+        adverts = self._manager.adverts()
+        self.known = {kind: registry.own for kind, registry in self._manager.registries.items()}
+        """Classes of dingsdk by kind and type that need neither a search nor a check."""
+        contested = {a.kind for a in adverts if a.key in self.known.get(a.kind, ())}
+        for kind in contested.union(kind for kind, _ in own):
+            del self.known[kind]
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         """Return the class of a part, checked against the interface of its kind.
