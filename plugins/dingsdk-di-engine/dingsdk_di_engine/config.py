@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from dingsdk.config import deep_merge_dicts, put
-from dingsdk.errors import ConfigError, ConfigTypeError, UnknownEnvError, spelling
+from dingsdk.errors import ConfigError, ConfigTypeError, UnknownEnvError
 from dingsdk.plugins import default_manager
 from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, NO_SECTION, NOT_OURS, ONLY, WITHOUT
 
@@ -333,12 +334,13 @@ def newest_version(env_id: str) -> str:
         return env_id  # the check of the config reports it
     newest = find_highest_version(namespace, name)
     if newest is None:
-        nearest, hint = spelling(env_id, gymnasium.registry)
+        near = difflib.get_close_matches(env_id, list(gymnasium.registry), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UnknownEnvError(
             f"{env_id!r} is no env of gymnasium{hint} Set env.env_id in main_config to a gymnasium "
             "id, or to module:Class for an env of your own",
             env_id=env_id,
-            nearest=nearest,
+            nearest=near[0] if near else None,
         )
     if newest <= (asked or 0):
         return env_id

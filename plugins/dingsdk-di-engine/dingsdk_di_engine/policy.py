@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from dingsdk.config import Configurable, Count, Share, deep_merge_dicts, to_easydict
-from dingsdk.errors import ConfigError, spelling
+from dingsdk.errors import ConfigError
 from dingsdk.policy import CollectMode, CommandMode, EvalMode, LearnMode, PolicySection
 
 
@@ -191,8 +192,10 @@ def find_policy(name: str) -> Any:
             path="policy.type",
         ) from error
     if name not in POLICY_REGISTRY:
+        near = difflib.get_close_matches(name, list(POLICY_REGISTRY), n=1)
         raise ConfigError(
-            f"policy.name: DI-engine has no policy {name!r}{spelling(name, POLICY_REGISTRY)[1]}",
+            f"policy.name: DI-engine has no policy {name!r}"
+            + (f"; did you mean {near[0]!r}?" if near else ""),
             path="policy.name",
             known=sorted(POLICY_REGISTRY),
         )
