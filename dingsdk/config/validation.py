@@ -270,17 +270,19 @@ class _Walk:
             return self._part(field.part, value, field.default, path)
         if field.name in given:
             if isinstance(value, Mapping) and number_of(field.type) is not None:
-                return self._schedule(field, value, path)
-            return _checked(value, field, path)
+                return self._schedule(section, field, value, path)
+            return _checked(value, field, path, section)
         return field.default if field.make_default is None else field.make_default()
 
-    def _schedule(self, field: Field, given: Mapping[str, Any], path: str) -> dict[str, Any]:
+    def _schedule(
+        self, section: type[Section], field: Field, given: Mapping[str, Any], path: str
+    ) -> dict[str, Any]:
         """Return the completed schedule of a number, all of whose values are in its range."""
         before = self._count()
         full = self.section(Schedule, given, path)
         if self._count() == before:
             for key, value in cast(Schedule, self.made).extremes.items():
-                _checked(value, field, f"{path}.{key}")
+                _checked(value, field, f"{path}.{key}", section)
         return full
 
     def _parts(self, part: Part, given: Any, path: str) -> dict[str, Any]:
@@ -335,8 +337,8 @@ def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
     return given
 
 
-def _checked(value: Any, field: Field, path: str) -> Any:
-    """Return a value converted to the type of its field."""
+def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any:
+    """Return a value converted to the type of its field in a section."""
     kind = field.type
     # The error of a wrong number names no schedule; most fields cannot be one, and are not asked.
     if get_origin(kind) in (Union, UnionType):
@@ -347,7 +349,22 @@ def _checked(value: Any, field: Field, path: str) -> Any:
         try:
             converted = msgspec.convert(_plain(value, whole=True), kind)
         except msgspec.ValidationError:
-            raise _not_valid(path, error, field, value) from None
+            if len(choices := _choices(field.type)) == 1:
+                raise _only(
+                    path, choices[0], value, documentation_of(section)[field.name]
+                ) from None
+            wrong = _not_valid(path, error, field, value)
+            if isinstance(value, Mapping) and not _SCHEDULE_KEYS.isdisjoint(value):
+                fields = fields_of(section).values()
+                able = [each.name for each in fields if number_of(each.type) is not None]
+                raise wrong_type(
+                    path,
+                    wrong.facts["expected"],
+                    value,
+                    "; it cannot be a schedule, as it is not read in each training. Numbers of "
+                    f"this section that can: {listing(able)}",
+                ) from None
+            raise wrong from None
     if _has_nan(converted):
         raise _wrong(path, "a number", value)
     if isinstance(converted, int) and abs(converted) > LARGEST_INT:
@@ -395,6 +412,13 @@ def _not_valid(
     return _wrong(path + inside.rstrip("`"), expected, value)
 
 
+def _only(path: str, choice: Any, value: Any, text: str) -> ConfigTypeError:
+    """Return the error for a key with one possible value; its documentation says why."""
+    word = str(choice).lower() if isinstance(choice, bool) else str(choice)
+    text = text.replace("``", "`")
+    return wrong_type(path, word, value, f". {text}" if text else "; leave it out")
+
+
 def _contradiction(message: str, fields: Iterable[str], path: str) -> ConfigError:
     """Return the error of a ``__post_init__``, whose text begins with the wrong key."""
     key = message.split(" ", 1)[0]
@@ -410,6 +434,7 @@ def _choices(kind: Any) -> list[Any]:
     return [choice for inner in get_args(kind) for choice in _choices(inner)]
 
 
+_SCHEDULE_KEYS = frozenset({"start", "end", "env_steps"})
 _WORDS = {
     "int": "a whole number",
     "float": "a number",

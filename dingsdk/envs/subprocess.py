@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
 from typing import Any, NamedTuple
@@ -50,6 +49,8 @@ IMPORT_S = 300.0
 
 # Commands to a process. Its answer to a step is an empty message, unless there are infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
+_DATA = b"d"
+"""An answer whose next message is an object."""
 _CALLED = "called"
 """Key of an answer that holds the result of a called method."""
 # Columns of the board that say how a step ended.
@@ -518,8 +519,7 @@ class _Group:
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
             raise ProcessLostError(f"{self} gave no answer in time")
         try:
-            content = self.connection.recv_bytes()
-            answer = ForkingPickler.loads(content) if content else {}
+            answer = self.connection.recv() if self.connection.recv_bytes() else {}
         except BlockingIOError:
             raise ProcessLostError(f"{self} stopped in the middle of its answer") from None
         except (EOFError, OSError):
@@ -584,7 +584,7 @@ class _Board:
 def _serve(connection: Connection) -> None:
     """Make the envs of a group, and run the manager's commands; runs in the child process."""
     envs: dict[int, GuardedEnv] = {}
-    memory = None
+    memory, answers = None, _Answers(connection)
     try:
         default_manager().restore(connection.recv())
         env_num, section, env_fns = connection.recv()  # imports the code of the envs
@@ -592,7 +592,7 @@ def _serve(connection: Connection) -> None:
             envs[env_id] = GuardedEnv(env_fn, env_id, section)
         first = next(iter(envs.values()))
         spaces = (first.observation_space, first.action_space, first.player_num)
-        _send(connection, spaces)
+        answers.send(spaces)
         memory = SharedMemory(connection.recv())
         schema = ObservationSchema(spaces[0])
         shape = (env_num, spaces[2]) if spaces[2] > 1 else (env_num,)
@@ -615,7 +615,7 @@ def _serve(connection: Connection) -> None:
                         infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
                     elif command == _STEP_WITH_INFOS and info:
                         infos[env_id] = info
-            _send(connection, infos)
+            answers.send(infos)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
@@ -623,7 +623,7 @@ def _serve(connection: Connection) -> None:
         if not isinstance(error, DingError):
             error = EnvError(f"{type(error).__name__}: {error}", env_id=None, traceback=text)
         with contextlib.suppress(OSError):
-            _send(connection, _Failure(error, error.facts.get("traceback", text)))
+            answers.send(_Failure(error, error.facts.get("traceback", text)))
     finally:
         close_quietly(*envs.values())
         board = None  # type: ignore[assignment]
@@ -631,22 +631,37 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
-def _send(connection: Connection, answer: Any) -> None:
-    """Send infos of envs, what one of their methods returned, or a failure to the manager.
+class _Answers:
+    """Sends answers to the manager: an empty message, or ``_DATA`` and then an object."""
 
-    Raises:
-        EnvError: the answer cannot be pickled; send a failure in its place.
-    """
-    try:
-        content = ForkingPickler.dumps(answer) if answer else b""
-    except Exception as error:
-        raise EnvError(
-            f"an env gave a value that cannot be sent to the manager's process ({error}): "
-            f"{answer} ; make it of data and of objects of importable classes, or use "
-            "env_manager.type in_process",
-            env_id=None,
-        ) from error
-    connection.send_bytes(content)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_announced = False
+
+    def send(self, answer: Any = None) -> None:
+        """Send infos of envs, what one of their methods returned, or a failure.
+
+        Raises:
+            EnvError: the answer cannot be pickled; send a failure in its place.
+        """
+        if not answer:
+            self._connection.send_bytes(b"")
+            return
+        if not self._is_announced:
+            self._connection.send_bytes(_DATA)
+            self._is_announced = True
+        try:
+            self._connection.send(answer)  # which writes nothing if it cannot be pickled
+        except OSError:
+            raise  # the manager's process has ended
+        except Exception as error:
+            raise EnvError(
+                f"an env gave a value that cannot be sent to the manager's process ({error}): "
+                f"{answer} ; make it of data and of objects of importable classes, or use "
+                "env_manager.type in_process",
+                env_id=None,
+            ) from error
+        self._is_announced = False
 
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:

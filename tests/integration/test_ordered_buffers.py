@@ -257,8 +257,8 @@ def test_rows_of_an_episode_keep_the_versions_that_collected_them(
 ) -> None:
     VersionedPolicy.versions = set()
     sets = ("policy.type=versioned", "policy.traj_len_inf=true", f"{BUFFER}.type=advanced")
-    each_round = "policy.collect.parallel_collector.update_policy_second=0"
-    result = run(tmp_path, mode, *sets, each_round)
+    often = "policy.collect.parallel_collector.update_policy_second=0"
+    result = run(tmp_path, mode, *sets, often, "system.learner.send_policy_freq=1")
     assert (result.reason, result.train_iter) == ("limit", 60)
     assert len(VersionedPolicy.versions) > 3
 
