@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -162,3 +163,17 @@ def test_workers_start_on_a_node_that_joins_and_payloads_survive_the_node_of_the
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "found").read_text().split() == ["small", "large"]
+
+
+@pytest.mark.timeout(400)
+def test_run_continues_with_a_learner_on_another_node_after_the_node_of_the_first_died(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("learner_node.py")), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["reason"], result["env_steps"] >= 15_000) == ("limit", True)
+    assert result["train_iter"] > 100  # when the node was killed
+    samples = result["samples"]
+    assert samples["live"] + sum(samples["evicted"].values()) == samples["acknowledged"] >= 15_000
