@@ -88,8 +88,8 @@ class LoadsNothingInSilence(Naive):
 
 @mutant(59)
 class LoadsRowsAlone(Naive):
-    def _continue_from(self, saved: Any) -> bool:
-        return False
+    def restore(self, *args: Any, as_pushed: bool = False) -> bool:
+        return not as_pushed and super().restore(*args)
 
 
 @mutant(30)
