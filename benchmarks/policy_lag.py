@@ -140,6 +140,7 @@ def run(seconds: float, max_lag: str, coordinator: type[Coordinator]) -> dict[st
         f"policy.other.commander.max_policy_lag={max_lag}",
         "policy.other.commander.eval_interval=10000",
         f"system.collector_num={len(STEP_S)}",
+        "system.transport.concurrency=threads",
     ]
     parallel.Coordinator = coordinator  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder, use_manager(PluginManager()) as manager:

@@ -15,6 +15,7 @@ from dingsdk.envs.subprocess import SubprocessEnvManager
 from dingsdk.errors import (
     ClosedError,
     DingError,
+    TaskTimeoutError,
     WorkerLostError,
 )
 from dingsdk.pipeline.memory_watch import MemoryWatch
@@ -34,6 +35,8 @@ POLL_S = 0.2
 """Interval at which a worker checks whether it has to stop."""
 LEAST_WORK_S = 20.0
 """Shortest time of work before a worker above its memory limit may leave during a task."""
+STALL_LIMIT_S = 60.0
+"""How long one job of a cooperative transport may make all others wait."""
 
 
 def make_transport(cfg: Any, run_dir: Path) -> Transport:
@@ -197,9 +200,17 @@ class ThreadWorkers(WorkerGroup):
             # The coordinator handles lost workers; any other failure ends the run.
             if worker.failure is not None and not isinstance(worker.failure, WorkerLostError):
                 raise worker.failure
+        stalled = self._transport.scheduler.stalled_job(STALL_LIMIT_S)
+        if stalled is not None:
+            raise TaskTimeoutError(
+                f"one job has kept all others waiting for over {STALL_LIMIT_S:.0f} s; find out "
+                f"why it hangs, or use a transport that runs workers as processes: {stalled}",
+                task=stalled,
+                timeout_s=STALL_LIMIT_S,
+            )
 
     def close(self, timeout_s: float) -> None:
-        # All at the same time, as each may take its full timeout.
+        # All at the same time: if one job blocks all others, each close takes its full timeout.
         closers = [
             threading.Thread(target=worker.close, name="close", daemon=True)
             for worker in self._workers
@@ -209,4 +220,11 @@ class ThreadWorkers(WorkerGroup):
         for closer in closers:
             closer.start()
         for closer in closers:
-            closer.join(max(0.0, deadline - time.monotonic()))
+            while closer.is_alive() and time.monotonic() < deadline:
+                # A blocked job may have used its time already: tasks are ended before workers.
+                stalled = self._transport.scheduler.stalled_job(timeout_s)
+                if stalled is not None:
+                    text = "this job does not end, and no other could save anything meanwhile: %s"
+                    _log.warning(text, stalled)
+                    return
+                closer.join(POLL_S)

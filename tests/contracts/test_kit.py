@@ -35,7 +35,7 @@ from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 
 
 def make(run_dir: Path) -> InMemoryTransport:
-    return InMemoryTransport({"check_wire": True}, run_dir)
+    return InMemoryTransport({"concurrency": "threads", "check_wire": True}, run_dir)
 
 
 @pytest.mark.parametrize(

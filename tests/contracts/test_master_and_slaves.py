@@ -24,7 +24,10 @@ from dingsdk.errors import (
 from dingsdk.worker.comm import Master, Slave, TaskAnswer, TaskStatus, Transport, WorkerInfo
 
 MAKE: Mapping[str, Callable[[Path], Transport]] = {
-    "in_memory": lambda path: InMemoryTransport({"check_wire": True}, path),
+    "greenlets": lambda path: InMemoryTransport(
+        {"concurrency": "greenlets", "check_wire": True}, path
+    ),
+    "threads": lambda path: InMemoryTransport({"concurrency": "threads", "check_wire": True}, path),
     "flask_fs": lambda path: FlaskFSTransport({"threads": 8}, path),
 }
 

@@ -244,7 +244,8 @@ CASES: Mapping[str, Case] = {
     "subprocess": envs("subprocess", FULL, 14.0, envs_per_process=2),
     "async_subprocess": envs("async_subprocess", FULL | {"asynchronous"}, 14.0),
     **{f"vector_{mode.name.lower()}": vectorized(mode) for mode in AutoresetMode},
-    "in_memory": transport(InMemoryTransport, check_wire=True),
+    "in_memory_threads": transport(InMemoryTransport, concurrency="threads", check_wire=True),
+    "in_memory_turns": transport(InMemoryTransport, concurrency="greenlets", check_wire=True),
     # A silent worker must count as lost before the kit stops waiting.
     "flask_fs": transport(
         FlaskFSTransport, "many_processes", "survives_faults", threads=12, lost_after_s=3.0

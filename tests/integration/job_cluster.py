@@ -24,21 +24,25 @@ class JobCluster:
 
     Args:
         tmp_path: Folder of the run.
-        transport: Type of the transport.
+        concurrency: How jobs of the transport ``in_memory`` run; None: use ``transport``.
         *sets: Further settings.
+        transport: The transport if ``concurrency`` is None.
         coordinator_cls: Class of the coordinator.
     """
 
     def __init__(
         self,
         tmp_path: Path,
-        transport: str,
+        concurrency: str | None,
         *sets: str,
+        transport: str = "flask_fs",
         coordinator_cls: type[Coordinator] = Coordinator,
     ) -> None:
         sets = (*SETS, *sets)
-        if transport == "in_memory":
-            sets = ("system.transport.check_wire=true", *sets)
+        if concurrency is not None:
+            transport = "in_memory"
+            wire = "system.transport.check_wire=true"
+            sets = (f"system.transport.concurrency={concurrency}", wire, *sets)
         cfg = compile_run("cartpole-dqn", "parallel", transport, sets, 3)
         cfg = worker_config(cfg, tmp_path)
         self.run_dir = tmp_path

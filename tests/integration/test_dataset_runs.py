@@ -288,7 +288,7 @@ def test_a_learner_that_replaces_a_lost_one_trains_on_the_same_rows(
     data: Path, tmp_path: Path
 ) -> None:
     with use_manager(PluginManager()), torch_threads(1):
-        cluster = JobCluster(tmp_path, "in_memory", *on_cartpole(data, 400))
+        cluster = JobCluster(tmp_path, "greenlets", *on_cartpole(data, 400))
         try:
             cluster.expect(lambda: cluster.train_iter() > 60)
             cluster.transport.abandon_worker("learner-0")
@@ -308,7 +308,7 @@ def test_a_learner_that_replaces_a_lost_one_refuses_other_data(data: Path, tmp_p
     path = tmp_path / "data.npz"
     path.write_bytes(data.read_bytes())
     with use_manager(PluginManager()), torch_threads(1):
-        cluster = JobCluster(tmp_path / "run", "in_memory", *on_cartpole(path, 1_000_000))
+        cluster = JobCluster(tmp_path / "run", "greenlets", *on_cartpole(path, 1_000_000))
         try:
             cluster.expect(lambda: cluster.train_iter() > 60)
             changed = read_dataset(data).columns

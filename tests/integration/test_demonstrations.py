@@ -151,7 +151,7 @@ def test_a_learner_that_replaces_a_lost_one_has_the_demonstrations_again(
     manager = PluginManager()
     manager.registry("policies").register("share", SharePolicy)
     with use_manager(manager), torch_threads(1):
-        cluster = JobCluster(tmp_path, "in_memory", *own)
+        cluster = JobCluster(tmp_path, "greenlets", *own)
         try:
             cluster.expect(lambda: cluster.train_iter() > 60)
             cluster.transport.abandon_worker("learner-0")

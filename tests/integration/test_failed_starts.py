@@ -119,7 +119,7 @@ def test_serial_run_whose_envs_do_not_start_leaves_no_files(
 @pytest.mark.slow
 def test_second_run_on_a_data_folder_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     folder = f"system.transport.data_dir={tmp_path / 'data'}"
-    cluster = JobCluster(tmp_path / "first", "flask_fs", folder)
+    cluster = JobCluster(tmp_path / "first", None, folder)
     cluster.expect(lambda: cluster.train_iter() > 5)
 
     with pytest.raises(RunDirLockedError, match="in use by another run"):

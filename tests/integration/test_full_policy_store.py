@@ -18,7 +18,7 @@ WARNING = "is not published"
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[JobCluster]:
     with torch_threads(1):
-        made = JobCluster(tmp_path, "flask_fs", "system.learner.send_policy_freq=5")
+        made = JobCluster(tmp_path, None, "system.learner.send_policy_freq=5")
         yield made
         made.close()
 

@@ -36,7 +36,7 @@ def _impatient_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(tmp_path: Path, *sets: str) -> tuple[JobCluster, FullCoordinator]:
-    cluster = JobCluster(tmp_path, "flask_fs", *sets, coordinator_cls=FullCoordinator)
+    cluster = JobCluster(tmp_path, None, *sets, coordinator_cls=FullCoordinator)
     assert isinstance(cluster.coordinator, FullCoordinator)
     return cluster, cluster.coordinator
 

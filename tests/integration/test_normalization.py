@@ -157,7 +157,7 @@ def test_all_networks_of_a_run_have_the_same_statistics(name: str, tmp_path: Pat
 def test_replaced_learner_counts_no_step_twice(tmp_path: Path) -> None:
     with torch_threads(1):
         sets = ("policy.normalize.obs=true", "policy.nstep=1")
-        cluster = JobCluster(tmp_path, "in_memory", *sets)
+        cluster = JobCluster(tmp_path, "threads", *sets)
         cluster.expect(lambda: cluster.train_iter() > 120)
         cluster.transport.abandon_worker("learner-0")
         cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)

@@ -54,12 +54,22 @@ def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("max_lag", [0, 2, "null"])
+@pytest.mark.parametrize(
+    ("max_lag", "concurrency"),
+    [
+        (0, "greenlets"),
+        (2, "threads"),
+        ("null", "greenlets"),
+        pytest.param(0, "threads", marks=pytest.mark.slow),
+        pytest.param(2, "greenlets", marks=pytest.mark.slow),
+    ],
+)
 def test_trained_samples_stay_within_the_policy_lag_limit(
-    max_lag: int | str, evicted: list[dict[str, int]]
+    max_lag: int | str, concurrency: str, evicted: list[dict[str, int]]
 ) -> None:
     result = run(
         f"policy.other.commander.max_policy_lag={max_lag}",
+        f"system.transport.concurrency={concurrency}",
         "system.transport.check_wire=true",
     )
 

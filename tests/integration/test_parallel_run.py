@@ -26,8 +26,8 @@ from . import short_runs
 QUICK = (*short_runs.QUICK, "system.transport.check_wire=true")
 
 
-def run(tmp_path: Path, *sets: str, **kwargs: Any) -> RunResult:
-    sets = (*QUICK, *sets)
+def run(tmp_path: Path, *sets: str, concurrency: str = "greenlets", **kwargs: Any) -> RunResult:
+    sets = (*QUICK, f"system.transport.concurrency={concurrency}", *sets)
     cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
     context = RunContext(cfg=cfg, run_dir=tmp_path, **kwargs)
     return parallel_pipeline(context)
@@ -49,12 +49,13 @@ def test_run_whose_env_panics_ends_with_an_error(
     monkeypatch.setattr(parallel, "CLOSE_S", (1.0, 8.0, 5.0))
     said = r"collector-\d ended with Panic: index out of bounds"
     with pytest.raises(DingError, match=said) as caught:
-        run(tmp_path, f"env.env_id={__name__}:PanickingEnv")
+        run(tmp_path, f"env.env_id={__name__}:PanickingEnv", concurrency="threads")
     assert isinstance(caught.value.__cause__, Panic)
 
 
-def test_run_trains_evaluates_and_saves_both_checkpoints(tmp_path: Path) -> None:
-    result = run(tmp_path)
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+def test_run_trains_evaluates_and_saves_both_checkpoints(tmp_path: Path, concurrency: str) -> None:
+    result = run(tmp_path, concurrency=concurrency)
 
     assert result.reason == "limit"
     assert result.train_iter == 200
@@ -94,7 +95,7 @@ def test_policies_of_workers_read_their_config_by_attribute(tmp_path: Path) -> N
     manager = PluginManager()
     manager.registry("policies").register("dqn", AttributePolicy, force_overwrite=True)
     with use_manager(manager):
-        assert run(tmp_path).reason == "limit"
+        assert run(tmp_path, concurrency="threads").reason == "limit"
 
 
 def test_evaluations_follow_eval_freq_as_in_serial_mode(tmp_path: Path) -> None:
@@ -135,6 +136,7 @@ def test_evaluation_that_ends_after_training_counts(tmp_path: Path, stop_value: 
         result = run(
             tmp_path,
             f"env.stop_value={stop_value}",
+            concurrency="threads",
         )
 
     assert [each.train_iter for each in result.evaluations] == [200]
@@ -186,11 +188,12 @@ def broken_env() -> Any:
     del gymnasium.registry["Broken-v0"]
 
 
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
 def test_env_that_keeps_raising_ends_the_run_with_its_traceback(
-    tmp_path: Path, broken_env: str
+    tmp_path: Path, broken_env: str, concurrency: str
 ) -> None:
     with pytest.raises(TaskFailedError) as caught:
-        run(tmp_path, f"env.env_id={broken_env}")
+        run(tmp_path, f"env.env_id={broken_env}", concurrency=concurrency)
     assert "the simulator fell over" in caught.value.facts["traceback"]
     assert any("the simulator fell over" in note for note in caught.value.__notes__)
 

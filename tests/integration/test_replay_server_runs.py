@@ -41,10 +41,13 @@ def run(tmp_path: Path, *sets: str, **options: Any) -> tuple[RunResult, Any]:
     return result, context.status().samples
 
 
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
 def test_run_trains_from_its_own_server_and_accounts_for_each_row(
-    tmp_path: Path,
+    tmp_path: Path, concurrency: str
 ) -> None:
-    result, samples = run(tmp_path, "system.transport.check_wire=true")
+    result, samples = run(
+        tmp_path, f"system.transport.concurrency={concurrency}", "system.transport.check_wire=true"
+    )
 
     assert (result.reason, result.train_iter) == ("limit", 200)
     assert samples.trained == 200 * 16

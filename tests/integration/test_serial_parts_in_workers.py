@@ -98,22 +98,28 @@ def manager() -> Iterator[PluginManager]:
         yield made
 
 
-def run(run_dir: Path, *sets: str) -> RunResult:
-    sets = (*short_runs.QUICK, *sets)
+def run(run_dir: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
+    sets = (*short_runs.QUICK, f"system.transport.concurrency={concurrency}", *sets)
     cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
     return parallel_pipeline(RunContext(cfg=cfg, run_dir=run_dir))
 
 
-def test_configured_serial_collector_feeds_a_parallel_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "concurrency", ["greenlets", pytest.param("threads", marks=pytest.mark.slow)]
+)
+def test_configured_serial_collector_feeds_a_parallel_run(tmp_path: Path, concurrency: str) -> None:
     sets = ("policy.collect.collector.type=counting", "env.collector_episode_num=1")
-    result = run(tmp_path, *sets)
+    result = run(tmp_path, *sets, concurrency=concurrency)
     assert (result.reason, result.train_iter) == ("limit", 200)
     assert set(CountingCollector.calls) == {16}
     assert result.env_steps >= 16 * len(CountingCollector.calls) / 2
 
 
+@pytest.mark.parametrize(
+    "concurrency", ["greenlets", pytest.param("threads", marks=pytest.mark.slow)]
+)
 def test_third_party_collector_and_evaluator_run_in_workers(
-    tmp_path: Path,
+    tmp_path: Path, concurrency: str
 ) -> None:
     result = run(
         tmp_path,
@@ -122,6 +128,7 @@ def test_third_party_collector_and_evaluator_run_in_workers(
         "policy.eval.evaluator.type=fixed",
         "policy.eval.evaluator.value=7",
         "policy.nstep=1",
+        concurrency=concurrency,
     )
     assert (result.reason, result.train_iter) == ("limit", 200)
     scales, iters, eps = zip(*PlainCollector.seen, strict=True)

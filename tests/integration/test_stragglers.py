@@ -89,18 +89,22 @@ def witness() -> Iterator[Witness]:
 
 
 @pytest.mark.parametrize(
-    "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
+    "concurrency",
+    [
+        pytest.param("threads", id="in_memory"),
+        pytest.param(None, id="flask_fs", marks=pytest.mark.slow),
+    ],
 )
 def test_slow_collector_is_named_once_and_loses_nothing(
     tmp_path: Path,
-    transport: str,
+    concurrency: str | None,
     witness: Witness,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(OneSlowCartPole, "slow_thread", "collector-1-collector")
     with torch_threads(1):
-        cluster = JobCluster(tmp_path, transport, *SETS, coordinator_cls=CountingCoordinator)
+        cluster = JobCluster(tmp_path, concurrency, *SETS, coordinator_cls=CountingCoordinator)
         coordinator = cluster.coordinator
         assert isinstance(coordinator, CountingCoordinator)
         cluster.expect(lambda: len(coordinator.master.workers) == 4)

@@ -56,7 +56,7 @@ def _one_thread_and_a_stuck_env() -> Iterator[None]:
 @pytest.mark.slow
 def test_collector_keeps_its_lease_while_it_builds_envs_for_longer(tmp_path: Path) -> None:
     StuckCartPole.is_armed = True
-    cluster = JobCluster(tmp_path, "in_memory", *SETS)
+    cluster = JobCluster(tmp_path, "threads", *SETS)
     try:
         assert StuckCartPole.has_stuck.wait(PATIENCE_S)
         until = time.monotonic() + 1.5 * LEASE_S
@@ -74,7 +74,7 @@ def test_collector_that_never_finishes_its_envs_is_lost_at_the_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     StuckCartPole.is_armed = True
-    cluster = JobCluster(tmp_path, "in_memory", *SETS, "system.coordinator.start_timeout_s=2")
+    cluster = JobCluster(tmp_path, "threads", *SETS, "system.coordinator.start_timeout_s=2")
     try:
         assert StuckCartPole.has_stuck.wait(PATIENCE_S)
         cluster.expect(lambda: len(cluster.coordinator.master.workers) == 2)

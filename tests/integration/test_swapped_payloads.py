@@ -35,7 +35,9 @@ def cluster(tmp_path: Path, transport: str) -> Iterator[JobCluster]:
         pytest.importorskip("dingsdk_shared_memory")
     room = "policy.other.replay_buffer.replay_buffer_size=160"
     with torch_threads(1):
-        made = JobCluster(tmp_path / "run", transport, room, coordinator_cls=WatchedCoordinator)
+        made = JobCluster(
+            tmp_path / "run", None, room, transport=transport, coordinator_cls=WatchedCoordinator
+        )
         yield made
         made.close()
         made.transport.remove_data()

@@ -94,9 +94,11 @@ def audits(run_dir: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_role_of_a_plugin_works_in_a_parallel_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+def test_role_of_a_plugin_works_in_a_parallel_run(tmp_path: Path, concurrency: str) -> None:
     sets = (
         *QUICK,
+        f"system.transport.concurrency={concurrency}",
         "system.transport.check_wire=true",
         "system.roles.auditor.num=2",
     )
@@ -115,7 +117,7 @@ def test_role_of_a_plugin_has_a_command_that_joins_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
-    cluster = JobCluster(run_dir, "flask_fs", "system.roles.auditor.num=0")
+    cluster = JobCluster(run_dir, None, "system.roles.auditor.num=0")
 
     def end_after_an_audit() -> None:
         cluster.expect(lambda: bool(audits(run_dir)))
@@ -137,7 +139,7 @@ def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_for_a_restar
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
-    cluster = JobCluster(run_dir, "flask_fs", "system.roles.auditor.num=0")
+    cluster = JobCluster(run_dir, None, "system.roles.auditor.num=0")
     options = ["--config", "cartpole-dqn", "--transport", "flask_fs", "--data", str(run_dir)]
     options += ["--set", "system.worker_memory_limit=1", "--id", "mine"]
     try:

@@ -48,7 +48,7 @@ def pause() -> Iterator[Pause]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, pause: Pause) -> Iterator[JobCluster]:
-    made = JobCluster(tmp_path, "in_memory", f"system.coordinator.orphan_grace_s={ORPHAN_GRACE_S}")
+    made = JobCluster(tmp_path, "threads", f"system.coordinator.orphan_grace_s={ORPHAN_GRACE_S}")
     yield made
     pause.is_over.set()
     made.close()

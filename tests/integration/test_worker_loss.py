@@ -13,11 +13,13 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .job_cluster import JobCluster
 
+CONCURRENCIES = ["threads", pytest.param("greenlets", marks=pytest.mark.slow)]
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[JobCluster]:
+
+@pytest.fixture(params=CONCURRENCIES)
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobCluster]:
     with torch_threads(1):
-        made = JobCluster(tmp_path, "in_memory")
+        made = JobCluster(tmp_path, request.param)
         yield made
         made.close()
 
@@ -56,11 +58,12 @@ def test_repeatedly_lost_learner_ends_the_run(cluster: JobCluster) -> None:
     assert isinstance(failure.__cause__, WorkerLostError)
 
 
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_evaluation_that_loses_every_worker_is_given_up_and_training_continues(
-    tmp_path: Path,
+    tmp_path: Path, concurrency: str
 ) -> None:
     with torch_threads(1):
-        cluster = JobCluster(tmp_path, "in_memory", "env.n_evaluator_episode=1000000")
+        cluster = JobCluster(tmp_path, concurrency, "env.n_evaluator_episode=1000000")
         first = cluster.lose_over_and_over("evaluator")
         before = cluster.train_iter()
         cluster.expect(lambda: cluster.train_iter() > before + 20)

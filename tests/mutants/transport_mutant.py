@@ -26,14 +26,14 @@ class Mutant(InMemoryTransport):
     policies: type[MemoryPolicyStore] = MemoryPolicyStore
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__({"check_wire": True}, run_dir)
-        self._master = self.master(self.scheduler, check_wire=True)
+        super().__init__({"concurrency": "threads", "check_wire": True}, run_dir)
+        self._master = self.master(self._scheduler, check_wire=True)
         self._data_store, self._policy_store = self.data(), self.policies()
 
     def close(self, timeout_s: float = 5.0) -> None:
         # The transport closes correctly, even if close() of the mutated master end is broken.
         MemoryMasterEnd.close(self._master)
-        self.scheduler.close(timeout_s)
+        self._scheduler.close(timeout_s)
 
     def slave_end(self, address: str) -> MemorySlaveEnd:
         return self.slave(self._master)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -265,7 +264,7 @@ class SimulatedTransport(Transport):
         self.process = process
         self.disk = disk
 
-    @cached_property
+    @property
     def scheduler(self) -> Scheduler:
         return self.process.scheduler
 

@@ -99,7 +99,7 @@ class _Collecting:
             self._pending += simulation.oracle.new_samples(ROWS, self._policy_iter)
             simulation.work(worker, STEP_S)
             self._steps += ROWS
-            worker.advance()
+            worker.yield_turn()
             if not is_on_policy:
                 self._send_all()
                 self._load_newer(path)

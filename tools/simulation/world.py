@@ -333,6 +333,12 @@ class SimulatedScheduler(Scheduler):
     def condition(self) -> SimulatedCondition:
         return SimulatedCondition(self._process)
 
+    def yield_turn(self) -> None:
+        pass
+
+    def stalled_job(self, limit_s: float) -> str | None:
+        return None
+
     def close(self, timeout_s: float = 5.0) -> list[str]:
         return []
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.comm import StepDataStore
@@ -42,6 +42,7 @@ class PluginNameTransport(InMemoryTransport):
         """Section ``system.transport``."""
 
         type: str = "plugin_name"
+        concurrency: Literal["greenlets", "threads"] = "threads"
         check_wire: bool = True
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.scheduler import Condition as Condition
     from dingsdk.worker.comm.scheduler import Job as Job
     from dingsdk.worker.comm.scheduler import Scheduler as Scheduler
+    from dingsdk.worker.comm.scheduler import ThreadScheduler as ThreadScheduler
     from dingsdk.worker.comm.slave import Slave as Slave
     from dingsdk.worker.comm.slave import TaskFunctions as TaskFunctions
     from dingsdk.worker.comm.transport import LEFT as LEFT

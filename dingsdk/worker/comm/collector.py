@@ -219,7 +219,7 @@ class BaseCommCollector(CommWorker):
         collector.send_stepdata = self.send_stepdata
         collector.get_policy_update_info = self.get_policy_update_info
         collector.await_steps = self.await_steps
-        collector.yield_turn = self.advance
+        collector.yield_turn = self.yield_turn
         collector.clock = self.scheduler.clock
         return collector
 
@@ -339,9 +339,10 @@ class BaseCommCollector(CommWorker):
         if versions is None:
             versions = np.full(len(samples), policy_iter, dtype=np.int64)
         samples = samples.with_columns(collect_iter=versions)
+        wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
         while not self.is_stopping:
             try:
-                self.replay.insert(samples, timeout_s=REPLAY_WAIT_S)
+                self.replay.insert(samples, timeout_s=wait_s)
             except BufferFullError:
                 self.pause(REPLAY_PAUSE_S)
             except StorageFullError as error:

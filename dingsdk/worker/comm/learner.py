@@ -337,7 +337,8 @@ class BaseCommLearner(CommWorker):
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         if self.replay is not None:
-            return ServedHome(self.replay, REPLAY_WAIT_S, REPLAY_PAUSE_S)
+            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
+            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S)
         if self._is_on_policy:
             trainings = task_info["policy"]["learn"].get("update_per_collect", 1)
             return TrainingHome(self._load_payload, int(trainings))
@@ -459,7 +460,7 @@ class BaseCommLearner(CommWorker):
         Returns a list of episodes if the replay buffer holds episodes, and a list of samples if
         samples are or contain lists.
         """
-        self.advance()
+        self.yield_turn()
         home, train_iter = self._the_home(), self._learner.train_iter
         if self._clock() >= self._save_at:
             self._save()

@@ -28,7 +28,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -415,10 +414,10 @@ class Transport(Configurable, ABC):
         self.cfg = self.read(cfg, "system.transport")
         self.run_dir = run_dir
 
-    @cached_property
+    @property
+    @abstractmethod
     def scheduler(self) -> Scheduler:
-        """The scheduler that this process's roles run on; ``close`` has to close it."""
-        return Scheduler()
+        """The scheduler that this process's roles run on."""
 
     @abstractmethod
     def master_end(self) -> MasterEnd:

@@ -225,7 +225,8 @@ class CommWorker(Configurable, Slave, ABC):
         the job must stop because another worker has the task.
         """
         self._note_round()
-        if self.is_stopping or not self._is_overdue():
+        # A cooperative job that took this long has blocked the master as well.
+        if self.scheduler.is_cooperative or self.is_stopping or not self._is_overdue():
             return
         text = "%s could not renew its lease of %s s in time; it waits for the coordinator"
         _log.warning(text, self.info.worker_id, self._joined().lease_s)
@@ -241,6 +242,11 @@ class CommWorker(Configurable, Slave, ABC):
         if lease_s is None:
             return False
         return self._clock() - max(self._renewed_at, self._job_started_at) > FENCE * lease_s
+
+    def yield_turn(self) -> None:
+        """Record progress and let other jobs run."""
+        self.advance()
+        self.scheduler.yield_turn()
 
     def job_wait(
         self, predicate: Callable[[], bool], meanwhile: Callable[[], None] = _nothing

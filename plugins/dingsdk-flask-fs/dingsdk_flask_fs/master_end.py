@@ -17,7 +17,7 @@ from dingsdk.runtime import (
     ip_address_of,
     is_loopback,
 )
-from dingsdk.worker.comm import MasterListener, Scheduler
+from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
     BODIES,
     RequestHandler,
@@ -88,7 +88,7 @@ class HttpMasterEnd(RequestMasterEnd):
                 max_bytes=max_bytes,
                 max_polls=max(1, cfg.threads - max(MIN_FREE_THREADS, cfg.threads // 4)),
                 lease_s=self.lease_s,
-                scheduler=Scheduler(),
+                scheduler=ThreadScheduler(),
             )
             verifier = Verifier(secret)
             guard = Guard(

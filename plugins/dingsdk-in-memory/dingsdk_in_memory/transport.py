@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
@@ -22,12 +22,16 @@ from dingsdk.worker.comm import (
     StepDataStore,
     TaskAnswer,
     TaskMessage,
+    ThreadScheduler,
     Transport,
     WorkerInfo,
 )
+from dingsdk_in_memory.greenlets import GreenletScheduler
 from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 
 ADDRESS = "memory"
+
+_SCHEDULERS = {"greenlets": GreenletScheduler, "threads": ThreadScheduler}
 
 
 class InMemoryTransport(Transport):
@@ -37,10 +41,13 @@ class InMemoryTransport(Transport):
         """Section ``system.transport``.
 
         Attributes:
+            concurrency: How workers run in the process: as ``greenlets`` of one thread, or as
+                ``threads``.
             check_wire: Whether to encode and decode every message, as other transports do.
         """
 
         type: str = "in_memory"
+        concurrency: Literal["greenlets", "threads"] = "greenlets"
         check_wire: bool = False
 
     contract_config: ClassVar[Mapping[str, Any]] = {"check_wire": True}
@@ -48,9 +55,14 @@ class InMemoryTransport(Transport):
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
+        self._scheduler: Scheduler = _SCHEDULERS[self.cfg.concurrency]()
         self._data_store = MemoryDataStore()
         self._policy_store = MemoryPolicyStore()
-        self._master = MemoryMasterEnd(self.scheduler, check_wire=self.cfg.check_wire)
+        self._master = MemoryMasterEnd(self._scheduler, check_wire=self.cfg.check_wire)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
 
     def master_end(self) -> MasterEnd:
         return self._master
@@ -76,7 +88,7 @@ class InMemoryTransport(Transport):
 
     def close(self, timeout_s: float = 5.0) -> None:
         self._master.close()
-        self.scheduler.close(timeout_s)
+        self._scheduler.close(timeout_s)
 
 
 class MemoryMasterEnd(MasterEnd):

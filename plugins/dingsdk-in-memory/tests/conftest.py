@@ -1,4 +1,4 @@
-"""Fixtures: a transport, closed after the test."""
+"""Fixtures: a transport with its scheduler for both kinds of concurrency, closed after the test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from dingsdk_in_memory.transport import InMemoryTransport
 
+CONCURRENCY = ("greenlets", "threads")
+
 
 @pytest.fixture(autouse=True)
 def _no_leaked_threads() -> Iterator[None]:
@@ -18,8 +20,8 @@ def _no_leaked_threads() -> Iterator[None]:
     assert not leaked
 
 
-@pytest.fixture
-def transport(tmp_path: Path) -> Iterator[InMemoryTransport]:
-    made = InMemoryTransport({"check_wire": True}, tmp_path)
+@pytest.fixture(params=CONCURRENCY)
+def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InMemoryTransport]:
+    made = InMemoryTransport({"concurrency": request.param, "check_wire": True}, tmp_path)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""Rejected input, and the transfer of payloads and policies."""
+"""Rejected input, and the transfer of payloads and policies, with greenlets and threads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_foreign_address_is_refused(transport: InMemoryTransport) -> None:
 
 
 def test_messages_cross_by_reference_unless_they_are_checked(tmp_path: Path) -> None:
-    transport = InMemoryTransport({}, tmp_path)
+    transport = InMemoryTransport({"concurrency": "threads"}, tmp_path)
     master = Master(transport.master_end(), transport.scheduler)
     slave = Slave(
         transport,

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from dingsdk.runtime import locked_folder
-from dingsdk.worker.comm import MasterListener, Scheduler
+from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
     Answer,
     RequestHandler,
@@ -61,7 +61,7 @@ class SocketMasterEnd(RequestMasterEnd):
             max_bytes=cfg.max_message_bytes,
             max_polls=cfg.max_connections,  # each has a thread of its own
             lease_s=self.lease_s,
-            scheduler=Scheduler(),
+            scheduler=ThreadScheduler(),
         )
 
         def serve(kind: str, body: bytes) -> Answer:

@@ -28,7 +28,7 @@ def test_first_report_of_a_resumed_learner_has_the_iteration_of_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", "in_memory", SETS, 0)
-    section = {"type": "in_memory"}
+    section = {"type": "in_memory", "concurrency": "threads"}
     load = LoadCkptHook.__call__
 
     def load_slowly(hook: LoadCkptHook, engine: Any) -> None:

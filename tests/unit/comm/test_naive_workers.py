@@ -26,8 +26,9 @@ CAPACITY = 128
 class Cluster:
     """A coordinator and its transport; the test starts the workers."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, concurrency: str) -> None:
         sets = (
+            f"system.transport.concurrency={concurrency}",
             "system.transport.check_wire=true",
             "policy.other.commander.type=naive",
             f"policy.other.replay_buffer.replay_buffer_size={CAPACITY}",
@@ -50,9 +51,9 @@ class Cluster:
             pause.wait(0.005)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
+@pytest.fixture(params=["greenlets", "threads"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, request.param)
     yield made
     assert made.coordinator.close() == []
     made.transport.close()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dingsdk.worker.comm import Scheduler
+from dingsdk.worker.comm import ThreadScheduler
 
 PATIENCE_S = 20.0
 
 
 def test_job_is_done_after_its_end_and_keeps_its_exception() -> None:
-    scheduler, go_on = Scheduler(), threading.Event()
+    scheduler, go_on = ThreadScheduler(), threading.Event()
 
     def fail() -> None:
         go_on.wait(PATIENCE_S)
@@ -31,11 +31,12 @@ def test_job_is_done_after_its_end_and_keeps_its_exception() -> None:
 
 
 def test_close_names_running_jobs_and_forgets_ended_ones() -> None:
-    scheduler, over = Scheduler(), threading.Event()
+    scheduler, over = ThreadScheduler(), threading.Event()
     quick = scheduler.spawn(lambda: None, "quick")
     assert quick.join(PATIENCE_S)
     slow = [scheduler.spawn(lambda: over.wait(PATIENCE_S) and None, name) for name in ("a", "b")]
     assert scheduler._jobs == slow
+    assert scheduler.stalled_job(0.0) is None
     assert scheduler.close(0.0) == ["a", "b"]
     over.set()
     assert scheduler.close(PATIENCE_S) == []
@@ -45,7 +46,7 @@ def test_close_waits_for_all_jobs_within_one_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, waited = [100.0], list[float]()
-    scheduler = Scheduler()
+    scheduler = ThreadScheduler()
 
     def join(timeout_s: float) -> bool:
         waited.append(timeout_s)

@@ -16,7 +16,7 @@ from dingsdk.worker.comm.requests import Answer, LinkError, RequestHandler, Requ
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import Request, decode_request, encode_request
 from dingsdk.worker.comm.requests.slave_end import _content as content_of
-from dingsdk.worker.comm.scheduler import Scheduler
+from dingsdk.worker.comm.scheduler import ThreadScheduler
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 MAX_BYTES = 1 << 20
@@ -55,7 +55,7 @@ class Waits(random.Random):
         return 0.0
 
 
-class SetClock(Scheduler):
+class SetClock(ThreadScheduler):
     """A scheduler whose clock the test sets."""
 
     now = 100.0
@@ -67,8 +67,8 @@ class SetClock(Scheduler):
 class Site:
     """A master and a worker's end that sends requests to it through ``post``."""
 
-    def __init__(self, scheduler: Scheduler | None = None, **limits: Any) -> None:
-        self.scheduler = scheduler or Scheduler()
+    def __init__(self, scheduler: ThreadScheduler | None = None, **limits: Any) -> None:
+        self.scheduler = scheduler or ThreadScheduler()
         self.asked: list[tuple[str, float]] = []
         """Kinds of requests, and seconds until their deadlines."""
         self.closes = 0

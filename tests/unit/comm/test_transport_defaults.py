@@ -54,6 +54,8 @@ def test_default_store_puts_at_once_and_reads_payloads_to_check_for_them() -> No
 
 
 class PlainTransport(Transport):
+    scheduler: Any = None
+
     def master_end(self) -> Any:
         raise NotImplementedError
 

@@ -46,7 +46,7 @@ class Bench:
         self, tmp_path: Path, learner_class: type[BaseCommLearner] = BaseCommLearner
     ) -> None:
         self.cfg = compile_run("cartpole-dqn", "parallel", "in_memory", SETS, 0)
-        transport = {"type": "in_memory"}
+        transport = {"type": "in_memory", "concurrency": "threads"}
         self.transport = default_manager().create("transports", transport, tmp_path)
         self.master = Master(self.transport.master_end(), self.transport.scheduler)
         address = self.master.start()

@@ -25,10 +25,10 @@ from dingsdk.worker.comm import (
     LEFT,
     CommWorker,
     Master,
-    Scheduler,
     Slave,
     Task,
     TaskFunctions,
+    ThreadScheduler,
     WorkerInfo,
 )
 
@@ -63,7 +63,7 @@ class Bench:
     lease_s = 10.0
 
     def __init__(self, tmp_path: Path) -> None:
-        cfg = {"type": "in_memory"}
+        cfg = {"type": "in_memory", "concurrency": "threads"}
         self.transport = default_manager().create("transports", cfg, tmp_path)
         self.joined: list[WorkerInfo] = []
         self.renewed: list[str] = []
@@ -237,7 +237,7 @@ def test_master_loses_only_known_workers_and_none_by_its_close() -> None:
     end: Any = SimpleNamespace(drop=lambda *given: dropped.append(given), close=closed.append)
     master = Master(
         end,
-        Scheduler(),
+        ThreadScheduler(),
         on_lost=lambda info, reason: lost.append((info.worker_id, reason)),
     )
     for number, name in enumerate(("w0", "w1"), start=1):

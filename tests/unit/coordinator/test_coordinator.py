@@ -101,6 +101,7 @@ class Site:
         self.collected: list[Mapping[str, Any]] = []
         self.evaluated: list[tuple[Mapping[str, Any], Any]] = []
         sets = (
+            "system.transport.concurrency=threads",
             f"system.coordinator.orphan_grace_s={GRACE_S}",
             "system.coordinator.max_learner_tasks=2",
             *more,
@@ -799,7 +800,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
 def test_run_waits_for_updates_if_the_buffer_can_count_them(
     tmp_path: Path, name: str, sets: tuple[str, ...], waits: bool
 ) -> None:
-    sets = (*sets, "system.max_env_steps=70")
+    sets = (*sets, "system.max_env_steps=70", "system.transport.concurrency=threads")
     cfg = worker_config(compile_run(name, "parallel", "in_memory", sets, 0), tmp_path)
     transport = default_manager().create("transports", cfg.system.transport, tmp_path)
     coordinator = Coordinator(cfg, transport)

@@ -194,7 +194,7 @@ def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
 
 @pytest.fixture
 def transport(tmp_path: Path) -> Iterator[Any]:
-    cfg = {"type": "in_memory"}
+    cfg = {"type": "in_memory", "concurrency": "threads"}
     made = default_manager().create("transports", cfg, tmp_path)
     yield made
     made.close()

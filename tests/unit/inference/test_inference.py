@@ -341,7 +341,7 @@ def test_worker_serves_actions_from_the_start_to_the_end_of_its_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
-    cfg = {"type": "in_memory"}
+    cfg = {"type": "in_memory", "concurrency": "threads"}
     transport = default_manager().create("transports", cfg, tmp_path)
     master = Master(transport.master_end(), transport.scheduler)
     worker = role.InferenceWorker({}, transport, "inference-0")
@@ -395,7 +395,7 @@ def test_failed_server_fails_the_tasks_of_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
-    cfg = {"type": "in_memory"}
+    cfg = {"type": "in_memory", "concurrency": "threads"}
     transport = default_manager().create("transports", cfg, tmp_path)
     worker: Any = role.InferenceWorker({}, transport, "inference-0")
     worker._end = SimpleNamespace(lease_s=None, check=lambda: None, renew=lambda progress: None)

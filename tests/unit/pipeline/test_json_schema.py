@@ -81,4 +81,4 @@ def test_command_prints_the_schema_of_a_config() -> None:
     assert printed.exit_code == 0
     transport = json.loads(printed.stdout)["properties"]["system"]["properties"]["transport"]
     assert transport["properties"]["type"] == {"const": "in_memory"}
-    assert transport["properties"]["check_wire"]["type"] == "boolean"
+    assert transport["properties"]["concurrency"]["enum"] == ["greenlets", "threads"]

@@ -259,14 +259,18 @@ class Counted:
         self._together.wait()
 
 
-@pytest.mark.parametrize("mode", ["parallel", "serial"])
-def test_callbacks_are_not_called_for_a_run_in_another_thread(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("sets", [["in_memory", "greenlets"], ["in_memory", "threads"], []])
+def test_callbacks_are_not_called_for_a_run_in_another_thread(
+    tmp_path: Path, sets: list[str]
+) -> None:
     together = threading.Barrier(2, timeout=30)
     recorders = [Counted(count, together) for count in (2, 3)]
-    sets = ["system.transport.type=in_memory"] if mode == "parallel" else []
+    keys = ("system.transport.type", "system.transport.concurrency")
+    assigned = [f"{key}={value}" for key, value in zip(keys, sets, strict=False)]
+    mode = "parallel" if sets else "serial"
 
     def run(recorder: Counted) -> Any:
-        return train(tmp_path, mode, sets=sets, callbacks=[recorder])
+        return train(tmp_path, mode, sets=assigned, callbacks=[recorder])
 
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(run, recorders))

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dingsdk.errors import ConfigError, WorkerLostError
+from dingsdk.errors import ConfigError, TaskTimeoutError, WorkerLostError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import (
+    STALL_LIMIT_S,
     ThreadWorkers,
     run_worker,
 )
@@ -174,8 +175,36 @@ def test_stopped_worker_does_not_wait_until_it_has_joined(tmp_path: Path) -> Non
     assert (worker.is_closed, joined) == (True, [])
 
 
+def test_close_does_not_wait_for_threads_behind_a_stalled_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = threading.Event()
+    asked: list[float] = []
+
+    def stalled_job(limit_s: float) -> str:
+        asked.append(limit_s)
+        return "a step of the env"
+
+    transport: Any = SimpleNamespace(scheduler=SimpleNamespace(stalled_job=stalled_job))
+    group = ThreadWorkers({}, transport)
+    worker: Any = SimpleNamespace(close=lambda: ended.wait(60), failure=None)
+    group._workers.append(worker)
+    with pytest.raises(TaskTimeoutError, match="a step of the env") as caught:
+        group.poll()
+    assert caught.value.facts == {"task": "a step of the env", "timeout_s": STALL_LIMIT_S}
+
+    group.close(60.0)
+
+    ended.set()
+    assert asked == [STALL_LIMIT_S, 60.0]
+    assert "no other could save anything meanwhile: a step of the env" in caplog.text
+    group.close(60.0)  # again
+    assert len(asked) == 2
+
+
 def test_failure_of_a_thread_ends_the_run_except_a_lost_worker() -> None:
-    group = ThreadWorkers({}, SimpleNamespace())  # type: ignore[arg-type]
+    scheduler = SimpleNamespace(stalled_job=lambda limit_s: None)
+    group = ThreadWorkers({}, SimpleNamespace(scheduler=scheduler))  # type: ignore[arg-type]
     worker: Any = SimpleNamespace(close=lambda: None, failure=WorkerLostError("lost"))
     group._workers.append(worker)
     group.poll()

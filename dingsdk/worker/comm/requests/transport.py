@@ -21,6 +21,7 @@ from dingsdk.runtime import PrivateDir, Secret, find_secret
 from dingsdk.worker.comm.requests.handler import RequestHandler
 from dingsdk.worker.comm.requests.link import Link, LinkError
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
+from dingsdk.worker.comm.scheduler import Scheduler, ThreadScheduler
 from dingsdk.worker.comm.transport import (
     MasterEnd,
     MasterListener,
@@ -212,9 +213,14 @@ class RequestTransport(Transport):
         """Guards the objects that are created at their first use."""
         self._masters: list[RequestMasterEnd] = []
         self._slaves: list[RequestSlaveEnd[Any]] = []
+        self._scheduler = ThreadScheduler()
         self._data_store: StepDataStore | None = None
         self._policy_store: PolicyStore | None = None
         self.until_close = ExitStack()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
 
     @abstractmethod
     def make_master_end(self) -> RequestMasterEnd:
@@ -247,7 +253,7 @@ class RequestTransport(Transport):
         return RequestSlaveEnd(
             where,
             connect,
-            self.scheduler,
+            self._scheduler,
             find_key,
             max_bytes=self.cfg.max_message_bytes,
             request_timeout_s=self.cfg.request_timeout_s,
@@ -289,6 +295,6 @@ class RequestTransport(Transport):
             slave.close(timeout_s)
         for master in masters:
             master.close(timeout_s)
-        self.scheduler.close(timeout_s)
+        self._scheduler.close(timeout_s)
         with self._lock:
             self.release()

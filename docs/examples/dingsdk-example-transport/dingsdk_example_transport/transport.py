@@ -11,7 +11,9 @@ from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm import (
     MasterEnd,
     Place,
+    Scheduler,
     SlaveEnd,
+    ThreadScheduler,
     Transport,
 )
 from dingsdk_example_transport.master import SocketMasterEnd
@@ -27,9 +29,14 @@ class UnixSocketTransport(Transport):
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__({**self.default_config(), **cfg}, run_dir)
+        self._scheduler = ThreadScheduler()
         self._ends: list[SocketMasterEnd | SocketSlaveEnd] = []
         with PrivateDir(Path(run_dir) / "transport") as folder:
             self._data, self._policies = folder.sub("data"), folder.sub("policies")
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
 
     def master_end(self) -> MasterEnd:
         end = SocketMasterEnd()
@@ -50,7 +57,7 @@ class UnixSocketTransport(Transport):
     def close(self, timeout_s: float = 5.0) -> None:
         for end in reversed(self._ends):  # workers leave before their master does
             end.close(timeout_s)
-        self.scheduler.close(timeout_s)
+        self._scheduler.close(timeout_s)
         self._data.close()
         self._policies.close()
 
