@@ -117,7 +117,7 @@ def test_samples_wait_for_the_limiter_and_the_storage_of_a_replay_server(
     assert pauses == [0.05, 1.0, 0.05]
     own = samples.with_columns(collect_iter=np.array([3, 6]))
     assert worker._insert(own, 3)
-    assert inserted[1:] == [([3, 6], 1.0)]
+    assert inserted[1:] == [([3, 6], 0.0)]
     worker.is_stopping = True
     assert not worker._insert(samples, 8)
     assert len(inserted) == 2
