@@ -132,8 +132,10 @@ def _call_last_hooks(context: RunContext, learner: Any) -> None:
         with _breakable(context, deadline.CLOSE_S if context.stop.is_set() else None):
             learner.call_hook("after_run")
     except KeyboardInterrupt:
-        who = "a hook of policy.learn.learner"
-        _log.warning("%s did not return in time from after_run; the run ends without it", who)
+        _log.warning(
+            "a hook of policy.learn.learner did not return in time from after_run; the run ends "
+            "without it"
+        )
         learner.save_checkpoint()  # the hook that saves it may not have been called, or hung
 
 

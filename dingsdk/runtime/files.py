@@ -383,21 +383,12 @@ class Folder(Closing):
             flags = _WRITE if at else _WRITE | os.O_CREAT
             descriptor = os.open(name, flags, 0o600, dir_fd=folder)
             try:
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode):
-                    refuse_kind(self.path / name, found.st_mode)
-                self._check_size(name, found, at)
-                os.lseek(descriptor, at, os.SEEK_SET)
-                try:
+                with self._appending(descriptor, name, at):
                     write_chunks(descriptor, buffers)
                     if durable:
                         os.fsync(descriptor)
                         if not at:
                             os.fsync(folder)
-                except OSError:
-                    with contextlib.suppress(OSError):
-                        os.ftruncate(descriptor, at)
-                    raise
             finally:
                 os.close(descriptor)
         return sum(len(buffer) for buffer in buffers)
@@ -424,18 +415,16 @@ class Folder(Closing):
         Raises:
             RunFolderError: the file has another size, or was removed.
         """
-        with self._use("write", name):
-            self._check_size(name, os.fstat(opened), at)
-            try:
-                write_chunks(opened, buffers)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(opened, at)
-                    os.lseek(opened, at, os.SEEK_SET)
-                raise
+        with self._use("write", name), self._appending(opened, name, at):
+            write_chunks(opened, buffers)
         return sum(len(buffer) for buffer in buffers)
 
-    def _check_size(self, name: str, found: os.stat_result, at: int) -> None:
+    @contextlib.contextmanager
+    def _appending(self, opened: int, name: str, at: int) -> Iterator[None]:
+        """Go to the end of a file of ``at`` bytes; cut it to them if the block fails."""
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode):
+            refuse_kind(self.path / name, found.st_mode)
         if found.st_size != at or not found.st_nlink:
             state = f"has {found.st_size} bytes in place of {at}" if found.st_nlink else "is gone"
             raise RunFolderError(
@@ -443,6 +432,13 @@ class Folder(Closing):
                 "removed",
                 path=str(self.path / name),
             )
+        os.lseek(opened, at, os.SEEK_SET)
+        try:
+            yield
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(opened, at)
+            raise
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the content of a file is on the disk; without a name, the folder's entries."""

@@ -155,13 +155,17 @@ def test_payloads_beyond_the_size_of_the_object_store_arrive(near: RayTransport,
         assert all(each == payload(rows) for each in held)
 
 
+def run_script(name: str, folder: Path, timeout_s: float) -> None:
+    """Run a script of this folder: a new process, because a process can be in only one cluster."""
+    command = [sys.executable, str(Path(__file__).with_name(name)), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_workers_start_on_a_node_that_joins_and_payloads_survive_the_node_of_their_writer(
     tmp_path: Path,
 ) -> None:
-    # A new process, because a process can be in only one cluster.
-    command = [sys.executable, str(Path(__file__).with_name("lost_node.py")), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script("lost_node.py", tmp_path, timeout_s=120)
     assert (tmp_path / "found").read_text().split() == ["small", "large"]
 
 
@@ -169,9 +173,7 @@ def test_workers_start_on_a_node_that_joins_and_payloads_survive_the_node_of_the
 def test_run_continues_with_a_learner_on_another_node_after_the_node_of_the_first_died(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("learner_node.py")), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script("learner_node.py", tmp_path, timeout_s=360)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["reason"], result["env_steps"] >= 15_000) == ("limit", True)
     assert result["train_iter"] > 100  # when the node was killed
