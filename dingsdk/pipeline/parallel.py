@@ -126,8 +126,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         stack.callback(end_tasks)
         address = coordinator.start()
         if context.resumed is not None:
-            evaluations = [Evaluation(**each) for each in coordinator.evaluations]
-            context.recorder.resume(evaluations, coordinator.elapsed_s)
+            evaluations = [Evaluation(**each) for each in coordinator.state.totals.evaluations]
+            context.recorder.resume(evaluations, coordinator.state.clock.elapsed_s)
             write_config(context.run_dir, context.cfg)
         context.has_begun = True
         if context.on_address is not None:
@@ -155,8 +155,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         write_paces(tb_logger, coordinator.status())
         status = with_fill()
         context.status = lambda: status
-        if coordinator.failure is not None:
-            raise _with_trace(coordinator.failure, workers)
+        if coordinator.end.failure is not None:
+            raise _with_trace(coordinator.end.failure, workers)
         if (lag := status.policy_lag) is not None:
             text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
             _log.info(text, lag["mean"], lag["p99"])
@@ -311,9 +311,9 @@ def _watch(
         if (reason := context.why_end(status.env_steps, 0)) is not None:
             return reason
         workers.poll()
-    if coordinator.failure is not None:
+    if coordinator.end.failure is not None:
         return "error"
-    return "stop_value" if coordinator.has_reached_goal else "limit"
+    return "stop_value" if coordinator.end.has_reached_goal else "limit"
 
 
 def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGroup) -> Reason:
@@ -346,7 +346,7 @@ def _finish_evaluations(
             )
             break
         workers.poll()
-    return "stop_value" if coordinator.has_reached_goal else reason
+    return "stop_value" if coordinator.end.has_reached_goal else reason
 
 
 def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:
@@ -361,7 +361,7 @@ def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:
 
 
 def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
-    now, tasks = coordinator.status(), coordinator.running_tasks()
+    now, tasks = coordinator.status(), list(coordinator.state.running.values())
     capacity = context.cfg.policy.other.replay_buffer.replay_buffer_size
     for each in tasks:
         if each.kind == "collector":

@@ -60,7 +60,7 @@ class JobCluster:
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
         while not predicate():
-            assert self.coordinator.failure is None, self.coordinator.failure
+            assert self.coordinator.end.failure is None, self.coordinator.end.failure
             assert time.monotonic() < deadline, self.coordinator.status()
             pause.wait(0.02)
 
@@ -74,7 +74,7 @@ class JobCluster:
         def is_there() -> bool:
             found[:] = [
                 state
-                for state in self.coordinator.running_tasks()
+                for state in list(self.coordinator.state.running.values())
                 if (state.kind, state.attempt) == (kind, attempt) and state.began_at < math.inf
             ]
             return bool(found)

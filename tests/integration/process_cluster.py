@@ -69,7 +69,7 @@ class ProcessCluster:
         while not predicate():
             if is_watched:
                 self.workers.poll()
-            assert self.coordinator.failure is None, self.coordinator.failure
+            assert self.coordinator.end.failure is None, self.coordinator.end.failure
             assert time.monotonic() < deadline, self.coordinator.status()
             pause.wait(0.02)
 
@@ -92,7 +92,7 @@ class ProcessCluster:
     def versions(self) -> list[int]:
         """Return the versions of the policies that collectors read, oldest first."""
         store = self.transport.policy_store()
-        tasks = self.coordinator.running_tasks()
+        tasks = list(self.coordinator.state.running.values())
         found = [
             store.newest(str(each.task["policy_id"])) for each in tasks if each.role == "learner"
         ]

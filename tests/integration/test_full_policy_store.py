@@ -60,5 +60,5 @@ def test_run_without_room_for_its_last_policy_ends_without_error(
     cluster.expect(lambda: WARNING in caplog.text)
     version = published(cluster, name)
     assert cluster.coordinator.close() == []
-    assert cluster.coordinator.failure is None
+    assert cluster.coordinator.end.failure is None
     assert published(cluster, name) == version

@@ -64,7 +64,7 @@ def test_run_without_room_ends_after_its_timeout_and_says_what_to_do(tmp_path: P
         with coordinator.outage:
             assert coordinator.wait(40.0)
         cluster.close()
-    failure = coordinator.failure
+    failure = coordinator.end.failure
     assert isinstance(failure, StorageFullError)
     assert "system.coordinator.storage_timeout_s" in str(failure)
     assert "ENOSPC" in str(failure)

@@ -113,7 +113,7 @@ def recovered_rows(run: Path, copy: Path) -> int:
     with recovered(run, copy) as coordinator:
         coordinator.validate_state()
         found = coordinator.status().samples
-        for payloads in coordinator._state.buffers.values():
+        for payloads in coordinator.state.buffers.values():
             assert all(coordinator.data_store.has(name, 0.0) for name in payloads.live_ids())
     assert "missing" not in found.evicted
     return found.acknowledged

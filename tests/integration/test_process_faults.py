@@ -109,7 +109,7 @@ class CrashCluster(ProcessCluster):
 
     def busy(self) -> set[str]:
         """Return the workers that have a task."""
-        workers = (task.worker for task in self.coordinator.running_tasks())
+        workers = (task.worker for task in list(self.coordinator.state.running.values()))
         return {worker.worker_id for worker in workers if worker is not None}
 
     @property
@@ -192,7 +192,7 @@ def test_payload_of_a_collector_killed_before_announcing_it_is_deleted(
     cluster.arm("written")
     found = cluster.seen("written")
     cluster.expect_return(found["worker"], before[found["worker"]])
-    (payloads,) = cluster.coordinator._state.buffers.values()
+    (payloads,) = cluster.coordinator.state.buffers.values()
     assert found["data_id"] not in payloads.live_ids()
     cluster.expect(lambda: found["data_id"] not in cluster.payloads())
 

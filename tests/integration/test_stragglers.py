@@ -69,13 +69,13 @@ class CountingCoordinator(Coordinator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        end = self._state.end
+        end = self.state.end
 
         def count(state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
             self.lost += error is not None
             return end(state, error)
 
-        self._state.end = count  # type: ignore[method-assign]
+        self.state.end = count  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_payloads_that_wait_for_room_are_kept(cluster: JobCluster, pause: Pause)
 
     def waiting() -> set[str]:
         with cluster.coordinator.condition:
-            (payloads,) = cluster.coordinator._state.buffers.values()
+            (payloads,) = cluster.coordinator.state.buffers.values()
             return store._payloads.keys() - payloads.live_ids()
 
     def no_more_come() -> bool:

@@ -52,7 +52,7 @@ def test_repeatedly_lost_learner_ends_the_run(cluster: JobCluster) -> None:
     task_id = cluster.lose_over_and_over("learner")
 
     assert cluster.coordinator.wait(40.0)
-    failure = cluster.coordinator.failure
+    failure = cluster.coordinator.end.failure
     assert isinstance(failure, PoisonTaskError)
     assert (failure.task_id, failure.attempts, failure.worker_id) == (task_id, 3, "learner-0")
     assert isinstance(failure.__cause__, WorkerLostError)
@@ -71,7 +71,7 @@ def test_evaluation_that_loses_every_worker_is_given_up_and_training_continues(
         others = [cluster.lose_over_and_over("evaluator") for _ in range(2)]
 
         assert cluster.coordinator.wait(40.0)
-        assert isinstance(cluster.coordinator.failure, PoisonTaskError)
-        assert cluster.coordinator.failure.task_id == others[-1] != first
+        assert isinstance(cluster.coordinator.end.failure, PoisonTaskError)
+        assert cluster.coordinator.end.failure.task_id == others[-1] != first
         cluster.coordinator.validate_state()
         cluster.close()

@@ -280,8 +280,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "time of a stopped coordinator counts as a full disk",
             f"{_COORDINATOR}.scheduler_state:SchedulerState.__init__",
-            "StorageOutage(cfg.storage_timeout_s, self._now)",
             "StorageOutage(cfg.storage_timeout_s, clock)",
+            "StorageOutage(cfg.storage_timeout_s, clock._clock)",
             25,
         ),
         Mutant(
@@ -401,8 +401,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A second coordinator takes over the run": [
         Mutant(
             "a replaced coordinator continues",
-            f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
-            "self._keeper.journal.check_owner()",
+            f"{_COORDINATOR}.keeper:Keeper.check_owner",
+            "self._journal.check_owner()",
             "pass",
             30,
         ),
@@ -428,8 +428,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A clock jumps, or the coordinator is stopped": [
         Mutant(
             "time of a stopped coordinator counts against leases",
-            f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
-            "self._state.stopped_s += stalled_s",
+            f"{_COORDINATOR}.clock:RunClock.look",
+            "self._stopped_s += stalled_s",
             "pass",
             17,
         ),

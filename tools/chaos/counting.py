@@ -26,7 +26,7 @@ def count_acknowledged(folder: Path) -> None:
 
     def counted(self: Coordinator, task_id: str, buffer_id: str, data_id: str, data: Any) -> bool:
         is_taken = acknowledge(self, task_id, buffer_id, data_id, data)
-        if is_taken and buffer_id in self._state.buffers:
+        if is_taken and buffer_id in self.state.buffers:
             columns = self.data_store.get(data_id).columns
             ends = np.asarray(columns["done"], bool)
             lengths = np.asarray(columns["obs"])[ends, 0].astype(int) + 1

@@ -327,7 +327,7 @@ class Simulation:
 
     @property
     def _has_ended(self) -> bool:
-        return self._ends_by is not None and isinstance(self.coordinator.failure, self._ends_by)
+        return self._ends_by is not None and isinstance(self.coordinator.end.failure, self._ends_by)
 
     def fail(self, why: str, cause: BaseException | None = None) -> None:
         """Record that a promise was broken; the run ends with an error at the next check."""
@@ -650,8 +650,8 @@ class Simulation:
 
     def _retire(self, old: Coordinator, process: SimulatedProcess) -> None:
         """Check that a replaced coordinator has noticed it, and end its process."""
-        if not process.is_dead and not isinstance(old.failure, RunDirLockedError):
-            self.fail(f"a coordinator that was replaced has not noticed it: {old.failure}")
+        if not process.is_dead and not isinstance(old.end.failure, RunDirLockedError):
+            self.fail(f"a coordinator that was replaced has not noticed it: {old.end.failure}")
         process.kill()
 
     def _kill(self, process: SimulatedProcess, until: float) -> None:
@@ -741,8 +741,8 @@ class Simulation:
             return
         if self.world.now > self._has_to_end_at:
             self.fail(f"the run did not end by {self._ends_by} in time")
-        if coordinator.failure is not None and self._close_began is None:
-            self.fail(f"the run failed: {coordinator.failure}", coordinator.failure)
+        if coordinator.end.failure is not None and self._close_began is None:
+            self.fail(f"the run failed: {coordinator.end.failure}", coordinator.end.failure)
         coordinator.validate_state()
         coordinator.check_oracle()
         self._check_leases()
@@ -778,7 +778,9 @@ class Simulation:
         missing = self._roles.keys() - (before.keys() & after.keys())
         if missing:
             self.fail(f"{sorted(missing)} did not come back")
-        tasks = {each.worker.worker_id for each in self.coordinator.running_tasks() if each.worker}
+        tasks = {
+            each.worker.worker_id for each in self.coordinator.state.running.values() if each.worker
+        }
         idle = self._roles.keys() - tasks
         if len(idle) > 1:  # one may be between two tasks
             self.fail(f"{sorted(idle)} have no task")
@@ -832,18 +834,18 @@ class _WatchedCoordinator(Coordinator):
         """Report to the oracle the payloads and counts that this coordinator starts with."""
         simulation, oracle = self._simulation, self._simulation.oracle
         self._is_told, simulation.leader = True, self
-        for each in self._state.buffers.values():
+        for each in self.state.buffers.values():
             live = list(each.live_ids())
             oracle.recovered(each.confirmed, live, each.counts())
             gone = set(live) - simulation.disk.payloads.keys() - simulation.harmed
             if gone:
                 simulation.fail(f"the payloads {sorted(gone)} were deleted, and are still needed")
-        if oracle.accepted and not self._state.buffers:
+        if oracle.accepted and not self.state.buffers:
             simulation.fail("the buffer is forgotten")
 
     def check_oracle(self) -> None:
         """Check the counts and the live payloads of the buffer."""
-        for each in self._state.buffers.values():
+        for each in self.state.buffers.values():
             self._simulation.oracle.check(list(each.live_ids()), each.counts())
 
     @property

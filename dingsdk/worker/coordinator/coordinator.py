@@ -18,27 +18,26 @@ from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
-from dingsdk.worker.coordinator.admission import Admission
+from dingsdk.worker.coordinator.clock import RunClock
 from dingsdk.worker.coordinator.journal import (
     EvaluationRecorded,
     Fact,
     Journal,
-    Keeper,
     Progressed,
     Pushed,
     Settled,
     TrainingBegan,
 )
-from dingsdk.worker.coordinator.live_payloads import (
-    LivePayloads,
-    ServedPayloads,
-    episodes_of,
-    versions_in,
-)
+from dingsdk.worker.coordinator.keeper import Keeper
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, episodes_of, versions_in
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.coordinator.payload_kinds import is_served, new_payloads
+from dingsdk.worker.coordinator.quiet import QuietWatch
+from dingsdk.worker.coordinator.recovery import restore_state, saved_state
 from dingsdk.worker.coordinator.role import Role, create_roles
-from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
+from dingsdk.worker.coordinator.run_end import RunEnd
+from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_parallel_commander
@@ -127,7 +126,7 @@ class Coordinator(Configurable):
         self.scheduler = transport.scheduler
         self.clock = clock = clock or self.scheduler.clock
         self._tick_s = tick_s
-        self._is_served = (cfg["system"].get("replay") or {}).get("type") == "server"
+        self._is_served = is_served(cfg)
         self.condition: Condition = self.scheduler.condition()
         """Guards the coordinator's state; its waiters are notified at every change."""
         self.data_store = transport.data_store()
@@ -147,36 +146,35 @@ class Coordinator(Configurable):
         commander.policy_store = self.policy_store
         commander.begins_at = begins_at
         self._policy_num = type(commander).policy_num(cfg)
-        first_env_steps = begins_at.env_steps * self._policy_num
-        self._state = SchedulerState(
-            self.roles, commander, self.cfg, clock, self._new_payloads, first_env_steps
+        # Renewals come more often than this.
+        renewal_s = self.cfg.lease_s / RENEWALS
+        self._run_clock = RunClock(clock, renewal_s)
+        self.state = SchedulerState(
+            self.roles,
+            commander,
+            self.cfg,
+            self._run_clock,
+            self._new_payloads,
+            begins_at.env_steps * self._policy_num,
         )
-        self._keeper: Keeper | None = None
+        """Tasks, workers, buffers and counts; guarded by ``condition``."""
+        last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
+        self.end = RunEnd(
+            self.state, last_env_step, self.cfg.answer_timeout_s, clock, self._policy_num
+        )
+        """When tasks end; guarded by ``condition``."""
+        self._keeper = Keeper(journal, self.state, clock, renewal_s)
         if journal is not None:
-            hold_up = functools.partial(self._state.outage.note, "journal")
-            self._keeper = Keeper(journal, self._state.state_dict, hold_up, clock)
-            self._state.note = self._note_task
+            self.state.note = self._note_task
+        self._quiet = QuietWatch(self.state, self.cfg.quiet_after_s, self._run_clock)
         self._rejoin_s = rejoin_s
         self._orphans_until = -math.inf
         self._jobs: list[Job] = []
         self._loss: float | None = None
-        self._looked_at = self._swept_at = self._owned_at = clock()
+        self._swept_at = clock()
         self._has_news = False
         self._is_started = False
-        self._is_closed = False
-        self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
         self._max_env_steps = cfg["system"].get("max_env_steps")
-        self._last_collects: dict[str, int] | None = None
-        """By buffer id: number of its collects when the env steps are used up."""
-        self._collectors_end_at = math.inf
-        self._is_finishing = False
-        self._owed_evaluations = 0
-        self.system_shutdown_flag = False
-        """True once the run is over by its own rules: stop value reached, or training finished."""
-        self.has_reached_goal = False
-        """Whether an evaluation has reached the stop value."""
-        self.failure: DingError | None = None
-        """The error that ended the run, if any."""
 
     def start(self) -> str:
         """Accept workers and begin; return the address that workers connect to.
@@ -186,8 +184,8 @@ class Coordinator(Configurable):
             RunFolderError, StorageFullError: the journal cannot be written.
             DingError: the transport cannot be opened.
         """
-        if self._keeper is not None:
-            self._recover(self._keeper)
+        if self._keeper.keeps:
+            self._recover()
         self._is_started = True
         address = self.master.start()
         self._spawn(self._dispatch, "coordinator")
@@ -199,16 +197,16 @@ class Coordinator(Configurable):
         Returns:
             The names of the jobs that did not end in time.
         """
-        if self._is_closed or not self._is_started:
+        if self.end.is_closed or not self._is_started:
             return []
-        self._is_closed = True
+        self.end.is_closed = True
         self.notify()
         deadline = self.clock() + timeout_s
         stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
         self.master.close()
         with self.condition:
-            for buffer_id in list(self._state.buffers):
-                self._state.close_buffer(buffer_id)
+            for buffer_id in list(self.state.buffers):
+                self.state.close_buffer(buffer_id)
         return stuck
 
     def train_out(self, timeout_s: float) -> bool:
@@ -221,14 +219,7 @@ class Coordinator(Configurable):
             Whether no learner has a batch left to train on, or the run does not wait for that.
         """
         with self.condition:
-            return self.condition.wait_for(
-                lambda: (
-                    self.is_ending
-                    or not self._has_used_up_env_steps
-                    or (self._is_collecting_over and self._state.is_trained_out())
-                ),
-                timeout_s,
-            )
+            return self.condition.wait_for(lambda: self.end.is_trained_out, timeout_s)
 
     def finish_evaluations(self, timeout_s: float) -> bool:
         """End the training, and evaluate the final policies; also wait for running evaluations.
@@ -238,61 +229,23 @@ class Coordinator(Configurable):
             count.
         """
         with self.condition:
-            if not self._is_finishing:
-                self._is_finishing = self.system_shutdown_flag = True
-                self._owed_evaluations = self._policy_num
-                self.condition.notify_all()
-            return self.condition.wait_for(
-                lambda: (
-                    self._is_halted
-                    or self.has_reached_goal
-                    or not (self._owed_evaluations or self._state.is_evaluating)
-                ),
-                timeout_s,
-            )
+            self.end.finish()
+            self.condition.notify_all()
+            return self.condition.wait_for(lambda: self.end.is_evaluated, timeout_s)
+
+    @property
+    def system_shutdown_flag(self) -> bool:
+        """Whether the run is over by its own rules: stop value reached, or training finished."""
+        return self.end.is_over
 
     @property
     def is_ending(self) -> bool:
         """Whether no more tasks are started and training tasks end now."""
-        # Read by every driver at each step.
-        return self._is_closed or self.failure is not None or self.system_shutdown_flag
+        return self.end.is_near  # read by every driver at each step
 
     def must_end(self, state: TaskState) -> bool:
         """Return whether to close the task now; an evaluation may outlive the training."""
-        if state.is_evaluation:
-            return self._is_halted
-        return self.is_ending or self.clock() >= self._collectors_end_at
-
-    @property
-    def _has_used_up_env_steps(self) -> bool:
-        return self._last_env_step is not None and self._state.env_steps >= self._last_env_step
-
-    @property
-    def _is_collecting_over(self) -> bool:
-        return self._last_collects is not None and all(
-            each.collects >= self._last_collects.get(buffer_id, 0)
-            for buffer_id, each in self._state.buffers.items()
-        )
-
-    def _look_at_env_steps(self) -> bool:
-        """Return whether collectors are to end: collects that had begun are finished first."""
-        if not self._has_used_up_env_steps:
-            self._last_collects = None
-        elif self._last_collects is None:
-            self._last_collects = {
-                buffer_id: each.collects + each.is_in_collect
-                for buffer_id, each in self._state.buffers.items()
-            }
-        is_over = self._is_collecting_over
-        if not is_over:
-            self._collectors_end_at = math.inf
-        elif self._collectors_end_at == math.inf:
-            self._collectors_end_at = self.clock() + self.cfg.answer_timeout_s
-        return is_over
-
-    @property
-    def _is_halted(self) -> bool:
-        return self._is_closed or self.failure is not None
+        return self.end.must_end(state)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the run ends by its own rules or by an error; return whether it has ended."""
@@ -302,34 +255,29 @@ class Coordinator(Configurable):
     def status(self) -> CoordinatorStatus:
         """Return the state of the run, for progress displays and logs."""
         with self.condition:
-            now = self._state
+            now = self.state
             return CoordinatorStatus(
                 env_steps=now.env_steps,
-                train_iter=self._state.train_iter,
+                train_iter=now.train_iter,
                 buffer_count=sum(each.count() for each in now.buffers.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
-                episodes=now.episodes,
+                episodes=now.totals.episodes,
                 samples=now.samples(),
-                held_up_by=self._state.outage.text,
+                held_up_by=now.outage.text,
                 paces=now.pace.paces(),
-                policy_lag=self._state.policy_lag,
+                policy_lag=now.policy_lag,
                 leases=tuple(now.pool.leases()),
                 loss=self._loss,
                 players=now.commander.players(),
             )
 
-    def running_tasks(self) -> list[TaskState]:
-        """Return the tasks that workers have now."""
-        with self.condition:
-            return list(self._state.running.values())
-
     def validate_state(self) -> None:
         """Raise SamplesLostError unless every acknowledged sample is accounted for."""
         with self.condition:
-            for payloads in self._state.buffers.values():
+            for payloads in self.state.buffers.values():
                 payloads.check()
-            self._state.samples().check()
+            self.state.samples().check()
 
     def info(self, text: str) -> None:
         """Log a line."""
@@ -342,7 +290,7 @@ class Coordinator(Configurable):
     def state_dict(self) -> dict[str, Any]:
         """Return tasks, live payloads, commander and counters as plain data."""
         with self.condition:
-            return self._state.state_dict()
+            return saved_state(self.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of ``state_dict``; call before ``start``.
@@ -351,46 +299,26 @@ class Coordinator(Configurable):
             CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
         """
         with self.condition:
-            self._state.load_state_dict(state)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the first collector got its task, with earlier coordinators; 0 before."""
-        return self._state.elapsed_s
-
-    @property
-    def evaluations(self) -> list[Mapping[str, Any]]:
-        """All evaluations passed to ``note_evaluation``, also to earlier coordinators."""
-        return self._state.evaluations
+            restore_state(self.state, state)
 
     def note_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Store an evaluation (plain data), also for a coordinator that resumes this run."""
         with self.condition:
-            self._state.evaluations.append(evaluation)
-            self._note(EvaluationRecorded(dict(evaluation)))
-
-    def _note(self, fact: Fact) -> None:
-        if self._keeper is not None:
-            self._keeper.note(fact)
-
-    @property
-    def _is_behind(self) -> bool:
-        """Whether the journal lacks facts, so that nothing new may begin."""
-        return self._keeper is not None and self._keeper.is_behind
+            self.state.totals.evaluations.append(dict(evaluation))
+            self._keeper.note(EvaluationRecorded(dict(evaluation)))
 
     def _note_task(self, fact: Fact) -> None:
         # A resumed run continues the tasks that ended only because the run did.
         if not self.is_ending:
-            self._note(fact)
+            self._keeper.note(fact)
 
-    def _recover(self, keeper: Keeper) -> None:
+    def _recover(self) -> None:
         """Restore the run from the journal."""
-        recovered = keeper.journal.open()
         with self.condition:
-            garbage = self._state.recover(recovered)
-            self._state.change_limit(self._cfg["policy"]["learn"]["learner"])
-            for state in self._state.orphans:
-                payloads = self.payloads_of(state)
+            garbage = self._keeper.recover()
+            self.state.change_limit(self._cfg["policy"]["learn"]["learner"])
+            for state in self.state.orphans:
+                payloads = self.state.payloads_of(state)
                 if payloads is None or payloads.admission is None:
                     continue
                 if state.kind == "collector":
@@ -399,33 +327,21 @@ class Coordinator(Configurable):
         if not self._rejoin_s:
             # Learners go back to their checkpoints. A store keeps its newest version, so collectors
             # and the last evaluation would use weights that are lost.
-            for learner in map(self._state.learner_of, self._state.buffers):
+            for learner in map(self.state.learner_of, self.state.buffers):
                 self.policy_store.discard(str(learner.task["policy_id"]))
         self._orphans_until = self.clock() + self._rejoin_s
-        # The state includes what was decided here, so nothing is acknowledged before it is written.
-        keeper.is_behind = True
-        keeper.save_state()
-
-    def _keep_journal(self) -> None:
-        """Write the whole state to the journal if it is due."""
-        keeper = self._keeper
-        if keeper is None:
-            return
-        with self.condition:
-            if keeper.is_state_due and not self.is_ending:
-                keeper.save_state()
-                self.condition.notify_all()
+        self._keeper.save_state()  # it includes what was decided here
 
     def _expire_orphans(self) -> None:
         """Queue the tasks of workers that did not rejoin in time; the condition is held."""
         if self.clock() < self._orphans_until and not self.is_ending:
             return
-        for state in self._state.orphans:
+        for state in self.state.orphans:
             self._expire_orphan(state)
 
     def _expire_orphan(self, state: TaskState) -> None:
         self._take_back(state)
-        self._state.expire_orphan(state)
+        self.state.expire_orphan(state)
 
     def notify(self) -> None:
         """Wake all waiters so that they check again."""
@@ -458,64 +374,38 @@ class Coordinator(Configurable):
                 f"{error}, the limit of system.coordinator.{timeout_key}", **error.facts
             ) from error
 
-    def payloads_of(self, state: TaskState) -> LivePayloads | None:
-        """Return the payloads that the task works for; call with the condition held."""
-        return self._state.buffers.get(state.buffer_id)
-
-    def _new_payloads(self, state: TaskState) -> LivePayloads:
-        policy = self._cfg["policy"]
-        collect = policy["collect"]
-        if self._is_served:
-            return ServedPayloads()
-        if not policy.get("on_policy"):
-            return LivePayloads(2 * int(collect.get("n_sample") or 1))
-        max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
-        trainings = int(policy["learn"].get("update_per_collect", 1))
-        n_sample, unroll_len = collect["n_sample"], collect["unroll_len"]
-        least_steps = row_steps = 1
-        if unroll_len > 1:
-            # Only here, as it imports the policy.
-            from dingsdk.worker.collector.factory import declared_piece
-
-            row_steps = int(unroll_len) if declared_piece(self._cfg) == "unroll" else 1
-            players = getattr(self._state.commander, "max_players", 1)
-            # Players take turns: a player's first step may come last, and it ends with the
-            # player's next step.
-            turns = unroll_len if players == 1 else players * (unroll_len + 1)
-            least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
-        lag = math.inf if max_lag is None else int(max_lag)
-        admission = Admission(int(n_sample), lag, least_steps, row_steps)
-        return OnPolicyPayloads(admission, trainings)
+    def _new_payloads(self, learner: TaskState) -> LivePayloads:
+        return new_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
 
     def _take_back(self, state: TaskState) -> None:
         """Withdraw a task's grant, for any way it ended."""
-        payloads = self.payloads_of(state)
+        payloads = self.state.payloads_of(state)
         if payloads is not None and payloads.admission is not None:
             payloads.admission.forget(state.task_id)
 
     def deal_with_task_started(self, state: TaskState) -> None:
         """Record that the worker is ready to work on the task."""
         with self.condition:
-            self._state.begin(state)
+            self.state.begin(state)
 
     def deal_with_collecting(self) -> None:
         """Record that a collector steps its envs; the first call starts the clock of the run."""
         with self.condition:
             first, self._on_collecting = self._on_collecting, None
-            self._state.begin_collecting()
+            self._run_clock.begin()
         if first is not None:
             first()
 
     @property
     def held_up_by(self) -> str:
         """Why workers wait for free storage; empty while they do not."""
-        return self._state.outage.text
+        return self.state.outage.text
 
     def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
         """Store why a worker waits for free storage; empty if it does not wait."""
         if held_up_by or self.held_up_by:
             with self.condition:
-                self._state.outage.note(state.task_id, held_up_by)
+                self.state.outage.note(state.task_id, held_up_by)
 
     def deal_with_collector_send_data(
         self, task_id: str, buffer_id: str, data_id: str, data: Mapping[str, Any]
@@ -531,7 +421,7 @@ class Coordinator(Configurable):
         is_stored = self._is_served or self.data_store.has(data_id)
         why, garbage, level = "", list[str](), logging.ERROR
         with self.condition:
-            state, payloads = self._state.running.get(task_id), self._state.buffers.get(buffer_id)
+            state, payloads = self.state.running.get(task_id), self.state.buffers.get(buffer_id)
             if state is None or payloads is None:
                 why = f"is dropped: task {task_id} or buffer {buffer_id} has ended"
                 garbage = [data_id] if state is not None else []
@@ -544,12 +434,12 @@ class Coordinator(Configurable):
             ):
                 return False
             else:
-                payloads.push(meta, self._state.env_steps)
-                self._state.outage.note_progress()
+                payloads.push(meta, self.state.env_steps)
+                self.state.outage.note_progress()
                 garbage = self._take_garbage(payloads)
             if state is not None:
                 rows = state.waiting.pop(data_id, 0)
-                self._state.unacknowledged_rows += rows if why else 0
+                self.state.totals.unacknowledged_rows += rows if why else 0
             self.condition.notify_all()
         if why:
             _log.log(level, "payload %s %s", data_id, why)
@@ -563,9 +453,9 @@ class Coordinator(Configurable):
         Call with the condition held.
         """
         # Looked at here too, as the dispatcher looks only now and then.
-        if not state.is_evaluation and self._look_at_env_steps():
+        if not state.is_evaluation and self.end.look_at_env_steps():
             return True
-        return self._state.commander.wants_end_of(state.task_id)
+        return self.state.commander.wants_end_of(state.task_id)
 
     def limits_of(self, state: TaskState) -> dict[str, int | None]:
         """Return ``step_limit``: how many env steps a task may take in total, None for no limit.
@@ -573,7 +463,7 @@ class Coordinator(Configurable):
         On-policy, the result also has ``policy_iter``: the train iteration of the policy that a
         collector must have before it takes them. Call with the condition held.
         """
-        payloads = self.payloads_of(state)
+        payloads = self.state.payloads_of(state)
         if state.is_evaluation:
             return {"step_limit": None}
         if isinstance(payloads, OnPolicyPayloads):
@@ -582,14 +472,14 @@ class Coordinator(Configurable):
             return {"step_limit": 0}  # its buffer is closed
         if self._max_env_steps is None:
             return {"step_limit": None}
-        return {"step_limit": self._state.grant_steps(state, self._max_env_steps)}
+        return {"step_limit": self.state.grant_steps(state, self._max_env_steps)}
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
         """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
 
         Call with the condition held.
         """
-        setting = self._state.commander.get_collect_setting(state.task_id)
+        setting = self.state.commander.get_collect_setting(state.task_id)
         if setting is None or setting == state.collect_setting:
             return {}
         state.collect_setting = setting
@@ -598,24 +488,25 @@ class Coordinator(Configurable):
     def deal_with_collector_judge_finish(self, task_id: str, data: Mapping[str, Any]) -> bool:
         """Process a progress report; return whether the collector is done."""
         with self.condition:
-            state = self._state.running.get(task_id)
+            state = self.state.running.get(task_id)
             if state is None:
                 return False
-            payloads = self.payloads_of(state)
+            payloads = self.state.payloads_of(state)
             admission = None if payloads is None else payloads.admission
             if admission is not None and "delivered_steps" in data:
                 steps, policy_iter = int(data["delivered_steps"]), int(data["policy_iter"])
                 admission.report(task_id, steps, policy_iter)
             before = state.env_steps
-            is_done = self._state.progress(state, data)
-            if state.env_steps > before and self._keeper is not None:
-                self._keeper.note(Progressed(task_id, state.env_steps, self.elapsed_s))
+            is_done = self.state.progress(state, data)
+            if state.env_steps > before:
+                elapsed_s = self._run_clock.elapsed_s
+                self._keeper.note(Progressed(task_id, state.env_steps, elapsed_s))
             self.condition.notify_all()
             return is_done
 
     def _may_push(self, payloads: LivePayloads, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Record in the journal that a payload is acknowledged; False if there is no room."""
-        if self._keeper is None or self._is_served:
+        if not self._keeper.keeps or self._is_served:
             return True
         if payloads.knows(str(meta["data_id"])):
             return not self._keeper.is_behind
@@ -625,7 +516,7 @@ class Coordinator(Configurable):
                 str(meta["data_id"]),
                 int(meta["rows"]),
                 int(meta["policy_iter"]),
-                self._state.env_steps,
+                self.state.env_steps,
                 meta.get("digest"),
                 versions_in(meta),
                 episodes_of(meta),
@@ -637,7 +528,7 @@ class Coordinator(Configurable):
 
         An evaluation that was cut off has no result: only its short episodes had ended.
         """
-        state = self._state.running.get(task_id)
+        state = self.state.running.get(task_id)
         if state is None:
             return
         if state.player is not None:
@@ -654,11 +545,11 @@ class Coordinator(Configurable):
         with self.condition:
             steps = int(finished.get("step_count", 0))
             if not state.is_evaluation and steps > state.env_steps:
-                self._note(Progressed(state.task_id, steps, self.elapsed_s))
+                self._keeper.note(Progressed(state.task_id, steps, self._run_clock.elapsed_s))
             if is_cut_off:
-                self._state.notify_fail(state)
-            elif self._state.finish_collector(state, finished):
-                self.has_reached_goal = self.system_shutdown_flag = True
+                self.state.notify_fail(state)
+            elif self.state.finish_collector(state, finished):
+                self.end.reach_goal()
         if not state.is_evaluation:
             self._on_collected(finished)
 
@@ -681,13 +572,13 @@ class Coordinator(Configurable):
             ClosedError: there is no such learner task.
         """
         with self.condition:
-            self._state.note_progress(self._learner(task_id), cur_learner_iter)
-            payloads = self._state.buffers.get(buffer_id)
-            if payloads is None or self._is_behind:
+            self.state.note_progress(self._learner(task_id), cur_learner_iter)
+            payloads = self.state.buffers.get(buffer_id)
+            if payloads is None or self._keeper.is_behind:
                 return None
             news = payloads.take_news(batch_size)
             if news and isinstance(payloads, OnPolicyPayloads):
-                self._note(TrainingBegan(task_id, payloads.began_at))
+                self._keeper.note(TrainingBegan(task_id, payloads.began_at))
                 self.condition.notify_all()  # collectors may collect for the next training
             return news or None
 
@@ -702,33 +593,33 @@ class Coordinator(Configurable):
             ClosedError: there is no such learner task.
         """
         with self.condition:
-            state, payloads = self._learner(task_id), self._state.buffers.get(buffer_id)
+            state, payloads = self._learner(task_id), self.state.buffers.get(buffer_id)
             if payloads is None:
                 return
             train_iter = int(info["learner_step"])
-            self._state.note_iteration(task_id, train_iter)
-            self._state.note_progress(state, train_iter)
+            self.state.totals.iterations[task_id] = train_iter
+            self.state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
             if payloads.settle(info):
                 home = {name: info.get(name) for name in _OF_HOME}
-                self._note(Settled(task_id, train_iter, home))
+                self._keeper.note(Settled(task_id, train_iter, home))
                 if payloads.dataset_rows:
-                    self._note(Progressed(task_id, 0, self.elapsed_s))
+                    self._keeper.note(Progressed(task_id, 0, self._run_clock.elapsed_s))
             garbage = self._take_garbage(payloads)
-            self._state.note_policy_lag()
+            self.state.note_policy_lag()
             self.condition.notify_all()
             progress = {name: info[name] for name in info if name not in _OF_HOME}
-            self._state.commander.update_learner_info(task_id, progress)
+            self.state.commander.update_learner_info(task_id, progress)
         if garbage:
             self.data_store.delete(garbage)
 
     def _take_garbage(self, payloads: LivePayloads) -> list[str]:
         """Return the ids of payloads to delete now."""
         # A restarted coordinator needs all payloads whose end is not in the journal yet.
-        return [] if self._is_behind else payloads.take_garbage()
+        return [] if self._keeper.is_behind else payloads.take_garbage()
 
     def _learner(self, task_id: str) -> TaskState:
-        state = self._state.running.get(task_id)
+        state = self.state.running.get(task_id)
         if state is None:
             raise ClosedError(f"there is no learner task {task_id!r}, or it is over", what="task")
         return state
@@ -736,7 +627,7 @@ class Coordinator(Configurable):
     def deal_with_learner_known(self, state: TaskState, known: Collection[str]) -> None:
         """Take the ids of the payloads that a learner has from an earlier coordinator."""
         with self.condition:
-            payloads = self.payloads_of(state)
+            payloads = self.state.payloads_of(state)
             if payloads is not None:
                 payloads.rejoin(known)
 
@@ -747,20 +638,20 @@ class Coordinator(Configurable):
         buffer is closed.
         """
         with self.condition:
-            payloads = self.payloads_of(state)
+            payloads = self.state.payloads_of(state)
             if payloads is None:
                 return None
-            return 0 if self._is_behind else payloads.confirmed
+            return 0 if self._keeper.is_behind else payloads.confirmed
 
     def env_steps_of(self, state: TaskState) -> int:
         """Return the env steps that were collected for the player of a learner's task."""
         with self.condition:
-            return self._state.env_steps_of(state)
+            return self.state.env_steps_of(state)
 
     def has_news(self, state: TaskState) -> bool:
         """Return whether a task's home can be told something; call with the condition held."""
-        payloads = self.payloads_of(state)
-        return payloads is None or (payloads.has_news and not self._is_behind)
+        payloads = self.state.payloads_of(state)
+        return payloads is None or (payloads.has_news and not self._keeper.is_behind)
 
     def new_home(self, state: TaskState) -> Mapping[str, Any]:
         """Return what the new home of a buffer must know.
@@ -768,7 +659,7 @@ class Coordinator(Configurable):
         These are the ``counts`` of an earlier home, and the ``pace`` of episodes.
         """
         with self.condition:
-            payloads = self._state.buffers[state.buffer_id]
+            payloads = self.state.buffers[state.buffer_id]
             pace = EpisodePace.of(self._cfg)
             return {
                 "counts": payloads.home_counts or None,
@@ -779,7 +670,7 @@ class Coordinator(Configurable):
         """Return whether the learner task is to end; errors as ``deal_with_learner_send_info``."""
         with self.condition:
             self._learner(task_id)
-            return bool(self._state.commander.judge_learner_finish(task_id, info))
+            return bool(self.state.commander.judge_learner_finish(task_id, info))
 
     def deal_with_learner_finish_task(
         self, task_id: str, finished: Mapping[str, Any], *, has_trained_out: bool = True
@@ -791,29 +682,29 @@ class Coordinator(Configurable):
         """
         with self.condition:
             state = self._learner(task_id)
-            self._state.finish_learner(state, finished)
-            self._state.learner_tasks += has_trained_out
-            if self._state.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
-                self.system_shutdown_flag = True
+            self.state.finish_learner(state, finished)
+            self.state.totals.learner_tasks += has_trained_out
+            if self.state.totals.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
+                self.end.is_over = True
 
     def commander_statistics(self) -> dict[str, float]:
         """Return the values that the commander plots as curves."""
         with self.condition:
-            return self._state.commander.statistics()
+            return self.state.commander.statistics()
 
     def deal_with_increase_collector(self) -> None:
         """Let the commander issue one more collector task at a time."""
         with self.condition:
-            self._state.commander.increase_collector_task_space()
+            self.state.commander.increase_collector_task_space()
 
     def deal_with_decrease_collector(self) -> None:
         """Allow one collector task less at a time."""
         with self.condition:
-            self._state.commander.decrease_collector_task_space()
+            self.state.commander.decrease_collector_task_space()
 
     def _on_join(self, info: WorkerInfo) -> None:
         with self.condition:
-            self._state.join(info)
+            self.state.join(info)
             state = None if self.is_ending else self._adopted(info)
         _log.info("worker %s joined", info.worker_id)
         if state is not None:
@@ -833,25 +724,25 @@ class Coordinator(Configurable):
         kept = str(task.get("task_id")), str(task.get("payload_prefix"))
         if task.get("is_over"):
             # Its last answer did not arrive, so another worker begins the task anew.
-            if (orphan := self._state.orphan(*kept, info)) is not None:
+            if (orphan := self.state.orphan(*kept, info)) is not None:
                 self._expire_orphan(orphan)
             return None
-        return self._state.adopt(*kept, info)
+        return self.state.adopt(*kept, info)
 
     def _on_renew(self, worker_id: str) -> None:
         with self.condition:
-            self._state.pool.renew(worker_id)
+            self.state.pool.renew(worker_id)
 
     def _on_lost(self, info: WorkerInfo, reason: str) -> None:
         _log.warning("worker %s is lost: %s", info.worker_id, reason)
         with self.condition:
-            self._state.lose(info)
+            self.state.lose(info)
         self.notify()
 
     def _dispatch(self) -> None:
         try:
             # Also after the end of training: the worker of a last evaluation may become silent.
-            while not self._is_halted:
+            while not self.end.is_halted:
                 self._dispatch_once()
         except Exception as error:
             # Without a dispatcher the run would hang without an error.
@@ -860,17 +751,13 @@ class Coordinator(Configurable):
 
     def _dispatch_once(self) -> None:
         with self.condition:
-            self.condition.wait_for(lambda: self._is_halted or self._has_news, self._tick_s)
+            self.condition.wait_for(lambda: self.end.is_halted or self._has_news, self._tick_s)
             self._has_news = False
-            now = self.clock()
-            stalled_s, self._looked_at = now - self._looked_at, now
-            if stalled_s > self.cfg.lease_s / RENEWALS:
-                # This process was stopped or busy: renewals may wait to be received.
-                self._state.stopped_s += stalled_s
-            silent = self._state.pool.silent()
-            failure = self._state.outage.failure()
-            changed = self._state.pace.look()
-            why_quiet = "" if self.is_ending else self._state.why_quiet()
+            self._run_clock.look()
+            silent = self.state.pool.silent()
+            failure = self.state.outage.failure()
+            changed = self.state.pace.look()
+            why_quiet = "" if self.is_ending else self._quiet.look()
         if why_quiet:
             seconds = self.cfg.quiet_after_s
             _log.warning("nothing has happened for %.0f s: %s", seconds, why_quiet)
@@ -880,24 +767,22 @@ class Coordinator(Configurable):
             _report_pace(worker_id, pace)
         for info in silent:
             self.master.lose(info.worker_id, f"silent for {self.cfg.lease_s} s", info.incarnation)
-        self._check_owner()
+        self._keeper.check_owner()
         self._sweep_orphans()
-        self._keep_journal()
         given: list[TaskState | None] = []
         with self.condition:
+            if not self.is_ending and self._keeper.save_if_due():
+                self.condition.notify_all()
             self._expire_orphans()
-            is_over = self._look_at_env_steps()
+            is_over = self.end.look_at_env_steps()
             for role in () if self.is_ending else self.roles:
                 if is_over and role == "collector":
-                    self._state.produce_evaluation()
+                    self.state.produce_evaluation()
                 else:
-                    self._state.produce(role)
-                given.append(self._state.assign(role))
-            if self._owed_evaluations:
-                last, waits = self._state.assign_last_evaluation()
-                if not waits:
-                    self._owed_evaluations = 0 if last is None else self._owed_evaluations - 1
-                given.append(last)
+                    self.state.produce(role)
+                given.append(self.state.assign(role))
+            if self.end.owed_evaluations:
+                given.append(self.end.assign_evaluation())
                 self.condition.notify_all()
         for state in given:
             self._start(state)
@@ -907,16 +792,6 @@ class Coordinator(Configurable):
             run = functools.partial(self._run, state, goes_on)
             self._spawn(run, f"{state.task_id}-driver")
 
-    def _check_owner(self) -> None:
-        """Fail within a lease if another coordinator has taken over the run.
-
-        Otherwise a coordinator that was suspended would delete the new one's payloads as orphans.
-        """
-        if self._keeper is None or self.clock() - self._owned_at < self.cfg.lease_s / RENEWALS:
-            return
-        self._owned_at = self.clock()
-        self._keeper.journal.check_owner()
-
     def _sweep_orphans(self) -> None:
         """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""
         grace_s = self.cfg.orphan_grace_s
@@ -924,7 +799,7 @@ class Coordinator(Configurable):
             return
         self._swept_at = self.clock()
         with self.condition:
-            is_live = self._state.find_live()
+            is_live = self.state.find_live()
         count = self.data_store.sweep_orphans(is_live, grace_s)
         if count:
             _log.info("deleted %d unannounced payloads", count)
@@ -954,13 +829,12 @@ class Coordinator(Configurable):
                 # Drop the worker first, so that its late answer is not taken for the next task's.
                 self.master.lose(worker.worker_id, str(raised), worker.incarnation)
         with self.condition:
-            outcome, is_fatal = self._state.end(state, error)
-            self._state.outage.forget(state.task_id)
-            if self._is_finishing and state.is_evaluation and isinstance(error, LOSSES):
-                self._owed_evaluations += 1  # it is repeated
-        if is_fatal and outcome is not None and not self._is_closed:
+            outcome, is_fatal = self.state.end(state, error)
+            self.state.outage.forget(state.task_id)
+            self.end.note_end(state, error)
+        if is_fatal and outcome is not None and not self.end.is_closed:
             self._fail(outcome)
-        elif outcome is not None and not self._is_closed:
+        elif outcome is not None and not self.end.is_closed:
             _log.error("%s", outcome)
         self.notify()
 
@@ -968,7 +842,7 @@ class Coordinator(Configurable):
         # The caller of the coordinator raises it and shows it to the user once.
         _log.debug("the run failed", exc_info=error)
         with self.condition:
-            self.failure = self.failure or error
+            self.end.failure = self.end.failure or error
             self.condition.notify_all()
 
     def _spawn(self, function: Callable[[], None], name: str) -> None:

@@ -10,11 +10,9 @@ A fact is a record of :mod:`dingsdk.runtime.records`, with its content in Messag
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,21 +30,18 @@ from dingsdk.errors import (
     DataMissingError,
     RunDirLockedError,
     RunFolderError,
-    StorageFullError,
 )
 from dingsdk.runtime.files import Folder
 from dingsdk.runtime.records import RecordFiles, damaged_at
+from dingsdk.worker.coordinator.tasks import TaskState
 
 VERSION = 8
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
-RETRY_S = 1.0
-"""How long to wait before writing a state again for which the disk had no room."""
 _OWNER_KIND = "journal-owner"
 _OWNER_BYTES = 4096
 """Largest file that names the run of a journal."""
 _ADVICE = "restore the file, or begin a new run from the checkpoint of this one"
-_log = logging.getLogger(__name__)
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -72,6 +67,12 @@ class TaskRecord(msgspec.Struct, frozen=True):
     mark: int = 0
     env_steps: int = 0
     lost_env_steps: int = 0
+
+    @classmethod
+    def of(cls, state: TaskState) -> TaskRecord:
+        """Return the record of a task."""
+        fields = {name: getattr(state, name) for name in cls.__struct_fields__}
+        return cls(**{**fields, "task": dict(state.task)})
 
 
 class Queued(Fact, frozen=True):
@@ -363,74 +364,3 @@ class Journal:
             content = self._disk.read(OWNER_NAME, _OWNER_BYTES)
             return msgspec.convert(decode_json(_OWNER_KIND, content, _OWNER_BYTES), _Owner)
         return _NOBODY
-
-
-class Keeper:
-    """Writes facts to a journal, and continues after its disk was full. The caller locks.
-
-    A fact that needs an acknowledgment is written first; without room it is refused. If there is no
-    room for a fact that is true already, the journal is *behind*: nothing is acknowledged, and
-    learners are told of no payload, until the whole state is written.
-
-    Args:
-        hold_up: Called with the reason while the disk has no room, and with ``""`` after that.
-
-    Attributes:
-        is_behind: Whether facts are missing until the next state is written.
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        state_of: Callable[[], dict[str, Any]],
-        hold_up: Callable[[str], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self.journal = journal
-        self._state_of = state_of
-        self._hold_up = hold_up
-        self._clock = clock
-        self._try_at = -math.inf
-        self.is_behind = False
-
-    def acknowledge(self, fact: Fact) -> bool:
-        """Write a fact before it becomes true; False (no room) means that it must not become true.
-
-        Raises:
-            RunDirLockedError, RunFolderError: as ``Journal.append``.
-        """
-        if self.is_behind:
-            return False
-        try:
-            self.journal.append(fact)
-        except StorageFullError as error:
-            self._hold_up(str(error))
-            return False
-        self._hold_up("")
-        return True
-
-    def note(self, fact: Fact) -> None:
-        """Write a fact that is true already; errors as ``acknowledge``."""
-        if not self.acknowledge(fact):
-            self.is_behind = True
-
-    @property
-    def is_state_due(self) -> bool:
-        """Whether to write the state now."""
-        is_due = self.is_behind or self.journal.is_state_due
-        return is_due and self._clock() >= self._try_at
-
-    def save_state(self) -> None:
-        """Write the whole state; without room for it, it is due again later."""
-        try:
-            self.journal.save(self._state_of())
-        except StorageFullError as error:
-            self._try_at = self._clock() + RETRY_S
-            if self.is_behind:
-                self._hold_up(str(error))
-            else:
-                _log.warning("the state of the run is not saved, its facts are: %s", error)
-            return
-        if self.is_behind:
-            self.is_behind = False
-            self._hold_up("")

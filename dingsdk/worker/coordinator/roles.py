@@ -152,7 +152,7 @@ class CollectorRole(Role):
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, process its reports until it is done, then close it."""
         with coordinator.condition:
-            payloads = coordinator.payloads_of(state)
+            payloads = coordinator.state.payloads_of(state)
             if payloads is not None and not state.is_evaluation:
                 task = {**task, "payload_rows": PAYLOAD_ROWS}
             if payloads is None or payloads.admission is None or state.is_evaluation:
@@ -171,7 +171,7 @@ class CollectorRole(Role):
         coordinator.deal_with_task_started(state)
         state.step_limit = answer.get("step_limit") or 0
         with coordinator.condition:
-            payloads = coordinator.payloads_of(state)
+            payloads = coordinator.state.payloads_of(state)
             admission = None if payloads is None else payloads.admission
             if admission is not None and not state.is_evaluation:
                 used, policy_iter = answer.get("delivered_steps", 0), answer.get("policy_iter", 0)
@@ -256,7 +256,7 @@ def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str
     rows = int(report["rows"])
 
     def can_go_on() -> bool:
-        payloads = coordinator.payloads_of(state)
+        payloads = coordinator.state.payloads_of(state)
         return coordinator.is_ending or payloads is None or payloads.can_push(rows)
 
     def is_done() -> bool:

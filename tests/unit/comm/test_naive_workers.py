@@ -40,7 +40,7 @@ class Cluster:
         self.address = self.coordinator.start()
 
     def collector_task(self) -> TaskState | None:
-        tasks = self.coordinator.running_tasks()
+        tasks = list(self.coordinator.state.running.values())
         return next((task for task in tasks if task.role == "collector"), None)
 
     def expect(self, predicate: Callable[[], bool]) -> None:
@@ -66,7 +66,7 @@ def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> No
     collector.start(cluster.address)
 
     assert cluster.coordinator.wait(20.0)
-    assert cluster.coordinator.failure is None
+    assert cluster.coordinator.end.failure is None
     assert cluster.coordinator.status().train_iter == 5
     # The collector may get a second task before the learner is done.
     tasks = Counter(data_id.rpartition("_")[0] for data_id in learner.seen)
@@ -136,7 +136,7 @@ def test_workers_that_leave_do_not_count_as_losses_of_their_task(cluster: Cluste
         cluster.expect(lambda: cluster.collector_task() is None)
 
     assert set(seen) == {(seen[0][0], 1)}
-    assert cluster.coordinator.failure is None
+    assert cluster.coordinator.end.failure is None
     learner.close()
 
 

@@ -117,7 +117,7 @@ class Site:
             clock=lambda: self.now,
         )
         self.commander = Commander()
-        self.coordinator._state.commander = self.commander  # type: ignore[assignment]
+        self.coordinator.state.commander = self.commander  # type: ignore[assignment]
 
     def task(self, role: str = "collector", *, is_evaluation: bool = False) -> TaskState:
         task = {"task_id": "t", "buffer_id": "b", "collector_cfg": {"eval_flag": is_evaluation}}
@@ -128,7 +128,7 @@ class Site:
     @contextmanager
     def out(self, state: TaskState) -> Iterator[tuple[str, str]]:
         """Let a worker have a task within the context; yields its id and that of its buffer."""
-        running = self.coordinator._state.running
+        running = self.coordinator.state.running
         before = dict(running)
         running[state.task_id] = state
         yield state.task_id, state.buffer_id
@@ -136,7 +136,7 @@ class Site:
         running.update(before)
 
     def open_buffer(self, learner: TaskState) -> None:
-        self.coordinator._state.begin_home(learner)
+        self.coordinator.state.begin_home(learner)
 
     def finish(self, *, is_evaluation: bool, **finished: Any) -> dict[str, Any]:
         info = {"step_count": 7, **finished}
@@ -246,7 +246,7 @@ def test_evaluated_policy_is_passed_to_the_callback_and_then_deleted(site: Site)
     assert (found, model["w"].tolist()) == ({**info, "env_steps": 0}, [0.0, 1.0])
     assert store.newest("t") is None
     assert site.collected == []
-    assert not site.coordinator.has_reached_goal
+    assert not site.coordinator.end.has_reached_goal
 
     site.finish(is_evaluation=True, collector_done=True)
     assert site.evaluated[1][1] is None, "the policy was not published"
@@ -285,7 +285,7 @@ def test_run_ends_when_its_goal_is_reached(site: Site) -> None:
     site.commander.goal_is_reached = True
     assert not site.coordinator.wait(0.0)
     site.finish(is_evaluation=True, collector_done=True)
-    assert site.coordinator.has_reached_goal
+    assert site.coordinator.end.has_reached_goal
     assert site.coordinator.wait(0.0)
     assert not site.coordinator.must_end(site.task(is_evaluation=True))
 
@@ -299,7 +299,7 @@ def test_run_ends_after_the_maximum_number_of_learner_tasks(site: Site) -> None:
             )
         ends.append(site.coordinator.is_ending)
     assert ends == [False, False, True]
-    assert not site.coordinator.has_reached_goal
+    assert not site.coordinator.end.has_reached_goal
 
 
 def test_close_before_start_does_not_end_the_run(site: Site) -> None:
@@ -309,7 +309,7 @@ def test_close_before_start_does_not_end_the_run(site: Site) -> None:
     assert not site.coordinator.wants_end_of(task)
     assert not site.coordinator.must_end(task)
     assert site.coordinator.train_out(0.0)
-    assert site.coordinator.running_tasks() == []
+    assert list(site.coordinator.state.running.values()) == []
 
     assert site.coordinator.start()
     site.coordinator.close()
@@ -317,11 +317,11 @@ def test_close_before_start_does_not_end_the_run(site: Site) -> None:
 
 
 def test_run_begins_with_its_first_collector(site: Site) -> None:
-    assert (site.began, site.coordinator.elapsed_s) == ([], 0.0)
+    assert (site.began, site.coordinator.state.clock.elapsed_s) == ([], 0.0)
     site.coordinator.deal_with_collecting()
     site.now += 5.0
     site.coordinator.deal_with_collecting()
-    assert (site.began, site.coordinator.elapsed_s) == ([100.0], 5.0)
+    assert (site.began, site.coordinator.state.clock.elapsed_s) == ([100.0], 5.0)
 
 
 def test_close_keeps_the_sample_counts_of_buffers(site: Site) -> None:
@@ -372,7 +372,7 @@ def test_collector_may_take_enough_steps_for_one_sample_per_env(
             site.commander.max_players = players  # type: ignore[attr-defined]
         site.open_buffer(site.task("learner"))
         site.send("a", rows=7)
-        payloads = site.coordinator.payloads_of(site.task())
+        payloads = site.coordinator.state.payloads_of(site.task())
         assert isinstance(payloads, OnPolicyPayloads)
         assert payloads.admit("t")["step_limit"] == steps
 
@@ -388,7 +388,7 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
         "collector": SimpleNamespace(drive=drive),  # type: ignore[dict-item]
     }
     site.coordinator._run(site.task())
-    failure = site.coordinator.failure
+    failure = site.coordinator.end.failure
     assert type(failure) is DingError
     assert str(failure) == "task t: ValueError: out of range"
     assert failure.__cause__ is cause
@@ -410,7 +410,7 @@ def test_ask_rejects_another_incarnation_and_its_timeout_names_the_config_key(
     worker = Slave(site.transport, info, callback_fn={"echo": dict, "wait": wait})
     try:
         worker.start(coordinator.master.start())
-        state, joined = site.task(), coordinator._state.pool.take("collector")
+        state, joined = site.task(), coordinator.state.pool.take("collector")
         assert joined is not None
         state.worker = joined
         echo, key = {"name": "echo", "x": 1}, "start_timeout_s"
@@ -431,7 +431,7 @@ def test_rows_on_a_replay_server_are_counted_by_the_server(tmp_path: Path) -> No
     with closing(Site(tmp_path, "system.replay.type=server")) as site:
         learner = site.task("learner")
         site.open_buffer(learner)
-        assert isinstance(site.coordinator.payloads_of(learner), ServedPayloads)
+        assert isinstance(site.coordinator.state.payloads_of(learner), ServedPayloads)
         meta, send = {"rows": 4, "policy_iter": 0}, site.coordinator.deal_with_collector_send_data
         with site.out(learner) as ids:
             assert send(*ids, "a", meta), "it is not in a store"
@@ -531,7 +531,7 @@ def test_unused_samples_count_as_collected_but_not_as_acknowledged(
 ) -> None:
     task, coordinator = site.task(), site.coordinator
     task.waiting = {"a": 4, "b": 5, "c": 6}
-    coordinator._state.running["t"] = task
+    coordinator.state.running["t"] = task
     coordinator.data_store.put("a", SampleBatch({"x": np.zeros(4)}))
     meta, send = {"rows": 4, "policy_iter": 0}, coordinator.deal_with_collector_send_data
     assert send("t", "b", "a", meta)
@@ -551,9 +551,9 @@ def test_stored_payload_restarts_the_storage_timeout(site: Site) -> None:
     site.pass_time(limit_s - 10.0, 1.0)
     site.send("p")
     site.pass_time(limit_s - 1.0, 1.0)
-    assert site.coordinator.failure is None
+    assert site.coordinator.end.failure is None
     site.pass_time(2.0, 1.0)
-    assert isinstance(site.coordinator.failure, StorageFullError)
+    assert isinstance(site.coordinator.end.failure, StorageFullError)
 
 
 @pytest.mark.parametrize(
@@ -593,7 +593,7 @@ def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_pa
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, task = site.coordinator, site.task()
         site.open_buffer(site.task("learner"))
-        payloads = coordinator.payloads_of(task)
+        payloads = coordinator.state.payloads_of(task)
         assert isinstance(payloads, OnPolicyPayloads)
         assert payloads.admit("t")["step_limit"] > 0
         coordinator.deal_with_storage(task, "the disk is full")
@@ -609,10 +609,10 @@ def test_worker_continues_its_task_unless_the_run_ends(
     waiting = site.task("learner")
     waiting.worker, waiting.payload_prefix = None, "p"
     coordinator = site.coordinator
-    coordinator._state.running["t"] = waiting
+    coordinator.state.running["t"] = waiting
     continued: list[TaskState] = []
     monkeypatch.setattr(coordinator, "_start", lambda state, goes_on: continued.append(state))
-    coordinator.system_shutdown_flag = is_ending
+    coordinator.end.is_over = is_ending
     kept = {"task_id": "t", "payload_prefix": "p"}
     coordinator._on_join(WorkerInfo("l", "learner", {"task": kept}))
     assert continued == ([] if is_ending else [waiting])
@@ -620,8 +620,8 @@ def test_worker_continues_its_task_unless_the_run_ends(
 
 def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     learner = site.task("learner")
-    site.coordinator._state.running[learner.task_id] = learner
-    assert site.coordinator.running_tasks() == [learner]
+    site.coordinator.state.running[learner.task_id] = learner
+    assert list(site.coordinator.state.running.values()) == [learner]
     site.open_buffer(learner)
     info = {"learner_done": True}
     site.hear(learner, 9, **info)
@@ -629,8 +629,8 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     assert site.commander.calls == [("learned", 9)]
     assert site.coordinator.deal_with_learner_judge_finish("t", info)
     site.coordinator.deal_with_learner_finish_task("t", info)
-    assert site.coordinator.payloads_of(learner) is None
-    assert site.coordinator._state._iterations == {}
+    assert site.coordinator.state.payloads_of(learner) is None
+    assert site.coordinator.state.totals.iterations == {}
     assert site.coordinator.status().train_iter == 9
 
 
@@ -690,9 +690,9 @@ def test_quiet_run_is_logged_but_not_while_it_waits_for_storage(
     assert caplog.text.count("nothing has happened for 30 s: no learner has joined") == 1
     caplog.clear()
     site.coordinator.deal_with_storage(site.task(), "the disk is full")
-    assert (site.coordinator.held_up_by, site.coordinator.failure) == ("the disk is full", None)
+    assert (site.coordinator.held_up_by, site.coordinator.end.failure) == ("the disk is full", None)
     site.pass_time(site.coordinator.cfg.storage_timeout_s + 2.0, 1.0)
-    assert isinstance(site.coordinator.failure, StorageFullError)
+    assert isinstance(site.coordinator.end.failure, StorageFullError)
     assert "nothing has happened" not in caplog.text
 
 
@@ -704,31 +704,31 @@ def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
     site.coordinator._on_join(WorkerInfo("l0", "learner"))
     with pytest.raises(KeyError):
         site.coordinator._dispatch()
-    assert str(site.coordinator.failure) == "dispatcher: KeyError: 'what'"
+    assert str(site.coordinator.end.failure) == "dispatcher: KeyError: 'what'"
 
 
 def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> None:
     coordinator, found = site.coordinator, list[bool]()
     b, c = (OnPolicyPayloads(Admission(4, 0)) for _ in range(2))
-    coordinator._state.buffers |= {"b": b, "c": c}
-    coordinator._last_env_step = 10
+    coordinator.state.buffers |= {"b": b, "c": c}
+    coordinator.end.last_env_step = 10
     rows = iter(range(9))
 
     def push(payloads: OnPolicyPayloads, count: int) -> None:
         meta = {"data_id": str(next(rows)), "rows": count, "policy_iter": 0}
         payloads.push(meta, 0)
-        found.append(coordinator._look_at_env_steps())
+        found.append(coordinator.end.look_at_env_steps())
 
     push(b, 3)
-    coordinator._state._ended_env_steps = 10
+    coordinator.state.totals.ended_env_steps = 10
     push(c, 4)  # complete at once, so it is not waited for
     assert not coordinator.train_out(0.0)
     push(b, 1)
     push(b, 1)  # part of the next collect, which is not waited for
     assert found == [False, False, True, True]
-    coordinator._state._ended_env_steps = 9  # a worker was lost, with its env steps
+    coordinator.state.totals.ended_env_steps = 9  # a worker was lost, with its env steps
     push(c, 1)
-    coordinator._state._ended_env_steps = 10
+    coordinator.state.totals.ended_env_steps = 10
     push(c, 2)
     push(c, 1)
     assert found[4:] == [False, True, True]
@@ -737,9 +737,9 @@ def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> N
 def test_training_continues_after_collecting_while_the_home_has_batches(site: Site) -> None:
     coordinator, collector, learner = site.coordinator, site.task(), site.task("learner")
     evaluator, collector.env_steps = site.task(is_evaluation=True), 49
-    coordinator._last_env_step = 50
+    coordinator.end.last_env_step = 50
     site.open_buffer(learner)
-    coordinator._state.running = {"c": collector, "l": learner}
+    coordinator.state.running = {"c": collector, "l": learner}
     asked: list[str] = []
     site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
     site.commander.get_eval_task = lambda: asked.append("evaluation")  # type: ignore[attr-defined]
@@ -766,8 +766,8 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     assert not coordinator.train_out(0.0)  # the collector may still send rows for a batch
 
     site.send("p", rows=8)
-    del coordinator._state.running["c"]
-    coordinator._state._ended_env_steps = 50
+    del coordinator.state.running["c"]
+    coordinator.state.totals.ended_env_steps = 50
     coordinator._dispatch_once()
     assert not coordinator.train_out(0.0)  # the learner has not been told of the last rows
     assert site.announced(learner) == ["p"]
@@ -776,7 +776,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     assert not coordinator.train_out(0.0)  # it is training
     site.hear(learner, is_idle=True)
     assert coordinator.train_out(0.0)
-    coordinator._state._queues["learner"].append(learner)  # its worker was lost; it will be retried
+    coordinator.state.queues["learner"].append(learner)  # its worker was lost; it will be retried
     assert not coordinator.train_out(0.0)
 
 
@@ -804,7 +804,7 @@ def test_run_waits_for_updates_if_the_buffer_can_count_them(
     cfg = worker_config(compile_run(name, "parallel", "in_memory", sets, 0), tmp_path)
     transport = default_manager().create("transports", cfg.system.transport, tmp_path)
     coordinator = Coordinator(cfg, transport)
-    assert coordinator._last_env_step == (70 if waits else None)
+    assert coordinator.end.last_env_step == (70 if waits else None)
     transport.close()
 
 

@@ -121,10 +121,9 @@ class Life:
         self.coordinator = Coordinator(
             self.cfg, transport, journal=journal, clock=lambda: self.now, **options
         )
-        self.scheduler = self.coordinator._state
-        assert self.coordinator._keeper is not None
+        self.scheduler = self.coordinator.state
         self.keeper = self.coordinator._keeper
-        self.coordinator._recover(self.keeper)
+        self.coordinator._recover()
 
     def join(self, worker_id: str, role: str) -> None:
         self.scheduler.join(WorkerInfo(worker_id, role, incarnation=1))
@@ -171,7 +170,7 @@ class Life:
         return self.coordinator.deal_with_learner_get_data(*ids, 1000, state.progress) or []
 
     def payloads(self, state: TaskState) -> LivePayloads:
-        found = self.coordinator.payloads_of(state)
+        found = self.coordinator.state.payloads_of(state)
         assert found is not None
         return found
 
@@ -229,7 +228,7 @@ def test_state_after_a_restart_is_the_one_before_it(
             judge = life.coordinator.deal_with_collector_judge_finish
             judge(collector.task_id, {"cur_step": steps})
         else:
-            life.coordinator._keep_journal()
+            life.keeper.save_if_due()
         if step % 30 == 29:
             confirmed = life.payloads(task).confirmed
             for _ in range(12):
@@ -273,7 +272,7 @@ def test_payloads_that_a_coordinator_had_no_time_to_delete_are_deleted(
     assert not store.has("p0", 0.0)
     for name in ("p0", "p3"):  # as if the coordinator had died before it deleted them
         store.put(name, SampleBatch({"x": np.zeros(ROWS)}))
-    life.coordinator._keep_journal()
+    life.keeper.save_if_due()
     Life(tmp_path, transport, "on-policy")
     assert not any(store.has(name, 0.0) for name in ("p0", "p3"))
 
@@ -386,10 +385,10 @@ def test_paused_coordinator_notices_that_another_one_took_its_journal(
 ) -> None:
     life = Life(tmp_path, transport, "naive")
     Life(tmp_path, transport, "naive")
-    life.coordinator._check_owner()  # it checked a moment ago
+    life.keeper.check_owner()  # it checked a moment ago
     life.now += life.coordinator.cfg.lease_s
     with pytest.raises(RunDirLockedError):
-        life.coordinator._check_owner()
+        life.keeper.check_owner()
 
 
 def test_env_steps_of_a_finished_task_are_restored_before_its_end(
@@ -403,7 +402,7 @@ def test_env_steps_of_a_finished_task_are_restored_before_its_end(
     life.coordinator.deal_with_collector_finish_task(collector.task_id, {"step_count": 24})
     after = Life(tmp_path, transport, "naive")
     assert after.coordinator.status().env_steps == 24
-    assert after.coordinator.elapsed_s == 4.0
+    assert after.scheduler.clock.elapsed_s == 4.0
 
 
 def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> None:
@@ -417,7 +416,7 @@ def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> 
     life.scheduler.produce("collector")  # it waits for a worker
     after = Life(tmp_path, transport, "naive")
     assert same(life.look(), after.look())
-    assert after.coordinator.evaluations == [{"mean": 9.0}]
+    assert after.scheduler.totals.evaluations == [{"mean": 9.0}]
     after.join("c1", "collector")
     after.coordinator._expire_orphans()
     assert not after.give("collector").is_evaluation
@@ -467,7 +466,7 @@ def test_tasks_at_the_end_of_a_run_are_kept_for_a_resume(tmp_path: Path, transpo
     life.join("c0", "collector")
     learner, collector = life.give("learner"), life.collect()
     life.push(collector, "p0")
-    life.coordinator.system_shutdown_flag = True
+    life.coordinator.end.is_over = True
     finished = {"step_count": 12, "task_id": collector.task_id, "buffer_id": collector.buffer_id}
     life.coordinator.deal_with_collector_finish_task(
         collector.task_id, {**finished, "train_iter": 0, "reward_mean": 0.0}
@@ -512,13 +511,13 @@ def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
         assert learner.exchange(life) == ["p2"]  # its report is true: the journal is behind
         assert life.keeper.is_behind
         assert not life.coordinator.has_news(task)
-        life.coordinator._keep_journal()
+        life.keeper.save_if_due()
         assert not life.push(collector, "p3")
     assert life.keeper.is_behind
-    life.coordinator._keep_journal()  # too soon after the last try
+    life.keeper.save_if_due()  # too soon after the last try
     assert life.keeper.is_behind
     life.now += 1.0
-    life.coordinator._keep_journal()
+    life.keeper.save_if_due()
     assert (life.keeper.is_behind, life.coordinator.held_up_by) == (False, "")
     assert life.push(collector, "p3")
     assert life.coordinator.has_news(task)

@@ -44,6 +44,7 @@ class Control:
     def __init__(self, *answers: Any) -> None:
         self.condition = threading.Condition(threading.Lock())
         self.payloads: LivePayloads | None = Payloads(1)
+        self.state = self
         self.is_ending = False
         self.held_up_by = ""
         self.answers = list(answers)

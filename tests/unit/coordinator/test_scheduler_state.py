@@ -10,8 +10,11 @@ import pytest
 from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
+from dingsdk.worker.coordinator.clock import RunClock
 from dingsdk.worker.coordinator.journal import Assigned
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
+from dingsdk.worker.coordinator.quiet import QuietWatch
+from dingsdk.worker.coordinator.recovery import apply, restore_state, saved_state
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.scheduler_state import (
     LOSS_WINDOW_S,
@@ -112,9 +115,10 @@ class Site:
             self.roles,
             self.commander,  # type: ignore[arg-type]
             CoordinatorSection(lease_s=LEASE_S, **cfg),
-            lambda: self.now,
+            RunClock(lambda: self.now, LEASE_S),
             lambda state: LivePayloads(64),
         )
+        self.quiet = QuietWatch(self.state, 30.0, self.state.clock)
 
     def join(self, worker_id: str, role: str = "collector") -> WorkerInfo:
         info = WorkerInfo(worker_id, role)
@@ -193,7 +197,7 @@ def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
     site.state.lose(info)
     assert site.state.has_task("t")
     site.now += 3600.0
-    site.state.stopped_s += 3600.0
+    site.state.clock.look()
     site.join("w0", "learner")
     assert site.state.assign("learner") is not None
     assert site.state.has_task("t")
@@ -206,7 +210,7 @@ def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run
     record = site.state
     site.join("l0", "learner")
     first = site.assigned("learner", **TRAINING)
-    record.note_iteration("t", 3)
+    record.totals.iterations["t"] = 3
     assert record.train_iter == 3
     site.lose(first)
     assert record.train_iter == 3
@@ -215,7 +219,7 @@ def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run
     assert site.state.assign("learner") is None
     assert site.commander.failed == [("learner", "t")]
     assert record.train_iter == 3  # the progress of the run until now
-    record.note_iteration("another", 9)
+    record.totals.iterations["another"] = 9
     site.join("l1", "learner")
     site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
     assert record.train_iter == 9
@@ -244,12 +248,12 @@ def test_lost_learner_task_resumes_from_its_checkpoint(site: Site) -> None:
 
 def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None:
     record = site.state
-    assert (record.train_iter, record.elapsed_s) == (0, 0.0)
+    assert record.train_iter == 0
     for number, train_iter in enumerate((5, 3)):
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         state = site.assigned("learner", **task)
-        record.note_iteration(state.task_id, train_iter)
+        record.totals.iterations[state.task_id] = train_iter
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
         site.state.finish_learner(state, {"buffer_id": state.buffer_id})
@@ -478,13 +482,13 @@ def test_facts_of_tasks_restore_the_state(site: Site) -> None:
 
     other = Site()
     for fact in facts:
-        other.state.apply(fact)
+        apply(other.state, fact)
 
     (orphan,) = other.state.orphans
     assert (orphan.task_id, orphan.attempt, orphan.lost_env_steps) == ("lost", 2, 3)
     assert orphan.payload_prefix == again.payload_prefix
     assert [other.state.has_task(name) for name in ("done", "failed")] == [False, False]
-    assert (other.state.env_steps, other.state.episodes) == (11, 2)
+    assert (other.state.env_steps, other.state.totals.episodes) == (11, 2)
     assert [each["finished"] for each in other.commander.loaded] == [0, 1, 1, 1, 1, 1]
 
 
@@ -497,18 +501,18 @@ def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
     site.state.progress(collector, report(5))
     payloads.push({"data_id": "a", "rows": 2, "policy_iter": 0}, 0)
     site.state.close_buffer("b")
-    site.state.unacknowledged_rows = 7
-    site.state.episodes, site.state._ended_env_steps = 3, 40
+    site.state.totals.unacknowledged_rows = 7
+    site.state.totals.episodes, site.state.totals.ended_env_steps = 3, 40
     site.join("c1")
     site.commander.tasks["collector"].append({"task_id": "queued", "buffer_id": "b"})
     site.state.produce("collector")
     other = Site()
 
-    other.state.load_state_dict(site.state.state_dict())
+    restore_state(other.state, saved_state(site.state))
 
     assert [each.task_id for each in other.state.orphans] == ["l", "c"]
     assert other.state.has_task("queued")
-    assert (other.state.env_steps, other.state.episodes) == (45, 3)
+    assert (other.state.env_steps, other.state.totals.episodes) == (45, 3)
     assert other.state.samples() == site.state.samples() == SampleCounts(9, 2, 0, 2)
     assert other.commander.loaded == [{"finished": 0}]
     assert other.state.learner_of("b").task_id == "l"
@@ -580,7 +584,7 @@ def test_env_steps_are_granted_after_all_collectors_have_rejoined(site: Site) ->
     other = Site()
     other.open_buffer()
     for fact in facts:
-        other.state.apply(fact)
+        apply(other.state, fact)
     first, second = other.state.orphans
     first.worker, first.step_limit = other.join("a"), 300
     assert other.state.grant_steps(first, 1000) == 300, "the limit of the other one is not known"
@@ -649,23 +653,23 @@ def test_state_of_a_task_needs_only_its_id() -> None:
 
 
 def test_run_without_progress_says_once_what_it_waits_for() -> None:
-    site = Site(quiet_after_s=30.0)
+    site = Site()
     site.join("l0", "learner")
-    assert site.state.why_quiet() == ""
+    assert site.quiet.look() == ""
     site.now += 29.9
-    assert site.state.why_quiet() == ""
+    assert site.quiet.look() == ""
     site.now += 0.1
-    said = site.state.why_quiet()
+    said = site.quiet.look()
     assert "commander 'Commander' has issued no task for an idle learner" in said
     assert "no collector has joined" in said
     assert "the replay buffer holds 0 rows" in said
     for _ in range(3):
         site.now += 100
-        assert site.state.why_quiet() == ""
+        assert site.quiet.look() == ""
 
 
 def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tasks() -> None:
-    site = Site(quiet_after_s=30.0)
+    site = Site()
     site.join("c0")
     site.join("l0", "learner")
     site.open_buffer("other")
@@ -674,31 +678,31 @@ def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tas
     site.commander.tasks["collector"].append({"task_id": "u", "buffer_id": "b"})
     site.state.produce("collector")  # the task waits for its buffer
     site.assigned("learner", task_id="l", **TRAINING)
-    site.state.why_quiet()
+    site.quiet.look()
     site.now += 30
-    said = site.state.why_quiet()
+    said = site.quiet.look()
     assert "issued no task" not in said
     assert "collector c0 has reported no progress" in said
 
 
 def test_progress_ends_a_quiet_time_and_the_next_one_is_reported_too() -> None:
-    site = Site(quiet_after_s=30.0)
+    site = Site()
     site.join("c0")
     site.open_buffer()
     state = site.assigned(collector_cfg={})
-    assert site.state.why_quiet() == ""
+    assert site.quiet.look() == ""
     site.now += 20
     site.state.progress(state, {"cur_step": 5})
-    assert site.state.why_quiet() == ""
+    assert site.quiet.look() == ""
     site.now += 20
-    assert site.state.why_quiet() == ""
+    assert site.quiet.look() == ""
     site.now += 10
-    assert "collector c0 has reported no progress" in site.state.why_quiet()
+    assert "collector c0 has reported no progress" in site.quiet.look()
     site.state.progress(state, {"cur_step": 6})
-    assert site.state.why_quiet() == ""
+    assert site.quiet.look() == ""
     state.waits_for = "room for 8 rows in the replay buffer"
     site.now += 30
-    assert "collector c0 waits for room for 8 rows in the replay buffer" in site.state.why_quiet()
+    assert "collector c0 waits for room for 8 rows in the replay buffer" in site.quiet.look()
 
 
 def test_episodes_of_ended_collecting_tasks_are_counted(site: Site) -> None:
@@ -709,7 +713,7 @@ def test_episodes_of_ended_collecting_tasks_are_counted(site: Site) -> None:
         count = {} if episodes is None else {"real_episode_count": episodes}
         site.state.finish_collector(state, {"step_count": 1, **count})
         site.state.end(state, None)
-    assert site.state.episodes == 3
+    assert site.state.totals.episodes == 3
 
 
 def test_changed_limit_applies_to_running_and_queued_learner_tasks(site: Site) -> None:
@@ -769,4 +773,4 @@ def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
 
 def test_fact_of_an_unknown_task_is_refused() -> None:
     with pytest.raises(LookupError, match="there is no task t7"):
-        Site().state.apply(Assigned("t7", 0, "p"))
+        apply(Site().state, Assigned("t7", 0, "p"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dingsdk.worker.coordinator.scheduler_state import StorageOutage
+from dingsdk.worker.coordinator.outage import StorageOutage
 
 
 class Clock:

@@ -1,0 +1,177 @@
+"""The state of a run as plain data, and how another coordinator restores it from the journal."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dingsdk.data.container import decode_json
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    ConflictError,
+    DingError,
+    ProtocolError,
+    SchemaMismatchError,
+)
+from dingsdk.worker.coordinator.journal import (
+    Assigned,
+    EvaluationRecorded,
+    Fact,
+    Progressed,
+    Pushed,
+    Queued,
+    Recovered,
+    Settled,
+    TaskEnded,
+    TaskRecord,
+    TrainingBegan,
+)
+from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
+from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.coordinator.totals import RunTotals
+
+_log = logging.getLogger(__name__)
+
+_COMMANDER_BYTES = 1 << 30
+"""Largest saved state of a commander."""
+
+
+def saved_state(state: SchedulerState) -> dict[str, Any]:
+    """Return everything that a restarted coordinator needs, as plain data."""
+    running, queued = state.running.values(), state.queued
+    return {
+        "commander": state.commander_state(),
+        "running": [msgspec.to_builtins(TaskRecord.of(task)) for task in running],
+        "queued": [msgspec.to_builtins(TaskRecord.of(task)) for task in queued],
+        "buffers": {name: each.state_dict() for name, each in state.buffers.items()},
+        "elapsed_s": state.clock.elapsed_s,
+        **msgspec.to_builtins(state.totals),
+    }
+
+
+def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
+    """Restore what ``saved_state`` returned into a new state.
+
+    Its running tasks wait for their workers to rejoin, see ``SchedulerState.orphans``.
+
+    Raises:
+        CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
+    """
+    try:
+        _load_commander(state, saved["commander"])
+        for record in saved["queued"]:
+            _queue(state, msgspec.convert(record, TaskRecord))
+        for record in saved["running"]:
+            task = _queue(state, msgspec.convert(record, TaskRecord))
+            _give(state, task, task.attempt, task.payload_prefix)
+        for buffer_id, content in saved["buffers"].items():
+            state.open_buffer(state.learner_of(buffer_id)).load_state_dict(content)
+        state.totals = msgspec.convert(saved, RunTotals)
+        state.clock.elapsed_s = float(saved["elapsed_s"])
+    except DingError:
+        raise
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointCorruptError(
+            f"this is no state of a coordinator: {type(error).__name__}: {error}"
+        ) from error
+
+
+def recover(state: SchedulerState, recovered: Recovered) -> list[str]:
+    """Restore the content of a journal into a new state; return ids of payloads to delete.
+
+    Raises:
+        CheckpointCorruptError, CheckpointVersionError: as ``restore_state``, or a fact does not
+            fit the facts before it.
+    """
+    if recovered.state is not None:
+        restore_state(state, recovered.state)
+    for fact in recovered.facts:
+        try:
+            apply(state, fact)
+        except (LookupError, ValueError) as error:
+            raise CheckpointCorruptError(
+                f"the journal has a fact that does not fit those before it: {fact!r:.200}"
+            ) from error
+    if recovered.state is not None or recovered.facts:
+        state.commander.resume()
+    settled = {each.task_id: each for each in recovered.facts if isinstance(each, Settled)}
+    for task_id, fact in settled.items():
+        info = {"learner_step": fact.train_iter, "learner_done": False, "priority_info": {}}
+        state.commander.update_learner_info(task_id, info)
+    for task in state.running.values():
+        if not task.is_evaluation and task.env_steps:
+            report = {"cur_step": task.env_steps + task.lost_env_steps}
+            state.commander.update_collector_info(task.task_id, report)
+    state.note_policy_lag()
+    return [name for each in state.buffers.values() for name in each.take_garbage()]
+
+
+def apply(state: SchedulerState, fact: Fact) -> None:
+    """Apply a fact of an earlier coordinator.
+
+    Raises:
+        LookupError, ValueError: it does not fit the facts before it.
+    """
+    totals = state.totals
+    if isinstance(fact, Queued):
+        _queue(state, fact.task)
+        _load_commander(state, fact.commander)
+    elif isinstance(fact, Assigned):
+        task = state.find(fact.task_id)
+        _give(state, task, fact.attempt, fact.payload_prefix)
+        if task.owns_buffer:
+            state.begin_home(task)
+    elif isinstance(fact, TaskEnded):
+        task = state.find(fact.task_id)
+        state.running.pop(fact.task_id, None)
+        if task in state.queues[task.role]:
+            state.queues[task.role].remove(task)
+        totals.ended_env_steps, totals.episodes = fact.env_steps, fact.episodes
+        totals.learner_tasks = fact.learner_tasks
+        if fact.retried is not None:
+            _queue(state, fact.retried)
+        if fact.has_closed:
+            totals.end_learner(fact.task_id)
+            state.close_buffer(task.buffer_id)
+        _load_commander(state, fact.commander)
+    elif isinstance(fact, EvaluationRecorded):
+        totals.evaluations.append(fact.evaluation)
+    elif isinstance(fact, Progressed):
+        state.clock.elapsed_s = fact.elapsed_s
+        state.running[fact.task_id].env_steps = fact.env_steps
+    elif isinstance(fact, Pushed):
+        try:
+            state.buffers[fact.buffer_id].push(msgspec.structs.asdict(fact), fact.env_steps)
+        except (ConflictError, ProtocolError, SchemaMismatchError) as error:
+            _log.debug("refused, as it was before: %s", error)
+    elif isinstance(fact, Settled | TrainingBegan):
+        payloads = state.buffers[state.running[fact.task_id].buffer_id]
+        totals.iterations[fact.task_id] = fact.train_iter
+        if isinstance(fact, Settled):
+            payloads.settle({**fact.info, "learner_step": fact.train_iter})
+        elif isinstance(payloads, OnPolicyPayloads):
+            payloads.begin_training(fact.train_iter)
+        else:
+            raise ValueError("the journal is of an on-policy run")
+
+
+def _queue(state: SchedulerState, record: TaskRecord) -> TaskState:
+    task = TaskState(**msgspec.structs.asdict(record), start_time=state.clock())
+    state.queues[record.role].append(task)
+    return task
+
+
+def _give(state: SchedulerState, task: TaskState, attempt: int, payload_prefix: str) -> None:
+    state.queues[task.role].remove(task)
+    task.attempt, task.payload_prefix = attempt, payload_prefix
+    task.step_limit = math.inf  # its collector may take steps before it rejoins
+    state.running[task.task_id] = task
+
+
+def _load_commander(state: SchedulerState, saved: bytes) -> None:
+    state.commander.load_state_dict(decode_json("commander", saved, _COMMANDER_BYTES))
