@@ -73,7 +73,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a task whose worker was lost is forgotten",
             f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
-            "self._queues[state.role].append(",
+            "self.queues[state.role].append(",
             "str(",
             6,
         ),
@@ -102,7 +102,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "a silent worker keeps its lease",
-            f"{_COORDINATOR}.scheduler_state:WorkerPool.silent",
+            f"{_COORDINATOR}.workers:WorkerPool.silent",
             "<= now",
             "<= now - 60",
             13,
@@ -179,15 +179,15 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The coordinator is killed and started again": [
         Mutant(
             "a sample is acknowledged before it is in the journal",
-            f"{_COORDINATOR}.journal:Keeper.acknowledge",
-            "self.journal.append(fact)",
+            f"{_COORDINATOR}.keeper:Keeper.acknowledge",
+            "self._journal.append(fact)",
             "str(fact)",
             10,
         ),
         Mutant(
             "the reports of a home are not in the journal",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "self._note(Settled(task_id, train_iter, home))",
+            "self._keeper.note(Settled(task_id, train_iter, home))",
             "pass",
             0,
         ),
@@ -207,8 +207,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "the leases of an earlier coordinator never end",
-            f"{_COORDINATOR}.coordinator:Coordinator._expire_orphans",
-            "self._expire_orphan(state)",
+            f"{_COORDINATOR}.dispatcher:Dispatcher.expire_orphans",
+            "self._state.expire_orphan(task)",
             "pass",
             33,
         ),
@@ -216,9 +216,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The learner is killed, and then the coordinator": [
         Mutant(
             "the journal does not record a new home",
-            f"{_COORDINATOR}.scheduler_state:SchedulerState.apply",
-            "self.begin_home(found)",
-            "found.buffer_id in self.buffers or self.begin_home(found)",
+            f"{_COORDINATOR}.recovery:apply",
+            "state.begin_home(task)",
+            "task.buffer_id in state.buffers or state.begin_home(task)",
             35,
         ),
     ],
@@ -286,7 +286,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "journal records that did not fit on the disk are lost",
-            f"{_COORDINATOR}.journal:Keeper.note",
+            f"{_COORDINATOR}.keeper:Keeper.note",
             "self.is_behind = True",
             "pass",
             11,
@@ -295,7 +295,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A worker hangs while it builds its envs or policy": [
         Mutant(
             "a worker that hangs while building is never given up",
-            f"{_COORDINATOR}.coordinator:Coordinator._run",
+            f"{_COORDINATOR}.dispatcher:Dispatcher.run_task",
             "self.master.lose(worker.worker_id, str(raised), worker.incarnation)",
             "pass",
             13,
@@ -561,7 +561,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
-            "[] if self._is_behind else ",
+            "[] if self._keeper.is_behind else ",
             "",
             11,
         ),

@@ -829,6 +829,7 @@ class _WatchedCoordinator(Coordinator):
         self._home = 0
         self.payloads: LivePayloads | None = None
         super().__init__(cfg, transport, tick_s=TICK_S, journal=journal, rejoin_s=LEASE_S)
+        self._watch_workers()
 
     def tell_oracle(self) -> None:
         """Report to the oracle the payloads and counts that this coordinator starts with."""
@@ -852,14 +853,19 @@ class _WatchedCoordinator(Coordinator):
     def _is_current(self) -> bool:
         return self._simulation.leader is self
 
-    def _on_join(self, info: WorkerInfo) -> None:
-        self._simulation.joined(info.worker_id)
-        super()._on_join(info)
+    def _watch_workers(self) -> None:
+        join, lose = self.dispatcher.join, self.dispatcher.lose
 
-    def _on_lost(self, info: WorkerInfo, reason: str) -> None:
-        if self._is_current:
-            self._simulation.lost(info, reason)
-        super()._on_lost(info, reason)
+        def join_one(info: WorkerInfo) -> None:
+            self._simulation.joined(info.worker_id)
+            join(info)
+
+        def lose_one(info: WorkerInfo, reason: str) -> None:
+            if self._is_current:
+                self._simulation.lost(info, reason)
+            lose(info, reason)
+
+        self.master._on_join, self.master._on_lost = join_one, lose_one
 
     def new_home(self, state: Any) -> Mapping[str, Any]:
         home = super().new_home(state)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dingsdk.config import Configurable
-from dingsdk.errors import ClosedError, DingError, TaskTimeoutError, error_text
-from dingsdk.plugins import observe
-from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.scheduler import Condition, Job
+from dingsdk.errors import ClosedError, TaskTimeoutError
+from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.coordinator.clock import RunClock
+from dingsdk.worker.coordinator.dispatcher import Dispatcher
 from dingsdk.worker.coordinator.journal import (
     EvaluationRecorded,
     Fact,
@@ -33,7 +30,6 @@ from dingsdk.worker.coordinator.live_payloads import LivePayloads, episodes_of, 
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.payload_kinds import is_served, new_payloads
-from dingsdk.worker.coordinator.quiet import QuietWatch
 from dingsdk.worker.coordinator.recovery import restore_state, saved_state
 from dingsdk.worker.coordinator.role import Role, create_roles
 from dingsdk.worker.coordinator.run_end import RunEnd
@@ -125,20 +121,11 @@ class Coordinator(Configurable):
         self.cfg: CoordinatorSection = self.read(cfg["system"].get("coordinator") or {})
         self.scheduler = transport.scheduler
         self.clock = clock = clock or self.scheduler.clock
-        self._tick_s = tick_s
         self._is_served = is_served(cfg)
         self.condition: Condition = self.scheduler.condition()
         """Guards the coordinator's state; its waiters are notified at every change."""
         self.data_store = transport.data_store()
         self.policy_store = transport.policy_store()
-        self.master = Master(
-            transport.master_end(),
-            self.scheduler,
-            on_join=self._on_join,
-            on_renew=self._on_renew,
-            on_lost=self._on_lost,
-            lease_s=self.cfg.lease_s,
-        )
         self._on_collecting = on_collecting
         self._on_collected, self._on_evaluated = on_collected, on_evaluated
         self.roles: Mapping[str, Role] = create_roles(cfg)
@@ -148,12 +135,12 @@ class Coordinator(Configurable):
         self._policy_num = type(commander).policy_num(cfg)
         # Renewals come more often than this.
         renewal_s = self.cfg.lease_s / RENEWALS
-        self._run_clock = RunClock(clock, renewal_s)
+        run_clock = RunClock(clock, renewal_s)
         self.state = SchedulerState(
             self.roles,
             commander,
             self.cfg,
-            self._run_clock,
+            run_clock,
             self._new_payloads,
             begins_at.env_steps * self._policy_num,
         )
@@ -166,13 +153,21 @@ class Coordinator(Configurable):
         self._keeper = Keeper(journal, self.state, clock, renewal_s)
         if journal is not None:
             self.state.note = self._note_task
-        self._quiet = QuietWatch(self.state, self.cfg.quiet_after_s, self._run_clock)
+        self.dispatcher = Dispatcher(
+            transport,
+            self.cfg,
+            self.state,
+            self.end,
+            self._keeper,
+            self.condition,
+            self.data_store,
+            self._drive,
+            clock,
+            tick_s,
+        )
+        self.master = self.dispatcher.master
         self._rejoin_s = rejoin_s
-        self._orphans_until = -math.inf
-        self._jobs: list[Job] = []
         self._loss: float | None = None
-        self._swept_at = clock()
-        self._has_news = False
         self._is_started = False
         self._max_env_steps = cfg["system"].get("max_env_steps")
 
@@ -187,9 +182,7 @@ class Coordinator(Configurable):
         if self._keeper.keeps:
             self._recover()
         self._is_started = True
-        address = self.master.start()
-        self._spawn(self._dispatch, "coordinator")
-        return address
+        return self.dispatcher.start()
 
     def close(self, timeout_s: float = 10.0) -> list[str]:
         """End every task normally, then close the connections; idempotent, a no-op before start.
@@ -200,10 +193,7 @@ class Coordinator(Configurable):
         if self.end.is_closed or not self._is_started:
             return []
         self.end.is_closed = True
-        self.notify()
-        deadline = self.clock() + timeout_s
-        stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
-        self.master.close()
+        stuck = self.dispatcher.close(timeout_s)
         with self.condition:
             for buffer_id in list(self.state.buffers):
                 self.state.close_buffer(buffer_id)
@@ -329,25 +319,15 @@ class Coordinator(Configurable):
             # and the last evaluation would use weights that are lost.
             for learner in map(self.state.learner_of, self.state.buffers):
                 self.policy_store.discard(str(learner.task["policy_id"]))
-        self._orphans_until = self.clock() + self._rejoin_s
+        self.dispatcher.orphans_until = self.clock() + self._rejoin_s
         self._keeper.save_state()  # it includes what was decided here
 
-    def _expire_orphans(self) -> None:
-        """Queue the tasks of workers that did not rejoin in time; the condition is held."""
-        if self.clock() < self._orphans_until and not self.is_ending:
-            return
-        for state in self.state.orphans:
-            self._expire_orphan(state)
-
-    def _expire_orphan(self, state: TaskState) -> None:
-        self._take_back(state)
-        self.state.expire_orphan(state)
-
-    def notify(self) -> None:
-        """Wake all waiters so that they check again."""
-        with self.condition:
-            self._has_news = True
-            self.condition.notify_all()
+    def _drive(self, state: TaskState, task: Mapping[str, Any], goes_on: bool) -> None:
+        role = self.roles[state.role]
+        if goes_on:
+            role.go_on(self, state)
+        else:
+            role.drive(self, state, task)
 
     # Called by the drivers of tasks, each in its own job, without holding the condition, unless the
     # docstring says otherwise. So are `is_ending` and `must_end`.
@@ -377,12 +357,6 @@ class Coordinator(Configurable):
     def _new_payloads(self, learner: TaskState) -> LivePayloads:
         return new_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
 
-    def _take_back(self, state: TaskState) -> None:
-        """Withdraw a task's grant, for any way it ended."""
-        payloads = self.state.payloads_of(state)
-        if payloads is not None and payloads.admission is not None:
-            payloads.admission.forget(state.task_id)
-
     def deal_with_task_started(self, state: TaskState) -> None:
         """Record that the worker is ready to work on the task."""
         with self.condition:
@@ -392,7 +366,7 @@ class Coordinator(Configurable):
         """Record that a collector steps its envs; the first call starts the clock of the run."""
         with self.condition:
             first, self._on_collecting = self._on_collecting, None
-            self._run_clock.begin()
+            self.state.clock.begin()
         if first is not None:
             first()
 
@@ -499,7 +473,7 @@ class Coordinator(Configurable):
             before = state.env_steps
             is_done = self.state.progress(state, data)
             if state.env_steps > before:
-                elapsed_s = self._run_clock.elapsed_s
+                elapsed_s = self.state.clock.elapsed_s
                 self._keeper.note(Progressed(task_id, state.env_steps, elapsed_s))
             self.condition.notify_all()
             return is_done
@@ -545,7 +519,7 @@ class Coordinator(Configurable):
         with self.condition:
             steps = int(finished.get("step_count", 0))
             if not state.is_evaluation and steps > state.env_steps:
-                self._keeper.note(Progressed(state.task_id, steps, self._run_clock.elapsed_s))
+                self._keeper.note(Progressed(state.task_id, steps, self.state.clock.elapsed_s))
             if is_cut_off:
                 self.state.notify_fail(state)
             elif self.state.finish_collector(state, finished):
@@ -604,7 +578,7 @@ class Coordinator(Configurable):
                 home = {name: info.get(name) for name in _OF_HOME}
                 self._keeper.note(Settled(task_id, train_iter, home))
                 if payloads.dataset_rows:
-                    self._keeper.note(Progressed(task_id, 0, self._run_clock.elapsed_s))
+                    self._keeper.note(Progressed(task_id, 0, self.state.clock.elapsed_s))
             garbage = self._take_garbage(payloads)
             self.state.note_policy_lag()
             self.condition.notify_all()
@@ -702,153 +676,6 @@ class Coordinator(Configurable):
         with self.condition:
             self.state.commander.decrease_collector_task_space()
 
-    def _on_join(self, info: WorkerInfo) -> None:
-        with self.condition:
-            self.state.join(info)
-            state = None if self.is_ending else self._adopted(info)
-        _log.info("worker %s joined", info.worker_id)
-        if state is not None:
-            _log.info("it continues with task %s", state.task_id)
-            self._start(state, goes_on=True)
-        if info.role not in self.roles:
-            text = "worker %s joined as %r, for which this run has no tasks; its roles: %s"
-            _log.warning(text, info.worker_id, info.role, ", ".join(self.roles))
-        self.notify()
-
-    def _adopted(self, info: WorkerInfo) -> TaskState | None:
-        """Return the task that a worker kept from an earlier coordinator, now assigned again."""
-        task = info.resource.get("task")
-        role = self.roles.get(info.role)
-        if role is None or not role.rejoins or not isinstance(task, Mapping):
-            return None
-        kept = str(task.get("task_id")), str(task.get("payload_prefix"))
-        if task.get("is_over"):
-            # Its last answer did not arrive, so another worker begins the task anew.
-            if (orphan := self.state.orphan(*kept, info)) is not None:
-                self._expire_orphan(orphan)
-            return None
-        return self.state.adopt(*kept, info)
-
-    def _on_renew(self, worker_id: str) -> None:
-        with self.condition:
-            self.state.pool.renew(worker_id)
-
-    def _on_lost(self, info: WorkerInfo, reason: str) -> None:
-        _log.warning("worker %s is lost: %s", info.worker_id, reason)
-        with self.condition:
-            self.state.lose(info)
-        self.notify()
-
-    def _dispatch(self) -> None:
-        try:
-            # Also after the end of training: the worker of a last evaluation may become silent.
-            while not self.end.is_halted:
-                self._dispatch_once()
-        except Exception as error:
-            # Without a dispatcher the run would hang without an error.
-            self._fail(_as_ding_error(error, "dispatcher"))
-            raise
-
-    def _dispatch_once(self) -> None:
-        with self.condition:
-            self.condition.wait_for(lambda: self.end.is_halted or self._has_news, self._tick_s)
-            self._has_news = False
-            self._run_clock.look()
-            silent = self.state.pool.silent()
-            failure = self.state.outage.failure()
-            changed = self.state.pace.look()
-            why_quiet = "" if self.is_ending else self._quiet.look()
-        if why_quiet:
-            seconds = self.cfg.quiet_after_s
-            _log.warning("nothing has happened for %.0f s: %s", seconds, why_quiet)
-        if failure is not None:
-            self._fail(failure)
-        for worker_id, pace in changed.items():
-            _report_pace(worker_id, pace)
-        for info in silent:
-            self.master.lose(info.worker_id, f"silent for {self.cfg.lease_s} s", info.incarnation)
-        self._keeper.check_owner()
-        self._sweep_orphans()
-        given: list[TaskState | None] = []
-        with self.condition:
-            if not self.is_ending and self._keeper.save_if_due():
-                self.condition.notify_all()
-            self._expire_orphans()
-            is_over = self.end.look_at_env_steps()
-            for role in () if self.is_ending else self.roles:
-                if is_over and role == "collector":
-                    self.state.produce_evaluation()
-                else:
-                    self.state.produce(role)
-                given.append(self.state.assign(role))
-            if self.end.owed_evaluations:
-                given.append(self.end.assign_evaluation())
-                self.condition.notify_all()
-        for state in given:
-            self._start(state)
-
-    def _start(self, state: TaskState | None, goes_on: bool = False) -> None:
-        if state is not None:
-            run = functools.partial(self._run, state, goes_on)
-            self._spawn(run, f"{state.task_id}-driver")
-
-    def _sweep_orphans(self) -> None:
-        """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""
-        grace_s = self.cfg.orphan_grace_s
-        if self.clock() - self._swept_at < grace_s / 2:
-            return
-        self._swept_at = self.clock()
-        with self.condition:
-            is_live = self.state.find_live()
-        count = self.data_store.sweep_orphans(is_live, grace_s)
-        if count:
-            _log.info("deleted %d unannounced payloads", count)
-
-    def _run(self, state: TaskState, goes_on: bool = False) -> None:
-        """Drive a task, and record how it ended."""
-        worker = state.worker
-        assert worker is not None  # assigned
-        task = {**state.task, f"{state.role}_id": worker.worker_id}
-        task["payload_prefix"] = state.payload_prefix
-        task["resource_info"] = worker.resource
-        error: DingError | None = None
-        try:
-            role = self.roles[state.role]
-            try:
-                if goes_on:
-                    role.go_on(self, state)
-                else:
-                    role.drive(self, state, task)
-            finally:
-                with self.condition:
-                    self._take_back(state)
-                    self.condition.notify_all()
-        except Exception as raised:
-            error = _as_ding_error(raised, f"task {state.task_id}")
-            if isinstance(raised, TaskTimeoutError):
-                # Drop the worker first, so that its late answer is not taken for the next task's.
-                self.master.lose(worker.worker_id, str(raised), worker.incarnation)
-        with self.condition:
-            outcome, is_fatal = self.state.end(state, error)
-            self.state.outage.forget(state.task_id)
-            self.end.note_end(state, error)
-        if is_fatal and outcome is not None and not self.end.is_closed:
-            self._fail(outcome)
-        elif outcome is not None and not self.end.is_closed:
-            _log.error("%s", outcome)
-        self.notify()
-
-    def _fail(self, error: DingError) -> None:
-        # The caller of the coordinator raises it and shows it to the user once.
-        _log.debug("the run failed", exc_info=error)
-        with self.condition:
-            self.end.failure = self.end.failure or error
-            self.condition.notify_all()
-
-    def _spawn(self, function: Callable[[], None], name: str) -> None:
-        self._jobs = [job for job in self._jobs if not job.done]
-        self._jobs.append(self.scheduler.spawn(function, name))
-
 
 def _is_paced(cfg: Mapping[str, Any]) -> bool:
     """Return whether the buffer limits the learner to as many updates as serial mode makes.
@@ -861,22 +688,3 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
     return bool(policy.get("on_policy") or is_limited)
-
-
-def _as_ding_error(error: Exception, where: str) -> DingError:
-    if isinstance(error, DingError):
-        return error
-    wrapped = DingError(f"{where}: {error_text(error)}")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _report_pace(worker_id: str, pace: Pace) -> None:
-    """Log that a worker became a straggler or caught up, and call the observers."""
-    share = pace.relative or 0.0
-    if pace.is_straggler:
-        text = "%s %s is a straggler: %.3g per s, %.2g of the median of the others"
-        _log.warning(text, pace.kind, worker_id, pace.per_s, share)
-    else:
-        _log.info("%s %s has caught up: %.3g per s", pace.kind, worker_id, pace.per_s)
-    observe().pace_changed(worker_id=worker_id, relative_pace=share, is_straggler=pace.is_straggler)

@@ -228,6 +228,10 @@ class SchedulerState:
     def _end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
         role, is_lost = self.roles[state.role], isinstance(error, LOSSES)
         self.running.pop(state.task_id, None)
+        self.outage.forget(state.task_id)
+        payloads = self.payloads_of(state)
+        if payloads is not None and payloads.admission is not None:
+            payloads.admission.forget(state.task_id)
         self.totals.unacknowledged_rows += sum(state.waiting.values())
         if state.worker is not None:
             self.pace.end(state.worker.worker_id, state.kind)

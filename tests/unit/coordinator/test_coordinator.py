@@ -181,8 +181,8 @@ class Site:
         """Advance the clock in steps, and run the dispatcher once per step."""
         for _ in range(round(seconds / step_s)):
             self.now += step_s
-            self.coordinator.notify()
-            self.coordinator._dispatch_once()
+            self.coordinator.dispatcher.notify()
+            self.coordinator.dispatcher.dispatch_once()
 
     def hears(self, act: Callable[[], Any]) -> bool:
         """Return whether ``act`` wakes a waiting thread within seconds."""
@@ -203,7 +203,7 @@ class Site:
         act()
         waiter.join(5.0)
         has_heard = not waiter.is_alive()
-        self.coordinator.notify()
+        self.coordinator.dispatcher.notify()
         waiter.join()
         return has_heard
 
@@ -347,11 +347,11 @@ def test_info_and_error_write_to_the_log(site: Site, caplog: pytest.LogCaptureFi
 def test_changes_wake_waiting_threads(site: Site) -> None:
     coordinator, learner = site.coordinator, site.task("learner")
     site.open_buffer(learner)
-    assert site.hears(coordinator.notify)
+    assert site.hears(coordinator.dispatcher.notify)
     assert site.hears(lambda: site.send("a"))
     assert site.hears(lambda: site.hear(learner))
     assert site.hears(lambda: coordinator.finish_evaluations(0.0))
-    assert site.hears(lambda: coordinator._fail(DingError("x")))
+    assert site.hears(lambda: coordinator.dispatcher.fail(DingError("x")))
 
 
 def test_progress_wakes_waiting_threads(site: Site) -> None:
@@ -387,7 +387,7 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
         **site.coordinator.roles,
         "collector": SimpleNamespace(drive=drive),  # type: ignore[dict-item]
     }
-    site.coordinator._run(site.task())
+    site.coordinator.dispatcher.run_task(site.task())
     failure = site.coordinator.end.failure
     assert type(failure) is DingError
     assert str(failure) == "task t: ValueError: out of range"
@@ -449,7 +449,7 @@ def test_close_names_jobs_that_do_not_end_in_time(site: Site) -> None:
     worker.join(WorkerInfo("w0", "inference"), 20.0)
     for name in ("quick", "stubborn"):
         wait_s = 0.0 if name == "quick" else 60.0
-        site.coordinator._spawn(lambda wait_s=wait_s: go_on.wait(wait_s) and None, name)
+        site.coordinator.dispatcher.spawn(lambda wait_s=wait_s: go_on.wait(wait_s) and None, name)
     began = time.monotonic()
     assert site.coordinator.close(timeout_s=2.0) == ["stubborn"]
     assert 1.5 < time.monotonic() - began < 30.0
@@ -466,9 +466,9 @@ def test_commander_is_told_to_increase_and_decrease_collector_tasks(site: Site) 
 
 
 def test_worker_of_an_unknown_role_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    site.coordinator._on_join(WorkerInfo("c0", "collector"))
+    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
     assert caplog.text == ""
-    site.coordinator._on_join(WorkerInfo("x0", "painter"))
+    site.coordinator.dispatcher.join(WorkerInfo("x0", "painter"))
     assert "worker x0 joined as 'painter'" in caplog.text
 
 
@@ -597,7 +597,7 @@ def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_pa
         assert isinstance(payloads, OnPolicyPayloads)
         assert payloads.admit("t")["step_limit"] > 0
         coordinator.deal_with_storage(task, "the disk is full")
-        coordinator._run(task)  # its worker has not joined, so it counts as lost
+        coordinator.dispatcher.run_task(task)  # its worker has not joined, so it counts as lost
         assert not payloads.admission.is_any_outstanding
         assert coordinator.held_up_by == ""
 
@@ -611,10 +611,10 @@ def test_worker_continues_its_task_unless_the_run_ends(
     coordinator = site.coordinator
     coordinator.state.running["t"] = waiting
     continued: list[TaskState] = []
-    monkeypatch.setattr(coordinator, "_start", lambda state, goes_on: continued.append(state))
+    monkeypatch.setattr(coordinator.dispatcher, "_start", lambda state, goes_on: continued.append(state))
     coordinator.end.is_over = is_ending
     kept = {"task_id": "t", "payload_prefix": "p"}
-    coordinator._on_join(WorkerInfo("l", "learner", {"task": kept}))
+    coordinator.dispatcher.join(WorkerInfo("l", "learner", {"task": kept}))
     assert continued == ([] if is_ending else [waiting])
 
 
@@ -659,22 +659,22 @@ def test_calls_for_unknown_tasks_change_nothing(
 
 
 def test_silent_worker_is_lost_when_its_lease_expires(site: Site) -> None:
-    site.coordinator._on_join(WorkerInfo("c0", "collector"))
-    site.coordinator._on_join(WorkerInfo("c1", "collector"))
+    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
+    site.coordinator.dispatcher.join(WorkerInfo("c1", "collector"))
     lost: list[tuple[Any, ...]] = []
     site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
     lease_s = site.coordinator.cfg.lease_s
     site.pass_time(lease_s - 1.0, 1.0)
-    site.coordinator._on_renew("c1")
+    site.coordinator.dispatcher.renew("c1")
     assert lost == []
     site.pass_time(1.0, 1.0)
     assert lost == [("c0", f"silent for {lease_s} s", 0)]
-    site.coordinator._on_lost(WorkerInfo("c0", "collector"), "silent")
+    site.coordinator.dispatcher.lose(WorkerInfo("c0", "collector"), "silent")
     assert site.workers() == 1
 
 
 def test_pause_of_the_coordinator_does_not_count_as_silence_of_a_worker(site: Site) -> None:
-    site.coordinator._on_join(WorkerInfo("c0", "collector"))
+    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
     lost: list[tuple[Any, ...]] = []
     site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
     site.pass_time(300.0, 100.0)
@@ -701,9 +701,9 @@ def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
         raise KeyError("what")
 
     site.commander.get_learner_task = fail  # type: ignore[method-assign]
-    site.coordinator._on_join(WorkerInfo("l0", "learner"))
+    site.coordinator.dispatcher.join(WorkerInfo("l0", "learner"))
     with pytest.raises(KeyError):
-        site.coordinator._dispatch()
+        site.coordinator.dispatcher.run()
     assert str(site.coordinator.end.failure) == "dispatcher: KeyError: 'what'"
 
 
@@ -744,14 +744,14 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
     site.commander.get_eval_task = lambda: asked.append("evaluation")  # type: ignore[attr-defined]
     site.commander.get_learner_task = lambda: asked.append("learner")  # type: ignore[assignment, func-returns-value]
-    coordinator._on_join(WorkerInfo("c0", "collector"))
-    coordinator._on_join(WorkerInfo("l0", "learner"))
-    coordinator._dispatch_once()
+    coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
+    coordinator.dispatcher.join(WorkerInfo("l0", "learner"))
+    coordinator.dispatcher.dispatch_once()
     assert (asked, coordinator.wants_end_of(collector)) == (["learner", "collector"], False)
     collector.env_steps = 50
     assert coordinator.wants_end_of(collector)  # with the answer to its last report
     assert not coordinator.wants_end_of(evaluator)
-    coordinator._dispatch_once()
+    coordinator.dispatcher.dispatch_once()
     assert asked == ["learner", "collector", "learner", "evaluation"]
     assert not coordinator.train_out(0.0)
     assert not coordinator.must_end(collector)
@@ -759,7 +759,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     assert coordinator.must_end(collector)
     assert not coordinator.must_end(evaluator)
     collector.env_steps = 49  # a worker was lost, with its env steps
-    coordinator._dispatch_once()
+    coordinator.dispatcher.dispatch_once()
     assert not coordinator.must_end(collector)
     collector.env_steps = 50
     site.hear(learner, is_idle=True)
@@ -768,7 +768,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     site.send("p", rows=8)
     del coordinator.state.running["c"]
     coordinator.state.totals.ended_env_steps = 50
-    coordinator._dispatch_once()
+    coordinator.dispatcher.dispatch_once()
     assert not coordinator.train_out(0.0)  # the learner has not been told of the last rows
     assert site.announced(learner) == ["p"]
     assert not coordinator.train_out(0.0)  # it has not answered
@@ -810,9 +810,11 @@ def test_run_waits_for_updates_if_the_buffer_can_count_them(
 
 def test_last_evaluation_is_repeated_if_its_worker_is_lost(site: Site) -> None:
     site.coordinator.finish_evaluations(0.0)
-    site.coordinator._on_join(WorkerInfo("c0", "collector"))
-    site.coordinator._dispatch_once()
-    site.coordinator._run(site.task(is_evaluation=True))  # w0 has not joined: it counts as lost
+    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
+    site.coordinator.dispatcher.dispatch_once()
+    site.coordinator.dispatcher.run_task(
+        site.task(is_evaluation=True)
+    )  # w0 has not joined: it counts as lost
     assert not site.coordinator.finish_evaluations(0.0)
-    site.coordinator._dispatch_once()  # the commander is asked again
+    site.coordinator.dispatcher.dispatch_once()  # the commander is asked again
     assert site.coordinator.finish_evaluations(0.0)

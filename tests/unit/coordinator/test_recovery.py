@@ -316,7 +316,7 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
         learner.task_id,
         collector.task_id,
     }
-    after.coordinator._expire_orphans()
+    after.coordinator.dispatcher.expire_orphans()
     assert after.scheduler.running == {}
     after.join("l1", "learner")
     after.join("c1", "collector")
@@ -358,7 +358,9 @@ def test_task_of_a_worker_that_comes_back_without_it_is_given_to_others_at_once(
     over = {"task_id": collector.task_id, "payload_prefix": collector.payload_prefix}
     for prefix, waiting in (("other", [learner, collector]), (collector.payload_prefix, [learner])):
         task = {**over, "payload_prefix": prefix, "is_over": True}
-        after.coordinator._on_join(WorkerInfo("c0", "collector", {"task": task}, incarnation=2))
+        after.coordinator.dispatcher.join(
+            WorkerInfo("c0", "collector", {"task": task}, incarnation=2)
+        )
         found = {each.task_id for each in after.scheduler.orphans}
         assert found == {each.task_id for each in waiting}
     assert after.give("collector").task_id == collector.task_id
@@ -375,7 +377,7 @@ def test_collector_of_an_earlier_coordinator_is_waited_for_until_the_rejoin_time
     assert admission is not None
     for seconds, is_waited_for in ((0.0, True), (29.5, True), (0.5, False)):
         after.now += seconds
-        after.coordinator._expire_orphans()
+        after.coordinator.dispatcher.expire_orphans()
         assert admission.is_any_outstanding is is_waited_for
         assert (after.scheduler.orphans != []) is is_waited_for
 
@@ -418,7 +420,7 @@ def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> 
     assert same(life.look(), after.look())
     assert after.scheduler.totals.evaluations == [{"mean": 9.0}]
     after.join("c1", "collector")
-    after.coordinator._expire_orphans()
+    after.coordinator.dispatcher.expire_orphans()
     assert not after.give("collector").is_evaluation
 
 
@@ -454,7 +456,7 @@ def test_restart_of_the_coordinator_does_not_count_as_a_loss_of_the_task(
     learner = life.give("learner")
     for _ in range(10):
         life = Life(tmp_path, transport, "naive")
-        life.coordinator._expire_orphans()
+        life.coordinator.dispatcher.expire_orphans()
         life.join("l0", "learner")
         again = life.give("learner")
         assert (again.task_id, again.attempt, again.losses) == (learner.task_id, 1, ())
@@ -553,7 +555,7 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     other = Life(tmp_path / "c", transport, "naive").coordinator
     other.load_state_dict(state)
     assert same(state["buffers"], other.state_dict()["buffers"])
-    assert other.evaluations == [{"mean": 9.0}]
+    assert other.state.totals.evaluations == [{"mean": 9.0}]
     assert same(
         {"tasks": state["running"]},
         {"tasks": other.state_dict()["running"]},

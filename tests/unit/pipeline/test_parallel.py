@@ -68,7 +68,7 @@ class Evaluating:
     """A fake coordinator whose last evaluations take ``needed_s`` seconds."""
 
     cfg = SimpleNamespace(last_evaluation_s=1.0)
-    has_reached_goal = False
+    end = SimpleNamespace(has_reached_goal=False)
 
     def __init__(self, players: int, needed_s: float) -> None:
         self.players = dict.fromkeys(map(str, range(players)))
@@ -79,8 +79,8 @@ class Evaluating:
 
     def finish_evaluations(self, timeout_s: float) -> bool:
         self.waited_s += timeout_s
-        self.has_reached_goal = self.waited_s >= self.needed_s
-        return self.has_reached_goal
+        self.end = SimpleNamespace(has_reached_goal=self.waited_s >= self.needed_s)
+        return bool(self.end.has_reached_goal)
 
 
 @pytest.mark.parametrize(("players", "allowed_s"), [(0, 1.0), (1, 1.0), (3, 3.0)])
@@ -108,7 +108,7 @@ def test_status_is_that_of_all_players(
         status(),
         players={f"p{number}": PlayerProgress(9 - 2 * number, 2) for number in range(players)},
     )
-    coordinator: Any = SimpleNamespace(status=lambda: now, running_tasks=lambda: ())
+    coordinator: Any = SimpleNamespace(status=lambda: now, state=SimpleNamespace(running={}))
     found = _status(RunContext(cfg=cfg, run_dir=tmp_path), coordinator)
     size = cfg.policy.other.replay_buffer.replay_buffer_size
     assert (found.buffer_capacity, found.workers) == (buffers * size, 3)

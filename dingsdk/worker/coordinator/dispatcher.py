@@ -1,0 +1,265 @@
+"""Assigns tasks to idle workers, and runs the driver of each task in a job."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dingsdk.errors import DingError, TaskTimeoutError, error_text
+from dingsdk.plugins import observe
+from dingsdk.worker.comm.master import Master
+from dingsdk.worker.comm.scheduler import Condition, Job
+from dingsdk.worker.comm.transport import StepDataStore, Transport, WorkerInfo
+from dingsdk.worker.coordinator.keeper import Keeper
+from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.coordinator.quiet import QuietWatch
+from dingsdk.worker.coordinator.run_end import RunEnd
+from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.section import CoordinatorSection
+from dingsdk.worker.coordinator.tasks import TaskState
+
+_log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Watches workers, and gives the commander's tasks to those that are idle.
+
+    Args:
+        drive: Called in a job of its own with (task state, task to send, whether its worker goes on
+            with a task of an earlier coordinator); returns at the end of the task.
+        tick_s: Seconds between two requests for tasks while nothing else happens.
+
+    Attributes:
+        master: The connections to the workers.
+        orphans_until: When tasks of an earlier coordinator are given to other workers.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        cfg: CoordinatorSection,
+        state: SchedulerState,
+        end: RunEnd,
+        keeper: Keeper,
+        condition: Condition,
+        data_store: StepDataStore,
+        drive: Callable[[TaskState, Mapping[str, Any], bool], None],
+        clock: Callable[[], float],
+        tick_s: float,
+    ) -> None:
+        self._scheduler = transport.scheduler
+        self._cfg = cfg
+        self._state = state
+        self._end = end
+        self._keeper = keeper
+        self._condition = condition
+        self._data_store = data_store
+        self._drive = drive
+        self._clock = clock
+        self._tick_s = tick_s
+        self._quiet = QuietWatch(state, cfg.quiet_after_s, state.clock)
+        self._jobs: list[Job] = []
+        self._swept_at = clock()
+        self._has_news = False
+        self.orphans_until = -math.inf
+        self.master = Master(
+            transport.master_end(),
+            self._scheduler,
+            on_join=self.join,
+            on_renew=self.renew,
+            on_lost=self.lose,
+            lease_s=cfg.lease_s,
+        )
+
+    def start(self) -> str:
+        """Begin; return the address that workers connect to."""
+        address = self.master.start()
+        self.spawn(self.run, "coordinator")
+        return address
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Wait for all jobs, which the end of the run lets end; return the names of the others."""
+        self.notify()
+        deadline = self._clock() + timeout_s
+        jobs = [job for job in self._jobs if not job.join(max(0.0, deadline - self._clock()))]
+        self.master.close()
+        return [job.name for job in jobs]
+
+    def notify(self) -> None:
+        """Wake all waiters so that they check again."""
+        with self._condition:
+            self._has_news = True
+            self._condition.notify_all()
+
+    def join(self, info: WorkerInfo) -> None:
+        """Add a worker; it continues with a task that it kept from an earlier coordinator."""
+        roles = self._state.roles
+        with self._condition:
+            self._state.join(info)
+            task = None if self._end.is_near else self._adopted(info)
+        _log.info("worker %s joined", info.worker_id)
+        if task is not None:
+            _log.info("it continues with task %s", task.task_id)
+            self._start(task, goes_on=True)
+        if info.role not in roles:
+            text = "worker %s joined as %r, for which this run has no tasks; its roles: %s"
+            _log.warning(text, info.worker_id, info.role, ", ".join(roles))
+        self.notify()
+
+    def _adopted(self, info: WorkerInfo) -> TaskState | None:
+        """Return the task that a worker kept from an earlier coordinator, now assigned again."""
+        task = info.resource.get("task")
+        role = self._state.roles.get(info.role)
+        if role is None or not role.rejoins or not isinstance(task, Mapping):
+            return None
+        kept = str(task.get("task_id")), str(task.get("payload_prefix"))
+        if task.get("is_over"):
+            # Its last answer did not arrive, so another worker begins the task anew.
+            if (orphan := self._state.orphan(*kept, info)) is not None:
+                self._state.expire_orphan(orphan)
+            return None
+        return self._state.adopt(*kept, info)
+
+    def renew(self, worker_id: str) -> None:
+        """Renew the lease of a worker."""
+        with self._condition:
+            self._state.pool.renew(worker_id)
+
+    def lose(self, info: WorkerInfo, reason: str) -> None:
+        """Remove a worker; its task ends with an error in its own job."""
+        _log.warning("worker %s is lost: %s", info.worker_id, reason)
+        with self._condition:
+            self._state.lose(info)
+        self.notify()
+
+    def run(self) -> None:
+        """Give tasks to workers until the run is closed or has failed."""
+        try:
+            # Also after the end of training: the worker of a last evaluation may become silent.
+            while not self._end.is_halted:
+                self.dispatch_once()
+        except Exception as error:
+            # Without a dispatcher the run would hang without an error.
+            self.fail(_as_ding_error(error, "dispatcher"))
+            raise
+
+    def dispatch_once(self) -> None:
+        """Wait for news or a tick, then look at workers, disks and tasks once."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._end.is_halted or self._has_news, self._tick_s)
+            self._has_news = False
+            self._state.clock.look()
+            silent = self._state.pool.silent()
+            failure = self._state.outage.failure()
+            changed = self._state.pace.look()
+            why_quiet = "" if self._end.is_near else self._quiet.look()
+        if why_quiet:
+            _log.warning("nothing has happened for %.0f s: %s", self._quiet.limit_s, why_quiet)
+        if failure is not None:
+            self.fail(failure)
+        for worker_id, pace in changed.items():
+            _report_pace(worker_id, pace)
+        for info in silent:
+            self.master.lose(info.worker_id, f"silent for {self._cfg.lease_s} s", info.incarnation)
+        self._keeper.check_owner()
+        self._sweep_orphans()
+        with self._condition:
+            if not self._end.is_near and self._keeper.save_if_due():
+                self._condition.notify_all()
+            self.expire_orphans()
+            given = self._assign()
+        for task in given:
+            self._start(task)
+
+    def expire_orphans(self) -> None:
+        """Queue the tasks of workers that did not rejoin in time; the condition is held."""
+        if self._clock() >= self.orphans_until or self._end.is_near:
+            for task in self._state.orphans:
+                self._state.expire_orphan(task)
+
+    def _assign(self) -> list[TaskState]:
+        given: list[TaskState | None] = []
+        is_over = self._end.look_at_env_steps()
+        for role in () if self._end.is_near else self._state.roles:
+            if is_over and role == "collector":
+                self._state.produce_evaluation()
+            else:
+                self._state.produce(role)
+            given.append(self._state.assign(role))
+        if self._end.owed_evaluations:
+            given.append(self._end.assign_evaluation())
+            self._condition.notify_all()
+        return [task for task in given if task is not None]
+
+    def _start(self, task: TaskState, goes_on: bool = False) -> None:
+        self.spawn(functools.partial(self.run_task, task, goes_on), f"{task.task_id}-driver")
+
+    def _sweep_orphans(self) -> None:
+        """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""
+        grace_s = self._cfg.orphan_grace_s
+        if self._clock() - self._swept_at < grace_s / 2:
+            return
+        self._swept_at = self._clock()
+        with self._condition:
+            is_live = self._state.find_live()
+        count = self._data_store.sweep_orphans(is_live, grace_s)
+        if count:
+            _log.info("deleted %d unannounced payloads", count)
+
+    def run_task(self, state: TaskState, goes_on: bool = False) -> None:
+        """Drive a task, and record how it ended."""
+        worker = state.worker
+        assert worker is not None  # assigned
+        task = {**state.task, f"{state.role}_id": worker.worker_id}
+        task["payload_prefix"] = state.payload_prefix
+        task["resource_info"] = worker.resource
+        error: DingError | None = None
+        try:
+            self._drive(state, task, goes_on)
+        except Exception as raised:
+            error = _as_ding_error(raised, f"task {state.task_id}")
+            if isinstance(raised, TaskTimeoutError):
+                # Drop the worker first, so that its late answer is not taken for the next task's.
+                self.master.lose(worker.worker_id, str(raised), worker.incarnation)
+        with self._condition:
+            outcome, is_fatal = self._state.end(state, error)
+            self._end.note_end(state, error)
+        if is_fatal and outcome is not None and not self._end.is_closed:
+            self.fail(outcome)
+        elif outcome is not None and not self._end.is_closed:
+            _log.error("%s", outcome)
+        self.notify()
+
+    def fail(self, error: DingError) -> None:
+        """End the run with an error, which its caller raises and shows to the user once."""
+        _log.debug("the run failed", exc_info=error)
+        with self._condition:
+            self._end.failure = self._end.failure or error
+            self._condition.notify_all()
+
+    def spawn(self, function: Callable[[], None], name: str) -> None:
+        """Run a function in a job, which ``close`` waits for."""
+        self._jobs = [job for job in self._jobs if not job.done]
+        self._jobs.append(self._scheduler.spawn(function, name))
+
+
+def _as_ding_error(error: Exception, where: str) -> DingError:
+    if isinstance(error, DingError):
+        return error
+    wrapped = DingError(f"{where}: {error_text(error)}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _report_pace(worker_id: str, pace: Pace) -> None:
+    """Log that a worker became a straggler or caught up, and call the observers."""
+    share = pace.relative or 0.0
+    if pace.is_straggler:
+        text = "%s %s is a straggler: %.3g per s, %.2g of the median of the others"
+        _log.warning(text, pace.kind, worker_id, pace.per_s, share)
+    else:
+        _log.info("%s %s has caught up: %.3g per s", pace.kind, worker_id, pace.per_s)
+    observe().pace_changed(worker_id=worker_id, relative_pace=share, is_straggler=pace.is_straggler)
