@@ -206,7 +206,8 @@ def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
     if not (tests or always):
         # Coverage does not see lines that are compiled, run in a killed process, or at import.
         tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S / 2
-    tests = sorted(set(tests) - set(always), key=lambda test: test.duration_s)
+    module = Path(mutant.path).stem  # tests that have its name come first
+    tests = sorted(set(tests) - set(always), key=lambda t: (module not in t.file, t.duration_s))
     total_s = 0.0
     chosen: list[Test] = []
     for test in tests:
