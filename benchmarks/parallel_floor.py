@@ -261,7 +261,8 @@ def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> di
         from dingsdk.plugins import default_manager
 
         default_manager().load("parallel_floor", "parallel_floor")  # counts the exchanges
-    with timed_collects() as taken:
+    # Only serial mode collects in this process; a parallel run imports torch in another one.
+    with timed_collects() if mode == "serial" else contextlib.nullcontext([]) as taken:
         # Ray cannot import from the script of its driver, but from a module.
         env = importlib.import_module("parallel_floor").ENVS[name]
         result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=env)
