@@ -11,7 +11,9 @@ import pytest
 
 from dingsdk.config import load_config
 from dingsdk.pipeline.train import train
+from dingsdk.plugins import use_manager
 
+from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
 from .process_cluster import ProcessCluster
 from .short_runs import QUICK
 
@@ -70,14 +72,18 @@ BUFFER = "policy.other.replay_buffer"
         ("cartpole-dqn", (), "flask_fs"),
         ("cartpole-dqn", (f"{BUFFER}.type=advanced", "policy.priority=true"), "shared_memory"),
         ("cartpole-r2d2", (), "shared_memory"),
+        ("cartpole-dqn", EPISODES, "shared_memory"),
+        ("cartpole-dqn", RANDOM_REMOVER, "shared_memory"),
     ],
-    ids=["shared_memory", "flask_fs", "advanced", "sequence"],
+    ids=["shared_memory", "flask_fs", "advanced", "sequence", "episode", "random-remover"],
 )
 def test_another_learner_gets_the_rows_of_one_that_was_killed(
     tmp_path: Path, example: str, sets: tuple[str, ...], transport: str
 ) -> None:
-    cluster = ProcessCluster(tmp_path, sets, transport, example=example)
-    with closing(cluster):
+    with (
+        use_manager(manager_with_own_parts()),
+        closing(ProcessCluster(tmp_path, sets, transport, example=example)) as cluster,
+    ):
         cluster.expect_training()
         before = cluster.coordinator.status().samples
         os.kill(cluster.pid("learner-0"), signal.SIGKILL)
