@@ -12,6 +12,7 @@ import pytest
 from dingsdk.config import load_config
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import use_manager
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 
 from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
 from .process_cluster import ProcessCluster
@@ -64,6 +65,19 @@ def test_collectors_end_at_the_limit_of_env_steps(tmp_path: Path, collectors: in
 BUFFER = "policy.other.replay_buffer"
 
 
+def table_has_all_rows(cluster: ProcessCluster, *, is_of_episodes: bool) -> bool:
+    """Return whether the learner's table has as many samples as acknowledged and not evicted.
+
+    Payloads that wait for their insertion are not counted. A report may be a moment older than the
+    count that comes with it.
+    """
+    (payloads,) = cluster.coordinator._state.buffers.values()
+    assert isinstance(payloads, LivePayloads)
+    inserted = [each for each in list(payloads._live.values()) if each.is_inserted]
+    rows = sum(1 if is_of_episodes else each.rows - each.left.total() for each in inserted)
+    return payloads.count() == rows > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "sets", "transport"),
@@ -90,6 +104,7 @@ def test_another_learner_gets_the_rows_of_one_that_was_killed(
         incarnation = cluster.incarnation("learner-0")
         cluster.expect(lambda: cluster.incarnation("learner-0") > incarnation)
         cluster.expect(lambda: cluster.coordinator.status().samples.trained > before.trained + 1000)
+        cluster.expect(lambda: table_has_all_rows(cluster, is_of_episodes=sets == EPISODES))
         cluster.coordinator.validate_state()
         after = cluster.coordinator.status().samples
         assert set(after.evicted) <= {"overwritten"}
