@@ -31,12 +31,15 @@ from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
+from dingsdk.plugins import use_manager
 from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.run_id import run_id
 from tools.chaos.counting import acknowledged_rows
+
+from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
 
 ITERATIONS = "policy.learn.learner.train_iterations"
 SETS = (
@@ -49,11 +52,15 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from dingsdk import train
+from dingsdk.plugins import use_manager
 from tools.chaos.counting import count_acknowledged
 
 count_acknowledged(Path(sys.argv[1]))
 if __name__ == "__main__":
-    train("cartpole-dqn", "parallel", sys.argv[2], sys.argv[3:], 3, sys.argv[1])
+    from tests.integration.own_parts import manager_with_own_parts
+
+    with use_manager(manager_with_own_parts()):
+        train("cartpole-dqn", "parallel", sys.argv[2], sys.argv[3:], 3, sys.argv[1])
 """
 ROOT = Path(__file__).parents[2]
 
@@ -151,14 +158,18 @@ def test_run_resumes_after_all_its_processes_were_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_swept", [False, True], ids=["resumed first", "another run first"])
+@pytest.mark.parametrize(
+    ("is_swept", "own"),
+    [(False, ()), (True, ()), (False, EPISODES), (False, RANDOM_REMOVER)],
+    ids=["resumed first", "another run first", "episodes", "random remover"],
+)
 def test_shared_memory_run_resumes_after_all_its_processes_were_killed(
-    tmp_path: Path, is_swept: bool
+    tmp_path: Path, is_swept: bool, own: tuple[str, ...]
 ) -> None:
     run_memory = pytest.importorskip("dingsdk_shared_memory.run_memory")
     run = tmp_path / "run"
     memory = run_memory.folder_of(run)
-    sets = (f"{ITERATIONS}=1000000", "system.collector_num=1")
+    sets = (f"{ITERATIONS}=1000000", "system.collector_num=1", *own)
     process = start(tmp_path, *sets, transport="shared_memory")
     try:
         wait_until(lambda: status(run)["train_iter"] > 100)
@@ -169,7 +180,8 @@ def test_shared_memory_run_resumes_after_all_its_processes_were_killed(
     if is_swept:
         run_memory.remove_stale()  # as the next coordinator on this host does
         assert not memory.exists()
-    result = go_on(run, before["train_iter"] + 100)
+    with use_manager(manager_with_own_parts()):
+        result = go_on(run, before["train_iter"] + 100)
 
     assert result.train_iter >= before["train_iter"] + 100  # the newest checkpoint may be ahead
     assert result.samples.acknowledged > rows >= before["samples"]["acknowledged"]

@@ -11,7 +11,10 @@ import pytest
 
 from dingsdk.config import load_config
 from dingsdk.pipeline.train import train
+from dingsdk.plugins import use_manager
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 
+from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
 from .process_cluster import ProcessCluster
 from .short_runs import QUICK
 
@@ -62,6 +65,19 @@ def test_collectors_end_at_the_limit_of_env_steps(tmp_path: Path, collectors: in
 BUFFER = "policy.other.replay_buffer"
 
 
+def table_has_all_rows(cluster: ProcessCluster, *, is_of_episodes: bool) -> bool:
+    """Return whether the learner's table has as many samples as acknowledged and not evicted.
+
+    Payloads that wait for their insertion are not counted. A report may be a moment older than the
+    count that comes with it.
+    """
+    (payloads,) = cluster.coordinator._state.buffers.values()
+    assert isinstance(payloads, LivePayloads)
+    inserted = [each for each in list(payloads._live.values()) if each.is_inserted]
+    rows = sum(1 if is_of_episodes else each.rows - each.left.total() for each in inserted)
+    return payloads.count() == rows > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "sets", "transport"),
@@ -70,20 +86,25 @@ BUFFER = "policy.other.replay_buffer"
         ("cartpole-dqn", (), "flask_fs"),
         ("cartpole-dqn", (f"{BUFFER}.type=advanced", "policy.priority=true"), "shared_memory"),
         ("cartpole-r2d2", (), "shared_memory"),
+        ("cartpole-dqn", EPISODES, "shared_memory"),
+        ("cartpole-dqn", RANDOM_REMOVER, "shared_memory"),
     ],
-    ids=["shared_memory", "flask_fs", "advanced", "sequence"],
+    ids=["shared_memory", "flask_fs", "advanced", "sequence", "episode", "random-remover"],
 )
 def test_another_learner_gets_the_rows_of_one_that_was_killed(
     tmp_path: Path, example: str, sets: tuple[str, ...], transport: str
 ) -> None:
-    cluster = ProcessCluster(tmp_path, sets, transport, example=example)
-    with closing(cluster):
+    with (
+        use_manager(manager_with_own_parts()),
+        closing(ProcessCluster(tmp_path, sets, transport, example=example)) as cluster,
+    ):
         cluster.expect_training()
         before = cluster.coordinator.status().samples
         os.kill(cluster.pid("learner-0"), signal.SIGKILL)
         incarnation = cluster.incarnation("learner-0")
         cluster.expect(lambda: cluster.incarnation("learner-0") > incarnation)
         cluster.expect(lambda: cluster.coordinator.status().samples.trained > before.trained + 1000)
+        cluster.expect(lambda: table_has_all_rows(cluster, is_of_episodes=sets == EPISODES))
         cluster.coordinator.validate_state()
         after = cluster.coordinator.status().samples
         assert set(after.evicted) <= {"overwritten"}

@@ -551,9 +551,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The newest policy of an on-policy learner is damaged": [
         Mutant(
             "collectors wait for a damaged policy",
-            f"{_COMM}.learner:BaseCommLearner._catch_up",
-            "self._is_on_policy and",
-            "False and",
+            f"{_COMM}.training:OnPolicyTraining.while_waiting",
+            "elif self._read_version != self._version:",
+            "elif False:",
             586,
         ),
     ],

@@ -11,6 +11,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DataMissingError
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
+from dingsdk.worker.comm.training import Training
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.hooks import SaveCkptHook
 from dingsdk.worker.replay_buffer.home import Home
@@ -156,12 +157,16 @@ class _Collecting:
 class SimulatedLearner(_Simulated, BaseCommLearner):
     """Trains on one batch per second."""
 
-    exchange_s = training_s = 1.0
     home_number = 0
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         self.simulation.build(self)
         return _Learning(self, task_info)
+
+    def _create_training(self, task_info: Mapping[str, Any]) -> Training:
+        training = super()._create_training(task_info)
+        training.exchange_s = 1.0
+        return training
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         home, self.home_number = super()._create_home(task_info), task_info["home"]["number"]
@@ -234,7 +239,7 @@ class _Learning:
 
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation
-        worker._send_newest()
+        worker._training.publish_newest(self)
         worker.note_begin()
         while not self._is_closed:
             batch = worker.get_batch(self._batch_size)
@@ -248,8 +253,8 @@ class _Learning:
                 found = {key: batch.columns[key] for key in keys}
                 self._priorities = {**found, "priority": np.ones(len(batch))}
             worker.send_learn_info(self.learn_info)
-            if self.train_iter % SAVE_ITERS == 0 and not worker._is_on_policy:
-                worker._send_newest()
+            if self.train_iter % SAVE_ITERS == 0 and not simulation.setting.on_policy:
+                worker._training.publish_newest(self)
             engine: Any = self
             self._save(engine)
 

@@ -6,9 +6,9 @@ from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dingsdk.worker.comm.collector import BaseCommCollector as BaseCommCollector
+    from dingsdk.worker.comm.hooks import SendLearnInfoHook as SendLearnInfoHook
+    from dingsdk.worker.comm.hooks import SendPolicyHook as SendPolicyHook
     from dingsdk.worker.comm.learner import BaseCommLearner as BaseCommLearner
-    from dingsdk.worker.comm.learner import SendLearnInfoHook as SendLearnInfoHook
-    from dingsdk.worker.comm.learner import SendPolicyHook as SendPolicyHook
     from dingsdk.worker.comm.master import Master as Master
     from dingsdk.worker.comm.master import Task as Task
     from dingsdk.worker.comm.master import TaskStatus as TaskStatus

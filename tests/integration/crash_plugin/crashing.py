@@ -105,9 +105,16 @@ class CrashingLearner(FlaskFileSystemLearner):
         home.report = crashing_report
         return home
 
-    def _save(self) -> None:
-        super()._save()
-        die_at("saved")
+    def _create_learner(self, task_info: Any) -> Any:
+        learner: Any = super()._create_learner(task_info)
+        save = learner.save_checkpoint
+
+        def crashing_save() -> None:
+            save()
+            die_at("saved")
+
+        learner.save_checkpoint = crashing_save
+        return learner
 
 
 def _write_half_and_die(descriptor: int, buffers: Any, *args: Any) -> int:

@@ -21,6 +21,8 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommLearner, Master
+from dingsdk.worker.comm.interval_checkpoints import IntervalCheckpoints
+from dingsdk.worker.comm.training import OffPolicyTraining, OnPolicyTraining
 from dingsdk.worker.replay_buffer.home import TableHome, TrainingHome
 
 LEARNER = SimpleNamespace(learn_info={}, train_iter=5)
@@ -36,6 +38,8 @@ def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     made.start(master.start())
     made._home = TableHome(create_buffer(BUFFER), made._load_payload)
     made._learner = LEARNER
+    made._training = OffPolicyTraining(made, "p", made.send_policy, 10, None)
+    made._checkpoints = IntervalCheckpoints(None, made._clock, bool)
     yield made
     made.close()
     master.close()
@@ -80,7 +84,7 @@ def test_row_function_takes_a_decompressor() -> None:
 def test_on_policy_learner_publishes_once_before_it_waits_for_the_next_training(
     learner: BaseCommLearner,
 ) -> None:
-    learner._task_info, learner._is_on_policy = {"policy_id": "p"}, True
+    learner._training = OnPolicyTraining(learner, "p", learner.send_policy)
     policy = SimpleNamespace(state_dict=lambda: {"model": {"w": np.ones(1)}})
     known = {"learn_info": {"learner_done": False}, "policy": policy}
     learner._learner = SimpleNamespace(**known, train_iter=5)
@@ -108,37 +112,28 @@ def test_on_policy_learner_publishes_once_before_it_waits_for_the_next_training(
     assert asked == [5, -1]
 
 
-@pytest.mark.parametrize(
-    ("is_on_policy", "is_whole", "sent"),
-    [
-        (True, False, [5]),
-        (True, True, []),
-        (False, False, []),
-    ],
-)
+@pytest.mark.parametrize(("is_whole", "sent"), [(False, [5]), (True, [])])
 def test_waiting_on_policy_learner_publishes_a_damaged_version_again_once(
-    learner: BaseCommLearner, is_on_policy: bool, is_whole: bool, sent: list[int]
+    learner: BaseCommLearner, is_whole: bool, sent: list[int]
 ) -> None:
     found: list[int] = []
     policy = SimpleNamespace(state_dict=lambda: {"model": "tensors"})
-    learner._learner = SimpleNamespace(**vars(LEARNER), policy=policy)
-    learner._task_info, learner._is_on_policy, learner._sent_iter = (
-        {"policy_id": "p"},
-        is_on_policy,
-        5,
-    )
-    learner.send_policy = lambda state: found.append(state["iter"])  # type: ignore[method-assign]
+    trained = SimpleNamespace(**vars(LEARNER), policy=policy)
     asked: list[tuple[str, int]] = []
 
     def newest(policy_id: str, newer_than: int) -> Any:
         asked.append((policy_id, newer_than))
         return (5, {}) if is_whole else None
 
-    learner.policy_store = SimpleNamespace(newest=newest)  # type: ignore[assignment]
+    learner.policy_store = SimpleNamespace(  # type: ignore[assignment]
+        newest=newest, publish=lambda *given: None
+    )
+    training = OnPolicyTraining(learner, "p", lambda state: found.append(state["iter"]))
+    training.publish({"model": {}, "iter": 5}, is_last=False)
     for _ in range(3):
-        learner._catch_up()
+        training.while_waiting(trained)
     assert found == sent
-    assert asked == ([("p", 4)] if is_on_policy else [])
+    assert asked == [("p", 4)]
 
 
 def test_waiting_learner_publishes_its_policy_after_the_disk_was_full(
@@ -155,36 +150,34 @@ def test_waiting_learner_publishes_its_policy_after_the_disk_was_full(
     policy = SimpleNamespace(state_dict=lambda: {"model": {}})
     known = {**vars(LEARNER), "policy": policy, "learn_info": {"learner_done": False}}
     learner._learner = SimpleNamespace(**{**known, "train_iter": 5})
-    learner._task_info = {"policy_id": "p"}
     learner.policy_store = SimpleNamespace(  # type: ignore[assignment]
         publish=publish, newest=lambda policy_id: (1, {})
     )
     learner.send_policy({"model": {}, "iter": 3})
     for _ in range(3):
-        learner._catch_up()
+        learner._training.while_waiting(learner._learner)
     assert stored == [5]
 
 
 def test_learner_saves_a_checkpoint_every_minute_if_it_has_trained(
-    learner: BaseCommLearner, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     now, saves, full, cost_s = [1000.0], [], [False], [0.0]
 
     def save() -> None:
+        assert checkpoints.patience(lambda: "at once") == "at once"
         now[0] += cost_s[0]
         if full[0]:
             raise StorageFullError("no room", path="ckpt")
-        saves.append((now[0], learner._learner.train_iter))
+        saves.append((now[0], trained.train_iter))
 
-    learner._clock = lambda: now[0]
-    learner._begin()
-    learner._learner = SimpleNamespace(learn_info={}, train_iter=0, save_checkpoint=save)
-
-    announce(learner, "p")
+    trained: Any = SimpleNamespace(train_iter=0, save_checkpoint=save)
+    checkpoints = IntervalCheckpoints(60.0, lambda: now[0], lambda write: "waits")
+    assert checkpoints.patience(lambda: "at once") == "waits"
 
     def train(at: float, train_iter: int) -> None:
-        now[0], learner._learner.train_iter = at, train_iter
-        assert learner.get_batch(2) is not None
+        now[0], trained.train_iter = at, train_iter
+        checkpoints.save_if_due(trained)
 
     train(1059.9, 7)
     train(1060.0, 8)

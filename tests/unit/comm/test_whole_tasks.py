@@ -21,8 +21,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_buffer
-from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
-from dingsdk.worker.comm.learner import SendPolicyHook
+from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master, SendPolicyHook
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 
 PATIENCE_S = 30.0
