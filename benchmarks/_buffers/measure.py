@@ -99,6 +99,7 @@ class Report:
         self, section: str, load: str, what: str, found: float, limit: float, at_least: bool = False
     ) -> None:
         """Print and store a goal: ``found`` must be at most (or at least) ``limit``."""
+        found = float(found)  # of numpy, it could not be written as JSON
         passed = found >= limit if at_least else found <= limit
         self.goals.append(
             {"section": section, "load": load, "what": what, "found": found, "limit": limit}

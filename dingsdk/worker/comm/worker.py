@@ -282,11 +282,11 @@ class CommWorker(Configurable, Slave, ABC):
 
     def task_wait(
         self, predicate: Callable[[], bool], timeout_s: float, *, outlasts_job: bool = False
-    ) -> bool:
+    ) -> None:
         """Wait within a task, with the condition held, until the job makes ``predicate()`` true.
 
-        Renews the lease while waiting. Returns False after ``timeout_s``, and when the job ends,
-        unless ``outlasts_job``.
+        Renews the lease while waiting. Ends after ``timeout_s``, and when the job ends, unless
+        ``outlasts_job``.
         """
         left, deadline = timeout_s, self._clock() + timeout_s
         while not self.condition.wait_for(
@@ -294,11 +294,10 @@ class CommWorker(Configurable, Slave, ABC):
             max(0.0, min(left, POLL_S, self._renewal_s)),
         ):
             if left <= 0:
-                return False
+                return
             # Renewing may wait for the master, and stopping the job needs the condition.
             self._call_unlocked(self.renew)
             left = deadline - self._clock()
-        return predicate()
 
     def _is_alive(self, now: float) -> bool:
         is_idle = self._job is None or self.job_ended or self._waiting > 0

@@ -47,6 +47,7 @@ def test_section_is_read_with_resources_by_role(tmp_path: Path) -> None:
     cfg = {"resources": {"learner": {"num_cpus": 2, "num_gpus": 1}}, "placement": "SPREAD"}
     section = RayTransport({**cfg}, tmp_path).cfg
     assert section.resources["learner"]["num_gpus"] == 1
+    RayTransport({"resources": {"learner": {"num_cpus": 0}}}, tmp_path)  # Ray allows it
     with pytest.raises(ConfigError, match="num_gpu"):
         RayTransport({"resources": {"learner": {"num_gpu": 1}}}, tmp_path)
 

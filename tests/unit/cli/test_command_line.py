@@ -401,6 +401,8 @@ def test_doctor_reports_no_problem_on_a_working_system(
     assert "fail" not in told
     rows = ["python", "numpy", "shared memory", "ports", "GPU"]
     assert [row for row in rows if f" {row} " not in told] == []
+    # A GPU without a driver for torch is a warning, and no GPU is none.
+    assert ("torch cannot use it" in told) is Path("/dev/nvidiactl").exists()
 
 
 def test_process_at_exit_skips_garbage_collection_and_ignores_ctrl_c() -> None:

@@ -611,7 +611,8 @@ def test_worker_continues_its_task_unless_the_run_ends(
     coordinator = site.coordinator
     coordinator.state.running["t"] = waiting
     continued: list[TaskState] = []
-    monkeypatch.setattr(coordinator.dispatcher, "_start", lambda state, goes_on: continued.append(state))
+    dispatcher = coordinator.dispatcher
+    monkeypatch.setattr(dispatcher, "_start", lambda state, goes_on: continued.append(state))
     coordinator.end.is_over = is_ending
     kept = {"task_id": "t", "payload_prefix": "p"}
     coordinator.dispatcher.join(WorkerInfo("l", "learner", {"task": kept}))

@@ -155,6 +155,13 @@ class TestBuild:
         assert (f"did you mean {nearest!r}?" in str(caught.value)) is (nearest is not None)
         assert ("did you mean" in str(caught.value)) is (nearest is not None)
 
+    @pytest.mark.parametrize(("position", "nearest"), [("before_itr", "before_iter"), ("x", None)])
+    def test_error_for_an_unknown_position_names_the_nearest_one(self, position, nearest):
+        with pytest.raises(HookError, match="use one of") as caught:
+            SaveCkptHook("a", 1, position=position)
+
+        assert caught.value.facts["nearest"] == nearest
+
     @pytest.mark.parametrize("priority", [-1, "first", None, float("nan"), True])
     def test_a_bad_priority_is_refused(self, priority):
         entry = {"type": "save_ckpt", "position": "after_iter", "priority": priority}

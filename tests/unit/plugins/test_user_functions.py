@@ -51,7 +51,9 @@ def test_callable_that_is_not_made_for_a_config_is_refused(name: str) -> None:
     for each in attribute.split("."):
         found = getattr(found, each)
     for is_env in (False, True):
-        assert "@dingsdk.envs.factory" in why_refused(found, name, is_env=is_env)
+        why = why_refused(found, name, is_env=is_env)
+        assert "@dingsdk.envs.factory" in why
+        assert ("not known to be an env," in why) is is_env
 
 
 def test_accepted_are_the_users_functions_and_marked_annotated_or_conventional_ones(

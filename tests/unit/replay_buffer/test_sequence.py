@@ -99,6 +99,13 @@ def test_rare_starts_are_equally_likely() -> None:
     assert all(abs(n - 1600 / 3) < 5 * np.sqrt(1600 / 3) for n in drawn.values())
 
 
+def test_ages_of_drawn_sequences_are_recorded() -> None:
+    buffer = make()
+    fill(buffer, [6])
+    buffer.sample(1, 6, 0)
+    assert buffer.sampled_stats() == {"age_mean": 2.5, "age_min": 0, "age_max": 5}
+
+
 def test_padded_sequences_are_zero_outside_the_trajectory() -> None:
     buffer = make(capacity=12, pad=True, burn_in=2)
     fill(buffer, [5, 5, 5])  # held: 3, 4 | 5..9 | 10..14
