@@ -86,6 +86,15 @@ def test_worker_command_passes_its_options_and_reports_how_it_ended(
     assert "leaving the run" in told_last.err
 
 
+def test_worker_of_a_transport_within_one_process_is_refused(
+    work: tuple[list[Any], list[bool]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
+    assert main([*command, "--transport", "in_memory"]) == 2
+    assert "runs workers as threads, not as processes" in capsys.readouterr().err
+    assert work[0] == []
+
+
 def test_worker_without_an_id_gets_a_name_of_role_host_and_process(
     work: tuple[list[Any], list[bool]], tmp_path: Path
 ) -> None:
