@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dingsdk.envs.base import Capabilities as Capabilities
     from dingsdk.envs.base import EnvManager as EnvManager
-    from dingsdk.envs.base import StepColumns as StepColumns
-    from dingsdk.envs.base import Timestep as Timestep
     from dingsdk.envs.base_vector import BaseVectorEnvManager as BaseVectorEnvManager
     from dingsdk.envs.bench import EnvSpeed as EnvSpeed
     from dingsdk.envs.bench import bench_env as bench_env
@@ -26,6 +23,9 @@ if TYPE_CHECKING:
     from dingsdk.envs.make import seed_envs as seed_envs
     from dingsdk.envs.spaces import ActionChecker as ActionChecker
     from dingsdk.envs.spaces import ObservationSchema as ObservationSchema
+    from dingsdk.envs.steps import Capabilities as Capabilities
+    from dingsdk.envs.steps import StepColumns as StepColumns
+    from dingsdk.envs.steps import Timestep as Timestep
     from dingsdk.envs.subprocess import AsyncSubprocessEnvManager as AsyncSubprocessEnvManager
     from dingsdk.envs.subprocess import SubprocessEnvManager as SubprocessEnvManager
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager

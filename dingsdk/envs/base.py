@@ -11,12 +11,9 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -26,15 +23,17 @@ from dingsdk.config import Configurable
 from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
 from dingsdk.data.pytree import part_of
+from dingsdk.envs.bounds import BoundsWatch
 from dingsdk.envs.guard import RetrySection, close_quietly
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_RETURN, PLAYERS
 from dingsdk.envs.players import player_num
 from dingsdk.envs.saving import set_attributes
+from dingsdk.envs.seeds import EnvSeeds, check_ids
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.envs.steps import Capabilities, StepColumns, Timestep
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
-    ConfigTypeError,
     EnvError,
     NotSavableError,
     PolicyOutputError,
@@ -43,122 +42,6 @@ from dingsdk.errors import (
 from dingsdk.runtime.deadline import Closing
 
 _log = logging.getLogger(__name__)
-
-_reported_outside_of_runs: set[str] = set()
-reported: ContextVar[set[str]] = ContextVar("reported", default=_reported_outside_of_runs)
-"""Spaces whose bounds were left in the current run, so that its managers warn once."""
-
-_LOOKS, _LOOK_EVERY = 256, 17
-"""Steps in which values beyond bounds are looked for; after that, only in each 17th.
-
-A prime number, so that no group of envs that take turns is left out.
-"""
-
-_NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
-
-
-class Timestep(NamedTuple):
-    """Result of one env's step, in dict form.
-
-    ``obs`` is the observation that the action led to, the true terminal one at an episode
-    end; ``info`` always holds ``terminated`` and ``truncated``, at ``done`` also
-    ``eval_episode_return``. ``info['abnormal']`` marks a step that must be discarded: the env
-    failed and was restarted, ``obs`` is the first of its new episode, ``reward`` is 0,
-    ``done`` is False and ``info['error']`` says what happened.
-
-    For an env of several players ``obs`` and ``reward`` have a player axis, and ``info`` is a
-    list of one dict per player, each with the keys above.
-    """
-
-    obs: Any
-    reward: Any
-    done: bool
-    info: Any
-
-
-class StepColumns(NamedTuple):
-    """Result of one ``step_batch``: one row per stepped env, in the order of ``env_ids``.
-
-    The arrays belong to the caller: no later call writes into them, but ``final_obs`` may be
-    ``obs``. A named tuple, because building a frozen dataclass of eight fields costs 1 us.
-
-    Attributes:
-        obs: The observation for the next action: the new episode's first observation where an
-            episode ended and the env was reset in this step.
-        final_obs: The observation that the action led to; equal to ``obs`` except at
-            episode ends, where ``final_obs`` is the true last observation. May be the same
-            object as ``obs`` when no episode ended.
-        reward: float32[n]; float32[n, players] for envs of several players.
-        terminated: bool[n], the task ended (no bootstrap).
-        truncated: bool[n], the episode was cut (bootstrap from ``final_obs``).
-        valid: bool[n], or None for all True. False rows are not transitions: the env spent
-            the step on its reset, failed and was rebuilt (see ``abnormal``), or is finished.
-            Their ``reward``, ``terminated`` and ``truncated`` are 0 and False.
-        abnormal: bool[n], or None for all False. True: the env failed in this step; drop the
-            unfinished trajectory of that env, ``obs`` is the first of a fresh episode.
-        episode_info: ``{row: dict}``, for episodes that ended in this step: the statistics that
-            envs report, the numbers that ``env.info_numbers`` chooses, and as
-            ``eval_episode_return`` the return that counts, if it is not the sum of ``reward``.
-    """
-
-    obs: Obs
-    final_obs: Obs
-    reward: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    valid: NDArray[np.bool_] | None = None
-    abnormal: NDArray[np.bool_] | None = None
-    episode_info: Mapping[int, Mapping[str, Any]] = _NO_EPISODE_INFO
-
-
-def step_columns(
-    obs: Obs,
-    final_obs: Obs,
-    reward: NDArray[np.float32],
-    terminated: NDArray[np.bool_],
-    truncated: NDArray[np.bool_],
-    valid: NDArray[np.bool_],
-    abnormal: NDArray[np.bool_],
-    episode_info: Mapping[int, Mapping[str, Any]],
-) -> StepColumns:
-    """Return these columns, with 0 and False where a row is not ``valid``."""
-    # Looking for a byte costs a fraction of any() on arrays this small.
-    is_all_valid = 0 not in valid.tobytes()
-    if not is_all_valid:
-        reward[~valid] = 0
-        terminated &= valid
-        truncated &= valid
-    return StepColumns(
-        obs,
-        final_obs,
-        reward,
-        terminated,
-        truncated,
-        None if is_all_valid else valid,
-        abnormal if 1 in abnormal.tobytes() else None,
-        episode_info,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """Features that a manager supports; some vectorised envs cannot support all of them.
-
-    Attributes:
-        per_env_seed: env ``i`` has a random stream of its own, set by ``seed``.
-        per_env_reset: ``reset({i: None})`` resets env ``i`` alone.
-        partial_step: ``step``/``step_batch`` may name a subset of the envs.
-        reset_takes_step: an env spends one step on its reset after an episode end
-            (gymnasium's next-step autoreset); that row has ``valid=False``.
-        asynchronous: ``step`` may return fewer envs than it was given, and ``ready_obs`` leaves
-            out envs whose step has not ended.
-    """
-
-    per_env_seed: bool = True
-    per_env_reset: bool = True
-    partial_step: bool = True
-    reset_takes_step: bool = False
-    asynchronous: bool = False
 
 
 class EnvManager(Configurable, Closing, ABC):
@@ -190,9 +73,6 @@ class EnvManager(Configurable, Closing, ABC):
     caller's thread; the others ignore it."""
 
     _saved: ClassVar[tuple[str, ...]] = (
-        "_seeds",
-        "_unapplied",
-        "_dynamic_seed",
         "_failure_count",
         "_episodes",
         "_parked",
@@ -208,14 +88,10 @@ class EnvManager(Configurable, Closing, ABC):
         self._env_fns = list(env_fns)
         self._env_num = len(self._env_fns)
         self._closed = True
-        self._seeds: list[int | None] = [None] * self._env_num
-        self._unapplied = np.zeros(self._env_num, dtype=np.bool_)
-        self._dynamic_seed = True
+        self._seeds = EnvSeeds(self._env_num)
+        self._bounds = BoundsWatch()
         self._failure_count = 0
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
-        # Whether to look for values beyond the bounds of their Box; the first one is reported.
-        self._looks_beyond = True
-        self._looks = 0
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
         # Whether an env may have to stop after an episode.
@@ -290,9 +166,8 @@ class EnvManager(Configurable, Closing, ABC):
             raise EnvError("launch() needs a closed env manager; call close() first", env_id=None)
         self._failure_count = 0
         self._episodes[:] = 0
-        # New envs have no seed yet, even if the manager was seeded before it was closed.
-        self._unapplied[:] = [seed is not None for seed in self._seeds]
-        self._check_ids(reset_param or {})
+        self._seeds.apply_again()  # to new envs, even if the manager was seeded before its close
+        check_ids(reset_param or {}, self._env_num)
         try:
             self._open()
             self._closed = False
@@ -316,7 +191,7 @@ class EnvManager(Configurable, Closing, ABC):
         if reset_param is None:
             self._reset_envs(range(self._env_num), {})
         elif reset_param:
-            self._check_ids(reset_param)
+            check_ids(reset_param, self._env_num)
             self._reset_envs(sorted(reset_param), reset_param)
 
     def seed(
@@ -335,28 +210,7 @@ class EnvManager(Configurable, Closing, ABC):
         the seed ``derive_seed(seed, "rebuild", k)``: it repeats neither its own episodes nor
         those of another env. With ``dynamic_seed=False`` it starts from the seed again.
         """
-        if isinstance(seed, int | np.integer):
-            seed = [int(seed) + env_id for env_id in range(self._env_num)]
-        if not isinstance(seed, Mapping):
-            if not isinstance(seed, Sequence | np.ndarray):
-                raise _no_seed(seed)
-            if len(seed) != self._env_num:
-                raise ConfigError(
-                    f"{self._env_num} envs need {self._env_num} seeds, found {len(seed)}",
-                    path="seed",
-                    expected=self._env_num,
-                    found=len(seed),
-                )
-            seed = dict(enumerate(seed))
-        self._check_ids(seed)
-        for one in seed.values():
-            if not isinstance(one, int | np.integer):
-                raise _no_seed(one)
-        for env_id, one in seed.items():
-            self._seeds[env_id] = int(one)
-            self._unapplied[env_id] = True
-        if dynamic_seed is not None:
-            self._dynamic_seed = dynamic_seed
+        self._seeds.set(seed, dynamic_seed)
 
     def get_state(self) -> dict[str, Any]:
         """Return the full state of the manager and its envs, as plain data.
@@ -367,7 +221,7 @@ class EnvManager(Configurable, Closing, ABC):
         self._check_open()
         envs = self._envs_state()  # may wait for steps under way, which change the rest
         own = {name: capture(getattr(self, name), name) for name in self._saved}
-        return {"manager": own, "envs": envs}
+        return {"manager": {**own, **self._seeds.get_state()}, "envs": envs}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a manager of the same envs; requires a launched manager.
@@ -377,7 +231,9 @@ class EnvManager(Configurable, Closing, ABC):
         """
         self._check_open()
         self._set_envs_state(state["envs"])
-        set_attributes(self, state["manager"])
+        own = dict(state["manager"])
+        self._seeds.set_state(own)
+        set_attributes(self, {name: own[name] for name in self._saved})
 
     def random_action(self) -> dict[int, Any]:
         """Return ``{env_id: a random legal action}`` for the envs that wait for one."""
@@ -489,17 +345,6 @@ class EnvManager(Configurable, Closing, ABC):
                 "the env manager is closed; launch() it first", what=type(self).__name__
             )
 
-    def _check_ids(self, env_ids: Iterable[int]) -> None:
-        known = range(self._env_num)
-        unknown = [env_id for env_id in env_ids if env_id not in known]
-        if unknown:
-            raise PolicyOutputError(
-                f"there are envs 0 to {self._env_num - 1}, asked for {unknown}",
-                key="env_id",
-                expected=list(known),
-                found=unknown,
-            )
-
     def _running(self) -> NDArray[np.bool_]:
         """Return which envs wait for an action."""
         return ~self._parked
@@ -526,7 +371,7 @@ class EnvManager(Configurable, Closing, ABC):
         return {env_id: check(action) for env_id, action in actions.items()}
 
     def _check_running(self, env_ids: Sequence[int]) -> None:
-        self._check_ids(env_ids)
+        check_ids(env_ids, self._env_num)
         is_running = self._running()
         if len(set(env_ids)) < len(env_ids) or not is_running[list(env_ids)].all():
             running = np.flatnonzero(is_running).tolist()
@@ -538,12 +383,6 @@ class EnvManager(Configurable, Closing, ABC):
                 found=list(env_ids),
             )
 
-    def _new_seeds(self, env_ids: Sequence[int]) -> list[int | None]:
-        """Return the seeds to apply in a reset of ``env_ids``; each is handed out once."""
-        seeds = [self._seeds[env_id] if self._unapplied[env_id] else None for env_id in env_ids]
-        self._unapplied[list(env_ids)] = False
-        return seeds
-
     def _count_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         """Count a finished episode for each env, and park those that start no other episode."""
         self._episodes[env_ids] += 1
@@ -551,28 +390,6 @@ class EnvManager(Configurable, Closing, ABC):
             self._parked[env_ids] = True
         elif not math.isinf(self.episode_num):
             self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
-
-    def _look_beyond(self, obs: Sequence[Obs]) -> None:
-        """Warn of a value beyond the bounds of its Box; once a run for each space.
-
-        Each worker process of a run warns once. Only a part of all steps is looked at.
-
-        Args:
-            obs: Observations or columns of one step.
-        """
-        self._looks += 1
-        if self._looks > _LOOKS and self._looks % _LOOK_EVERY:
-            return
-        schema = self._spaces[0]
-        if (text := next(filter(None, map(schema.beyond, obs)), None)) is not None:
-            self._looks_beyond = False
-            if (name := str(schema.space)) not in reported.get():
-                reported.get().add(name)
-                _log.warning(
-                    "the env returned an observation outside of its space, and it is used as it "
-                    "is: %s; correct the observation_space if its bounds matter (reported once)",
-                    text,
-                )
 
     def _timestep(self, env_id: int, obs: Any, reward: Any, info: dict[str, Any]) -> Timestep:
         """Return one env's step in dict form, and add its reward to the episode's return.
@@ -600,11 +417,3 @@ class EnvManager(Configurable, Closing, ABC):
         info["terminated"] = bool(columns.terminated[row])
         info["truncated"] = bool(columns.truncated[row])
         return self._timestep(env_id, part_of(columns.final_obs, row), columns.reward[row], info)
-
-
-def _no_seed(found: object) -> ConfigTypeError:
-    return ConfigTypeError(
-        f"a seed is a whole number, and seeds are a list or a dict of them; found {found!r:.80}",
-        path="seed",
-        found=found,
-    )

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import legal_action, open_masks
 from dingsdk.data.pytree import part_of
-from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
-from dingsdk.envs.guard import ERROR, chosen_by, close_quietly, count_failure, restart_seed
+from dingsdk.envs.base import EnvManager
+from dingsdk.envs.guard import ERROR, chosen_by, close_quietly, count_failure
 from dingsdk.envs.last_info import (
     ABNORMAL,
     EPISODE,
@@ -23,6 +23,7 @@ from dingsdk.envs.last_info import (
 )
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.envs.steps import Capabilities, StepColumns, Timestep, step_columns
 from dingsdk.errors import ConfigError, PolicyOutputError
 
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
@@ -155,8 +156,8 @@ class BaseVectorEnvManager(EnvManager):
             raise  # new envs would not correct it
         except Exception as error:
             return self._restart(error)
-        if self._looks_beyond:
-            self._look_beyond([step.final_obs])
+        if self._bounds.is_on:
+            self._bounds.look(schema, [step.final_obs])
         return step
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
@@ -220,10 +221,10 @@ class BaseVectorEnvManager(EnvManager):
                 path=self._instead.split()[0],
                 found=sorted(env_ids),
             )
-        seed = self._new_seeds(env_ids)[0]
+        seed = self._seeds.take(env_ids)[0]
         self._parked[:] = False
         try:
-            self._reset_vec(self._seeds[0] if seed is None and not self._dynamic_seed else seed)
+            self._reset_vec(self._seeds.fixed(0) if seed is None else seed)
         except Exception as error:
             self._recover(error)
 
@@ -248,10 +249,9 @@ class BaseVectorEnvManager(EnvManager):
         self.close()
         count_failure(error, "the vector env", self._failures_in_row, self.section)
         self._rebuilds += 1
-        keep = not self._dynamic_seed
         try:
             self._open()
-            self._reset_vec(restart_seed(self._seeds[0], self._rebuilds, keep, "rebuild_all"))
+            self._reset_vec(self._seeds.after_failure(0, self._rebuilds, "rebuild_all"))
         except Exception as again:
             self._recover(again)
         self._closed = False
@@ -278,7 +278,7 @@ class BaseVectorEnvManager(EnvManager):
             told = {key: infos[key] for key in (EPISODE, f"_{EPISODE}") if key in infos}
             self._final_infos = {**infos.get("final_info", infos), **told}
         elif ended.any() and self._autoreset is AutoresetMode.DISABLED:
-            self._reset_vec(None if self._dynamic_seed else self._seeds[0], ended)
+            self._reset_vec(self._seeds.fixed(0), ended)
             obs = self._obs
         rows = np.flatnonzero(ended & valid)
         if rows.size:

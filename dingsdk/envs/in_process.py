@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Whole
-from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
+from dingsdk.envs.base import EnvManager
 from dingsdk.envs.guard import CLOSE_S, GuardedEnv, Played, close_quietly
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.envs.steps import Capabilities, StepColumns, Timestep, step_columns
 from dingsdk.errors import ConfigError
 
 
@@ -80,8 +81,8 @@ class InProcessEnvManager(EnvManager):
                 checked, self._play_all(checked), strict=True
             )
         }
-        if self._looks_beyond:
-            self._look_beyond([each.obs for each in timesteps.values()])
+        if self._bounds.is_on:
+            self._bounds.look(self._spaces[0], [each.obs for each in timesteps.values()])
         return timesteps
 
     def current_obs(self) -> Obs:
@@ -121,8 +122,8 @@ class InProcessEnvManager(EnvManager):
         obs = final_obs = schema.stack(last_obs)
         if True in terminations or True in truncations:
             obs = schema.stack(following)
-        if self._looks_beyond:
-            self._look_beyond([final_obs])
+        if self._bounds.is_on:
+            self._bounds.look(schema, [final_obs])
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
@@ -133,10 +134,10 @@ class InProcessEnvManager(EnvManager):
         return obs, np.zeros(self._reward_shape, np.float32), False, False, {}, obs, 0
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
-        seeds = zip(env_ids, self._new_seeds(env_ids), strict=True)
+        seeds = zip(env_ids, self._seeds.take(env_ids), strict=True)
         given = [{"seed": seed, **(kwargs.get(i) or {})} for i, seed in seeds]
         envs = [self._envs[env_id] for env_id in env_ids]
-        restarted = self._map(GuardedEnv.restart, envs, repeat(not self._dynamic_seed), given)
+        restarted = self._map(GuardedEnv.restart, envs, repeat(not self._seeds.is_dynamic), given)
         for env_id, (obs, failures) in zip(env_ids, restarted, strict=True):
             self._obs[env_id] = obs
             self._failure_count += failures

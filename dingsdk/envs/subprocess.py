@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
 from dingsdk.data.pytree import map_leaves, part_of
-from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
+from dingsdk.envs.base import EnvManager
 from dingsdk.envs.guard import (
     ERROR,
     GuardedEnv,
     close_quietly,
     count_failure,
-    restart_seed,
 )
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.envs.steps import Capabilities, StepColumns, Timestep, step_columns
 from dingsdk.errors import ConfigError, DingError, EnvError
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.kinds import COMM_KINDS
@@ -242,8 +242,8 @@ class SubprocessEnvManager(EnvManager):
                 self._group_of[env_id].failures_in_row = 0
                 if info := infos.get(env_id, {}).get(EPISODE_INFO):
                     episode_info[row] = info
-        if self._looks_beyond:
-            self._look_beyond([final_obs])
+        if self._bounds.is_on:
+            self._bounds.look(self._spaces[0], [final_obs])
         step = step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
@@ -337,7 +337,7 @@ class SubprocessEnvManager(EnvManager):
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         self._wait(for_all=True)
         self._reset_kwargs.update({i: kwargs[i] for i in env_ids if kwargs.get(i)})
-        seeds = dict(zip(env_ids, self._new_seeds(env_ids), strict=True))
+        seeds = dict(zip(env_ids, self._seeds.take(env_ids), strict=True))
         rows = list(env_ids)
         self._under_way[rows] = self._lost[rows] = self._parked[rows] = False
         self._returns[rows] = 0.0
@@ -393,7 +393,7 @@ class SubprocessEnvManager(EnvManager):
     def _ask_reset(self, group: _Group, kwargs: Mapping[int, Any]) -> int:
         self._board.asked[list(kwargs)] = True
         deadline = time.monotonic() + self.section.reset_timeout
-        return group.ask(_RESET, deadline, (not self._dynamic_seed, kwargs))
+        return group.ask(_RESET, deadline, (not self._seeds.is_dynamic, kwargs))
 
     def _replace(self, group: _Group, error: Exception) -> None:
         """Start a lost process again; its envs begin new episodes.
@@ -410,12 +410,11 @@ class SubprocessEnvManager(EnvManager):
         env_id = group.env_ids[0] if len(group.env_ids) == 1 else None
         count_failure(error, str(group), group.failures_in_row, self.section, env_id)
         group.rebuilds += 1
-        keep = not self._dynamic_seed
         kwargs = {
             # A guarded env uses another name for its own rebuilds.
             i: {
                 **self._reset_kwargs.get(i, {}),
-                "seed": restart_seed(self._seeds[i], group.rebuilds, keep, "rebuild_process"),
+                "seed": self._seeds.after_failure(i, group.rebuilds, "rebuild_process"),
             }
             for i in group.env_ids
         }

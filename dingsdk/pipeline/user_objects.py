@@ -13,7 +13,7 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from dingsdk.envs.base import reported
+from dingsdk.envs.bounds import reported
 from dingsdk.envs.make import GIVEN
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, spelling, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs

@@ -15,7 +15,8 @@ import numpy as np
 
 from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.data.seeding import derive_seed
-from dingsdk.envs.base import EnvManager, StepColumns
+from dingsdk.envs.base import EnvManager
+from dingsdk.envs.steps import StepColumns
 from dingsdk.errors import ClosedError, ConfigError, DingError, EnvError, PolicyOutputError
 from dingsdk.testing.expect import Call, expect, expect_equal, raises
 from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs

@@ -16,7 +16,7 @@ from dingsdk.config import Section
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import different_leaves, flatten, map_leaves, named_leaves
-from dingsdk.envs.base import StepColumns, Timestep
+from dingsdk.envs.steps import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.base import FIELDS, Policy, piece_of
 from dingsdk.policy.scheduled import may_be_scheduled, settings_of

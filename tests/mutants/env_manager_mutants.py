@@ -69,8 +69,9 @@ class DropsTheStatistics(Mutant):
 
 @mutant(10, 5, 6, 20)
 class GivesAllEnvsOtherSeeds(Mutant):
-    def _new_seeds(self, env_ids: Sequence[int]) -> list[int | None]:
-        return [None if seed is None else seed + 1 for seed in super()._new_seeds(env_ids)]
+    def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
+        super().seed(seed, dynamic_seed)
+        self._seeds.values = [None if each is None else each + 1 for each in self._seeds.values]
 
 
 @mutant(11)

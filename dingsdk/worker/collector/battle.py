@@ -12,7 +12,8 @@ import numpy as np
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import part_of
-from dingsdk.envs.base import EnvManager, Timestep
+from dingsdk.envs.base import EnvManager
+from dingsdk.envs.steps import Timestep
 from dingsdk.errors import ConfigError
 from dingsdk.policy.base import mixes_versions, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector

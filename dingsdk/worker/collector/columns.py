@@ -15,8 +15,9 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.collected import DISCOUNTED_RETURN, with_collected
 from dingsdk.data.pytree import Path, map_leaves, part_of
-from dingsdk.envs.base import EnvManager, StepColumns
+from dingsdk.envs.base import EnvManager
 from dingsdk.envs.spaces import Obs
+from dingsdk.envs.steps import StepColumns
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_samples

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dingsdk.config import PartSection
 from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.collected import DISCOUNTED_RETURN, with_collected, without_returns
-from dingsdk.envs.base import StepColumns
+from dingsdk.envs.steps import StepColumns
 from dingsdk.errors import ConfigError
 from dingsdk.policy.base import CollectMode, create_policy
 from dingsdk.worker.collector.base import ISerialCollector

@@ -11,7 +11,7 @@ import numpy as np
 
 from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch, derive_seed
-from dingsdk.envs.base import StepColumns, Timestep
+from dingsdk.envs.steps import StepColumns, Timestep
 from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.worker.collector.env_pool import EnvKind
 from dingsdk.worker.collector.episode_numbers import numbers_of_episode

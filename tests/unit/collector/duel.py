@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dingsdk.envs.base import Capabilities
+from dingsdk.envs.steps import Capabilities
 
 Timestep = namedtuple("Timestep", "obs reward done info")
 CollectFunction = namedtuple(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dingsdk.envs.base import Capabilities, Timestep
 from dingsdk.envs.in_process import InProcessEnvManager
+from dingsdk.envs.steps import Capabilities, Timestep
 
 
 class LateEnvs(InProcessEnvManager):

@@ -17,7 +17,7 @@ from dingsdk.data.action_mask import (
     sample_action,
     sample_obs,
 )
-from dingsdk.envs.base import StepColumns
+from dingsdk.envs.steps import StepColumns
 from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.policy import DQNPolicy, PPOPolicy, R2D2Policy, SACPolicy
 

@@ -97,7 +97,7 @@ def test_envs_without_ids_are_numbered() -> None:
 
 @pytest.mark.parametrize("action_shape", [(), (2,)])
 def test_random_steps_are_recorded_with_a_state_of_zeros(action_shape: tuple[int, ...]) -> None:
-    from dingsdk.envs.base import StepColumns
+    from dingsdk.envs.steps import StepColumns
 
     mode = Counter({}, seed=0).collect_mode
     obs, ended = np.zeros((3, 1), np.float32), np.zeros(3, np.bool_)
