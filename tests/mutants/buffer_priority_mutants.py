@@ -127,5 +127,7 @@ class ForgetsBeta(Advanced):
 
 @mutant(58)
 class ForgetsSavedUses(Advanced):
-    def _push_loaded(self, rows: Any, facts: Mapping[str, Any]) -> None:
-        super()._push_loaded(rows, {key: facts[key] for key in facts if key != "use"})
+    def push_unlimited(self, rows: Any, *, facts: Mapping[str, Any] = {}, **more: Any) -> None:
+        super().push_unlimited(
+            rows, facts={key: facts[key] for key in facts if key != "use"}, **more
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from dingsdk.config import (
@@ -17,8 +18,9 @@ from dingsdk.config import (
     given_keys,
     preset,
 )
+from dingsdk.data.columns import join_key
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import CheckpointCorruptError, ConfigError
+from dingsdk.errors import ConfigError, PluginLoadError, UnknownPluginError
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
@@ -90,6 +92,14 @@ def collected_in_batch(policy_cfg: Mapping[str, Any]) -> int:
     return size - demonstrations_in(share, size)
 
 
+def class_of_part(section: Mapping[str, Any], part: str, path: str) -> tuple[Any, str, str]:
+    """Return the class of a part, or None if it is not installed; its type key and their path."""
+    given, kind, cls = section[part], f"{part}s", None
+    with suppress(PluginLoadError, UnknownPluginError):
+        cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
+    return cls, given["type"], join_key(path, f"{part}.type")
+
+
 class PartFactory:
     """Makes the parts of a buffer from its config section, which has the type ``section``.
 
@@ -134,18 +144,6 @@ class PartFactory:
         """Make the sampler."""
         seed = self._seed("sampler")
         return cast("Sampler", self._make("sampler", self.full["sampler"], self.capacity, seed))
-
-    def restored(self, saved: Mapping[str, Any], count: int) -> tuple[Remover, Limiter, Sampler]:
-        """Make parts with the state of a saved buffer of ``count`` rows; raise CheckpointError."""
-        remover, limiter, sampler = self.remover(), self.limiter(), self.sampler()
-        remover.load_state_dict(saved["remover"])
-        limiter.load_state_dict(saved["limiter"])
-        sampler.load_state_dict(saved["sampler"])
-        if count != remover.count:
-            raise CheckpointCorruptError(
-                f"the buffer state has {count} rows and counts {remover.count}"
-            )
-        return remover, limiter, sampler
 
     def storage(self, kind: str | None = None) -> Storage:
         """Make a storage of the type ``kind``, or of the type in the config."""

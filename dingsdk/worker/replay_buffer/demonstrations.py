@@ -12,7 +12,7 @@ from dingsdk.data.container import checkpoint_errors, decode_frame, encode_frame
 from dingsdk.errors import DataCorruptError, DataMissingError, SchemaMismatchError
 from dingsdk.runtime.files import Folder
 from dingsdk.worker.replay_buffer.config import demonstrations_in
-from dingsdk.worker.replay_buffer.persistence import rows_of
+from dingsdk.worker.replay_buffer.state import rows_of
 from dingsdk.worker.replay_buffer.table import Table
 
 STATE_NAME = "demonstrations.bin"

@@ -198,6 +198,10 @@ class NoMetadata:
         """
         return rows, None
 
+    def with_facts(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> Rows:
+        """Return loaded rows with those of their saved facts that :meth:`prepare` reads."""
+        return rows
+
     def insert(self, where: Where, facts: Any) -> None:
         """Add rows that were stored at positions; they replace any earlier rows there."""
 

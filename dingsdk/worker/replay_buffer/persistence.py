@@ -10,17 +10,13 @@ removes files that the manifest does not name.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -35,7 +31,6 @@ from dingsdk.data.container import (
     encode_json,
 )
 from dingsdk.errors import (
-    CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
     CheckpointVersionError,
@@ -47,18 +42,12 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime.files import Buffer, Folder, locked_folder
 from dingsdk.worker.replay_buffer.interface import KEPT
-from dingsdk.worker.replay_buffer.storage import Rows, Where
+from dingsdk.worker.replay_buffer.sampler import ENDS
+from dingsdk.worker.replay_buffer.state import Facts, Natural, TableSnapshot
+from dingsdk.worker.replay_buffer.storage import Rows
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.interface import NoMetadata
-    from dingsdk.worker.replay_buffer.sampler import Sampler
     from dingsdk.worker.replay_buffer.table import Table
-
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-Facts = dict[str, NDArray[Any]]
-
-VERSION = 2
-"""Version of a buffer's saved state."""
 
 MANIFEST = "manifest.json"
 
@@ -74,132 +63,6 @@ _OBJECT_ROWS = 2048
 """Most rows in a segment of objects, which are encoded one by one."""
 _PROBED_ROWS = 64
 """The size of a row is estimated from this many rows."""
-_CHANGES_LEFT = 64
-"""About the most changed pieces that saving a buffer copies while other threads wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableSnapshot:
-    """Reads a table whose lock is held; the number of a row is how many were pushed before it.
-
-    Attributes:
-        first: Number of the oldest row.
-        last: Number after that of the newest row.
-        lineage: Random name of the history in which rows are numbered; a new history starts when
-            the table is cleared or loads a state.
-        made_of: Types of the buffer, its sampler and its remover.
-        is_ordered: Whether rows only leave oldest first.
-        rows: ``rows(start, stop)`` returns copies of these rows; all of them must be stored.
-        state: ``state(columns)`` returns the state of the table without its rows; ``columns`` are
-            copies of its arrays, and are made if they are None.
-    """
-
-    first: int
-    last: int
-    lineage: str
-    made_of: Mapping[str, str]
-    is_ordered: bool
-    rows: Callable[[int, int], Rows]
-    state: Callable[[ColumnCopy | None], dict[str, Any]]
-
-
-class ColumnCopy:
-    """Copies the per-position arrays of sampler and metadata, while other threads change them.
-
-    Positions that change during the copy are copied again, the last few when the state is taken.
-
-    Args:
-        sampler, metadata: The parts, whose table calls :meth:`note` from now on.
-        held: How many positions hold rows.
-    """
-
-    def __init__(self, sampler: Sampler, metadata: NoMetadata, held: int) -> None:
-        self._sampler, self._held, self._rewrites = sampler, held, sampler.rewrites
-        self._sources = sampler.columns(), metadata.columns()
-        self._changed: deque[Where] = deque()
-        self._copies = [
-            {name: np.empty_like(source) for name, source in part.items()} for part in self._sources
-        ]
-
-    def run(self) -> None:
-        """Copy all positions, then most of the changes made since; called without the lock."""
-        self._copy(slice(0, self._held))
-        before = sys.maxsize
-        while before > (left := len(self._changed)) > _CHANGES_LEFT:
-            before = left
-            self._copy_changed(left)
-
-    def note(self, where: Where) -> None:
-        """Record positions whose columns changed; called under the table's lock."""
-        self._changed.append(where if isinstance(where, slice) else where.copy())
-
-    def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
-        """Return the current columns of sampler and metadata; called under the table's lock."""
-        self._copy_changed(len(self._changed))
-        if self._sampler.rewrites != self._rewrites:
-            for name, source in self._sources[0].items():
-                self._copies[0][name][:positions] = source[:positions]
-        return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
-
-    def _copy_changed(self, most: int) -> None:
-        for _ in range(min(most, len(self._changed))):
-            self._copy(self._changed.popleft())
-
-    def _copy(self, where: Where) -> None:
-        for sources, copies in zip(self._sources, self._copies, strict=True):
-            for name, source in sources.items():
-                copies[name][where] = source[where]
-
-
-class _State(msgspec.Struct):
-    """The entries, except ``data``, that every state has; types of buffers add more."""
-
-    capacity: int
-    storage: Literal["array", "object"] | None
-    tail: int
-    valid_count: int
-    push_count: Natural
-    sampler: dict[str, Any]
-    remover: dict[str, Any]
-    limiter: dict[str, Any]
-    metadata: dict[str, Any]
-
-
-def check_state(state: Mapping[str, Any], capacity: int) -> None:
-    """Raise a CheckpointError if an entry of a state, checked without parts or rows, is wrong."""
-    version = state.get("version")
-    if version != VERSION:
-        raise CheckpointVersionError(
-            f"the buffer state has version {version!r}; this dingsdk reads {VERSION}",
-            found=version,
-            expected=VERSION,
-        )
-    try:
-        found = msgspec.convert(dict(state), _State)
-    except msgspec.ValidationError as error:
-        raise CheckpointCorruptError(f"the buffer state is wrong: {error}") from error
-    if found.capacity != capacity:
-        raise CheckpointVersionError(
-            f"the state is of a buffer of {found.capacity} rows, this one has {capacity}; use the "
-            "same replay_buffer_size, or load {'data': state['data']} to push its rows",
-            found=found.capacity,
-            expected=capacity,
-        )
-
-
-def rows_of(data: Any) -> Rows:
-    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns."""
-    if isinstance(data, (SampleBatch, list)):
-        return data
-    try:
-        return SampleBatch(data)
-    except SchemaMismatchError as error:
-        raise wrong_data(error) from error
-
-
-def wrong_data(error: Exception) -> CheckpointCorruptError:
-    """Return the error for rows in a state that do not fit."""
-    return CheckpointCorruptError(f"the buffer state's data is wrong: {error}")
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -265,7 +128,7 @@ def save(
 
     Other threads may push during the save. They wait for the copy of one segment at a time, and at
     the end for the copy of the newest rows. If rows leave in another order than oldest first, they
-    wait for the copy of all rows.
+    wait for the copy of all rows, which are put in order after that.
 
     Args:
         path: The folder; created with its parents if missing.
@@ -312,13 +175,16 @@ class _Save:
         """
         with self._table.snapshot() as now:
             lineage = now.lineage
-            probe = now.rows(now.first, min(now.first + _PROBED_ROWS, now.last))
+            probe = now.by_position(_PROBED_ROWS)
         rows_each, there = self._plan(now, probe)
         at, segments = now.first, []
-        in_pieces = in_pieces and now.is_ordered
         # If another thread pushes a whole buffer during the save, it is faster than the disk.
         patience = 2 * now.last - now.first
-        while in_pieces and (stop := (at // rows_each + 1) * rows_each) <= min(now.last, patience):
+        while (
+            in_pieces
+            and now.is_ordered
+            and (stop := (at // rows_each + 1) * rows_each) <= min(now.last, patience)
+        ):
             with self._table.snapshot() as now:
                 if now.lineage != lineage:
                     return None
@@ -331,15 +197,25 @@ class _Save:
             with self._table.snapshot() as now:
                 if in_pieces and now.lineage != lineage:
                     return None
-                pieces = []
-                at = max(at, now.first) if in_pieces else now.first
-                while at < now.last:
-                    stop = min((at // rows_each + 1) * rows_each, now.last)
-                    pieces.append(self._copied(now, at, stop, there.get(at // rows_each)))
-                    at = stop
+                at = max(at, now.first) if in_pieces and now.is_ordered else now.first
+                bounds = list(_bounds(at, now.last, rows_each))
+                pieces: list[tuple[Rows, int, int] | _Segment | None] = []
+                unordered: Rows = []
+                if now.is_ordered:
+                    pieces += (
+                        self._copied(now, *each, there.get(each[0] // rows_each)) for each in bounds
+                    )
+                else:
+                    unordered = now.by_position()
                 state = now.state(copied)
+        where = now.order(state)
         segments += map(self._written, pieces)
-        rest = {"state": state, "facts": self._table.facts_of(state)}
+        if not now.is_ordered:
+            for first, stop in bounds:
+                row = first - now.first
+                rows = _taken(unordered, where[row : stop - now.first])
+                segments.append(self._write_rows(rows, first, row))
+        rest = {"state": state, "facts": now.facts(state, where)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
@@ -422,7 +298,7 @@ class _Save:
 
     def _remove_unnamed(self) -> None:
         """Remove the files that the manifest does not name; the next save removes what stays."""
-        with contextlib.suppress(CheckpointError, RunFolderError, StorageFullError):
+        with suppress(CheckpointError, RunFolderError, StorageFullError):
             named = set()
             if self._folder.stat(MANIFEST) is not None:
                 manifest = _read_manifest(self._folder)
@@ -430,6 +306,18 @@ class _Save:
             for name in self._folder.names():
                 if _NAME.fullmatch(name) and name not in named:
                     self._folder.unlink(name)
+
+
+def _bounds(start: int, stop: int, rows_each: int) -> Iterator[tuple[int, int]]:
+    """Return the first row of each segment from ``start`` to ``stop``, and the one after it."""
+    while start < stop:
+        after = min((start // rows_each + 1) * rows_each, stop)
+        yield start, after
+        start = after
+
+
+def _taken(rows: Rows, index: NDArray[np.int64]) -> Rows:
+    return rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
 
 
 class SavedRows:
@@ -459,9 +347,7 @@ class SavedRows:
             mine = {key: array[start:stop] for key, array in self._facts.items() if key != KEPT}
             if kept is not None:
                 index = np.flatnonzero(kept[start:stop])
-                rows = (
-                    rows.take(index) if isinstance(rows, SampleBatch) else [rows[i] for i in index]
-                )
+                rows = _taken(rows, index)
                 mine = {key: array[index] for key, array in mine.items()}
             start = stop
             if len(rows):
@@ -506,6 +392,46 @@ def load(path: str | os.PathLike[str]) -> SavedRows:
         )
     with Folder(path, create=False) as folder:
         return SavedRows(folder, _read_manifest(folder))
+
+
+def load_into(table: Table, path: str) -> None:
+    """Push all rows of a folder into a table, or restore its state; see ``Table.load_data``."""
+    saved, made_of = _opened(table, path)
+    if saved.made_of == made_of and not table.count():
+        with suppress(CheckpointVersionError):
+            if table.restore(saved.state, saved.count, saved.whole, as_pushed=True):
+                return
+    saved.check()  # before any row is pushed
+    table.end_trajectory()
+    for rows, facts in saved:
+        start = 0
+        ends = np.flatnonzero(facts.get(ENDS, ())) + 1
+        for stop in (*ends.tolist(), len(rows)):
+            mine = {key: array[start:stop] for key, array in facts.items()}
+            table.push_unlimited(rows[start:stop], facts=mine)
+            if stop in ends:
+                table.end_trajectory()
+            start = stop
+    table.end_trajectory()
+
+
+def resume(table: Table, path: str) -> None:
+    """Replace the rows and the state of a table; see ``Table.resume_data``."""
+    saved, made_of = _opened(table, path)
+    if saved.made_of != made_of:
+        raise CheckpointVersionError(
+            f"{path} is of a buffer made of {saved.made_of}, this one of {made_of}",
+            found=saved.made_of,
+            expected=made_of,
+        )
+    table.restore(saved.state, saved.count, saved.whole)
+
+
+def _opened(table: Table, path: str) -> tuple[SavedRows, Mapping[str, str]]:
+    """Return the saved rows of a folder, and what an open table is made of."""
+    with table.snapshot() as now:
+        made_of = now.made_of
+    return load(path), made_of
 
 
 def _read_manifest(folder: Folder) -> _Manifest:

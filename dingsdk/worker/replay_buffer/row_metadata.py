@@ -98,6 +98,14 @@ class RowMetadata(NoMetadata):
             rows = SampleBatch.trusted(columns, len(rows))
         return rows, RowFacts(priorities, iters)
 
+    def with_facts(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> Rows:
+        if "priority" not in facts:
+            return rows
+        if isinstance(rows, SampleBatch):
+            return rows.with_columns(priority=facts["priority"])
+        pairs = zip(rows, facts["priority"].tolist(), strict=True)
+        return [{**row, "priority": priority} for row, priority in pairs]
+
     def insert(self, where: Where, facts: RowFacts) -> None:
         first, replaced = self.next_id, self._facts[where, _ID] != NO_ROW
         n = len(replaced)

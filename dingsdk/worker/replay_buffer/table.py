@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import secrets
-import sys
 import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, TypeVar, cast
 
@@ -21,45 +18,39 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Section
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import join_key, mismatch
+from dingsdk.data.columns import mismatch
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
-    CheckpointCorruptError,
-    CheckpointVersionError,
     ConfigError,
     NotSavableError,
-    PluginLoadError,
     SchemaMismatchError,
-    UnknownPluginError,
-    wrong_type,
 )
-from dingsdk.plugins import default_manager
 from dingsdk.runtime.deadline import Closing, checked_timeout
 from dingsdk.worker.replay_buffer import persistence
+from dingsdk.worker.replay_buffer.arguments import checked_size
 from dingsdk.worker.replay_buffer.config import (
     PATH,
     BufferSection,
     PartFactory,
     check_order,
+    class_of_part,
 )
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
+from dingsdk.worker.replay_buffer.listeners import Listeners, RemoveFunction
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.origins import Origins
-from dingsdk.worker.replay_buffer.persistence import (
-    VERSION,
+from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
+from dingsdk.worker.replay_buffer.state import (
     ColumnCopy,
-    Facts,
+    Parts,
     TableSnapshot,
-    check_state,
-    rows_of,
+    rows_of_state,
     wrong_data,
 )
-from dingsdk.worker.replay_buffer.remover import Remover
-from dingsdk.worker.replay_buffer.sampler import ENDS, Sampler
-from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
@@ -70,6 +61,7 @@ _log = logging.getLogger(__name__)
 
 _REASONS = ("cleared", "stale", "used_up")
 """The reasons for which rows leave without being overwritten."""
+_NO_FACTS: Mapping[str, NDArray[Any]] = {}
 _ROWS_AT_ONCE = 1 << 16
 """Rows per piece when all stored rows are read."""
 
@@ -107,12 +99,12 @@ class Table(IBuffer, Closing):
     ) -> None:
         self.exp_name = exp_name
         self.instance_name = instance_name
-        self._parts = PartFactory(self.Config, cfg)
+        self._factory = PartFactory(self.Config, cfg)
         # Checked before the sections are changed, so that errors name the keys of the user.
-        self.check_config(self._parts.full, "")
-        self._parts.full = self._configured(self._parts.full)
-        self._cfg = self.read(self._parts.full)
-        self._capacity = self._parts.capacity
+        self.check_config(self._factory.full, "")
+        self._factory.full = self._configured(self._factory.full)
+        self._cfg = self.read(self._factory.full)
+        self._capacity = self._factory.capacity
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
@@ -120,18 +112,16 @@ class Table(IBuffer, Closing):
         self._pushed = self._sampled = self._count = self._pushed_before_clear = 0
         self._left = dict.fromkeys(_REASONS, 0)
         self._history = secrets.token_hex(16)
-        self._listeners: tuple[RowListener, ...] = ()
-        # Rows removed in this critical section; None if no listener wants them.
-        self._departures: list[tuple[Rows, str]] | None = None
+        self._listeners = Listeners(instance_name)
         self._copies: tuple[ColumnCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
         try:
             self._metadata = self._new_metadata()
-            self._remover = self._parts.remover()
-            self._limiter = self._parts.limiter()
-            self._sampler = self._parts.sampler()
+            self._remover = self._factory.remover()
+            self._limiter = self._factory.limiter()
+            self._sampler = self._factory.sampler()
         except MemoryError as error:
             path = "policy.other.replay_buffer.replay_buffer_size"
             raise ConfigError(
@@ -140,7 +130,7 @@ class Table(IBuffer, Closing):
                 path=path,
                 capacity=self._capacity,
             ) from error
-        self._storage = None if self._parts.chooses_storage else self._new_storage()
+        self._storage = None if self._factory.chooses_storage else self._new_storage()
         self._choose_push_path()
         if self._cfg.enable_track_used_data:
             from dingsdk.worker.replay_buffer.used_data import UsedData
@@ -186,9 +176,9 @@ class Table(IBuffer, Closing):
 
     def _new_storage(self, kind: str | None = None) -> Storage:
         """Create a storage of the type ``kind``, or of the type in the config."""
-        storage = self._parts.storage(kind)
+        storage = self._factory.storage(kind)
         if storage.needs_fifo:
-            kind = self._parts.full["remover"]["type"]
+            kind = self._factory.full["remover"]["type"]
             check_order(self._remover.is_fifo, "this storage", kind, f"{PATH}.remover.type")
         return storage
 
@@ -202,7 +192,7 @@ class Table(IBuffer, Closing):
         is_plain = (
             type(self._sampler) is UniformSampler
             and type(self._limiter) is MinSizeLimiter
-            and not (self._metadata.keeps_facts or self._listeners or self._copies)
+            and not (self._metadata.keeps_facts or self._listeners.all or self._copies)
             and self._origins is None
         )
         storage = self._storage if is_plain else None
@@ -270,7 +260,7 @@ class Table(IBuffer, Closing):
             UnknownTypeError, UnknownKeyError, ConfigError: ``cfg`` is not a valid ``limiter``
                 section; the old limiter is kept.
         """
-        limiter = self._parts.limiter(cfg)
+        limiter = self._factory.limiter(cfg)
         with self._lock:
             self._check_open()
             limiter.load_state_dict(self._limiter.state_dict())
@@ -340,11 +330,11 @@ class Table(IBuffer, Closing):
                 if not self._limiter.can_insert(n):
                     self._wait_to_insert(n, timeout_s)
                 self._insert(rows, n)
-            departures = self._take_departures() if self._departures else None
+            departures = listeners.take() if (listeners := self._listeners).departures else None
             if self._waiting:
                 self._changed.notify_all()
         if departures is not None:
-            self._tell(departures)
+            listeners.on_remove(departures)
         if monotonic() >= self._throughput.next_report_s:
             self._throughput.report(self.stats())
 
@@ -364,7 +354,7 @@ class Table(IBuffer, Closing):
         try:
             rows, facts = self._metadata.prepare([rows] if type(rows) is dict else rows)
             self._sampler.check(rows)
-            for listener in self._listeners:
+            for listener in self._listeners.all:
                 listener.check(rows)
             storage = self._storage
             if storage is None:
@@ -389,8 +379,8 @@ class Table(IBuffer, Closing):
 
         # Commit: cannot fail.
         where, replaced = self._remover.allot(n)
-        if replaced is not None and self._departures is not None:
-            self._note_departure(self._metadata.living(replaced), "overwritten")
+        if replaced is not None and self._listeners.departures is not None:
+            self._listeners.note(storage, self._metadata.living(replaced), "overwritten")
         if self._origins is not None:
             if replaced is not None:
                 self._origins.remove(replaced, "overwritten")
@@ -411,24 +401,17 @@ class Table(IBuffer, Closing):
         self._sampler.on_insert(where, rows, priorities)
         for each in self._copies:
             each.note(where)
-        if self._listeners:
-            self._call_listeners("on_insert", rows)
+        if self._listeners.all:
+            self._listeners.on_insert(rows)
         self._limiter.on_insert(n)
         self._limiter.size = self._count
 
     _suits_arrays = staticmethod(suits_arrays)
     """Whether ``auto`` chooses columns for these first rows."""
 
-    def _note_departure(self, where: Where, reason: str) -> None:
-        """Copy rows that are about to leave, for the listeners."""
-        if (where.stop - where.start) if isinstance(where, slice) else len(where):
-            rows = self._storage.take(where)  # type: ignore[union-attr]
-            self._departures.append((rows, reason))  # type: ignore[union-attr]
-
     def _remove(self, where: NDArray[np.int64], reason: str) -> None:
         """Remove rows (positions oldest first) that leave without replacement."""
-        if self._departures is not None:
-            self._note_departure(where, reason)
+        self._listeners.note(self._storage, where, reason)
         if self._origins is not None:
             self._origins.remove(where, reason)
         self._metadata.remove(where)
@@ -465,12 +448,26 @@ class Table(IBuffer, Closing):
                 waited_s=waited_s,
             )
 
-    def push_unlimited(self, rows: Rows, *, is_counted: bool = False) -> None:
-        """Push rows without asking the limiter, which has counted them before if ``is_counted``."""
+    def push_unlimited(
+        self, rows: Rows, *, is_counted: bool = False, facts: Mapping[str, NDArray[Any]] = _NO_FACTS
+    ) -> None:
+        """Push rows without asking the limiter.
+
+        Args:
+            rows: The rows.
+            is_counted: Whether the limiter has counted them before.
+            facts: Facts about the rows in a saved buffer, which the metadata keeps if it has them.
+        """
         with self._change():
             counts = self._limiter.state_dict()
-            if len(rows):
-                self._insert(rows, len(rows))
+            if n := len(rows):
+                self._insert(self._metadata.with_facts(rows, facts), n)
+                n = min(n, self._capacity)
+                if "use" in facts and self._metadata.keeps_facts:
+                    count = self._remover.count
+                    where = self._remover.by_age(np.arange(count - n, count))
+                    cast("RowMetadata", self._metadata).set_uses(where, facts["use"][-n:])
+                    self._use_up(where)
             if is_counted:
                 self._limiter.load_state_dict(counts)
 
@@ -512,9 +509,9 @@ class Table(IBuffer, Closing):
                 self._sampled += size
                 if self._waiting:
                     self._changed.notify_all()
-            departures = self._take_departures() if self._departures else None
+            departures = listeners.take() if (listeners := self._listeners).departures else None
         if departures:
-            self._tell(departures)
+            listeners.on_remove(departures)
         if batch is None:
             _log.debug("%s cannot give %d of %d rows", self.instance_name, size, self.count())
         if self._sample_monitor.report_due:
@@ -556,18 +553,15 @@ class Table(IBuffer, Closing):
             self._check_open()
             yield
             self._changed.notify_all()
-            departures = self._take_departures()
-        self._tell(departures)
+            departures = self._listeners.take()
+        self._listeners.on_remove(departures)
 
     def add_listener(self, listener: RowListener) -> None:
         """Call a listener for the stored rows, and for all rows that are added or leave later."""
         with self._lock:
             for where in self._living():
                 listener.on_insert(self._storage.take(where))  # type: ignore[union-attr]
-            self._listeners = (*self._listeners, listener)
-            # Copying rows that leave slows each push down, so it is done only for a listener.
-            if type(listener).on_remove is not RowListener.on_remove and self._departures is None:
-                self._departures = []
+            self._listeners.add(listener)
             self._choose_push_path()
 
     def restore_limiter(self, counts: Mapping[str, Any]) -> None:
@@ -604,7 +598,7 @@ class Table(IBuffer, Closing):
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
-        self.add_listener(_RemoveFunction(listener))
+        self.add_listener(RemoveFunction(listener))
 
     def _living(self) -> Iterator[NDArray[np.int64]]:
         """Return the positions of all rows that have not left early, oldest first, in pieces."""
@@ -615,27 +609,6 @@ class Table(IBuffer, Closing):
             if len(living):
                 yield living
 
-    def _take_departures(self) -> list[tuple[Rows, str]]:
-        departures = self._departures
-        if not departures:
-            return []
-        self._departures = []
-        return departures
-
-    def _tell(self, departures: Iterable[tuple[Rows, str]]) -> None:
-        """Call ``on_remove`` of listeners for rows that left."""
-        for rows, reason in departures:
-            self._call_listeners("on_remove", rows, reason)
-
-    def _call_listeners(self, method: str, *args: Any) -> None:
-        """Call a method of all listeners; log exceptions, as it is too late to refuse the rows."""
-        for listener in self._listeners:
-            try:
-                getattr(listener, method)(*args)
-            except Exception:
-                kind = method.removeprefix("on_")
-                _log.exception("%s: the %s listener failed", self.instance_name, kind)
-
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
         with self._change():
@@ -644,18 +617,16 @@ class Table(IBuffer, Closing):
                 self._pushed_before_clear = self._pushed
 
     def _empty(self) -> None:
-        if self._departures is not None:
-            self._departures += [
-                (self._storage.take(where), "cleared")  # type: ignore[union-attr]
-                for where in self._living()
-            ]
+        if self._listeners.departures is not None:
+            for where in self._living():
+                self._listeners.note(self._storage, where, "cleared")
         if self._origins is not None:
             self._origins.clear()
         self._left["cleared"] += self._count
         self._count = 0
         self._plain_layout = None
         self._history = secrets.token_hex(16)
-        if self._parts.chooses_storage:
+        if self._factory.chooses_storage:
             self._storage = None
         elif self._storage is not None:
             self._storage.clear()
@@ -678,9 +649,9 @@ class Table(IBuffer, Closing):
                 self._storage.close()
             self._storage = None
             self._changed.notify_all()
-            departures = self._take_departures()
-        self._tell(departures)
-        for listener in self._listeners:
+            departures = self._listeners.take()
+        self._listeners.on_remove(departures)
+        for listener in self._listeners.all:
             listener.on_close()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -697,58 +668,14 @@ class Table(IBuffer, Closing):
         """Hold the buffer's lock, and yield a view that reads the buffer."""
         with self._lock:
             self._check_open()
-            order = None
-            if not self._remover.is_fifo:
-                # The lock is held to the end, and finding a few of the oldest rows may cost as much
-                # as sorting all.
-                order = self._remover.by_age(np.arange(self._remover.count, dtype=np.int64))
             yield TableSnapshot(
-                first=self._pushed - self._remover.count,
-                last=self._pushed,
-                # A forked process has a different history, so its id is part of the name.
-                lineage=f"{self._history}-{os.getpid()}",
-                made_of=self._parts.made_of,
-                is_ordered=self._remover.is_fifo,
-                rows=partial(self._rows, order),
-                state=self._state,
+                self._factory,
+                Parts(self._remover, self._limiter, self._sampler, self._metadata, self._storage),
+                self._pushed,
+                self.push_count,
+                self._history,
+                self._extra_state(),
             )
-
-    def _rows(self, order: NDArray[np.int64] | None, start: int, stop: int) -> Rows:
-        """Return the rows with these numbers; see ``TableSnapshot``.
-
-        ``order`` has the positions of all rows by age, if rows leave in another order.
-        """
-        if start == stop:
-            return []
-        first = self._pushed - self._remover.count
-        ages = np.arange(start - first, stop - first, dtype=np.int64)
-        where = self._remover.by_age(ages) if order is None else order[ages]
-        # Copying a contiguous range is several times faster than copying rows one by one.
-        is_range = bool((np.diff(where) == 1).all())
-        storage = cast("Storage", self._storage)
-        return storage.take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
-
-    def _state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
-        """Return the state without rows; see ``TableSnapshot``."""
-        storage, held, kind = self._storage, self._remover.count, None
-        if storage is not None and held:
-            kind = "object" if storage.holds_objects else "array"
-        if columns is None:
-            columns = ColumnCopy(self._sampler, self._metadata, held)
-            columns.run()
-        of_sampler, of_metadata = columns.finish(held)
-        return {
-            "version": VERSION,
-            "capacity": self._capacity,
-            "storage": kind,
-            "push_count": self.push_count,
-            **_described(self._remover, self._metadata),
-            "sampler": {**self._sampler.state_dict(), **of_sampler},
-            "remover": self._remover.state_dict(),
-            "limiter": self._limiter.state_dict(),
-            "metadata": {**self._metadata.state_dict(), **of_metadata},
-            **self._extra_state(),
-        }
 
     @contextmanager
     def column_copy(self) -> Iterator[ColumnCopy]:
@@ -764,17 +691,6 @@ class Table(IBuffer, Closing):
             with self._lock:
                 self._copies = tuple(each for each in self._copies if each is not copied)
                 self._choose_push_path()
-
-    def facts_of(self, saved: Mapping[str, Any]) -> Facts:
-        """Return the facts that a state holds about rows, oldest first, as arrays.
-
-        If rows left early, the result has an entry ``kept``: False for each row that left.
-        """
-        remover = self._parts.remover()
-        remover.load_state_dict(saved["remover"])
-        where = remover.oldest_first()
-        of_sampler = self._sampler.facts(saved["sampler"], where)
-        return {**of_sampler, **self._metadata.facts(saved["metadata"], where)}
 
     def restore(
         self,
@@ -798,47 +714,41 @@ class Table(IBuffer, Closing):
         Raises:
             CheckpointVersionError, CheckpointCorruptError: the state is wrong.
         """
-        check_state(saved, self._capacity)
         # New parts are made first, so that a wrong state changes nothing.
-        parts = self._parts
-        remover, limiter, sampler = parts.restored(saved, count)
-        metadata = self._metadata.restored(saved["metadata"], count)
-        for key, value in _described(remover, metadata).items():
-            if saved.get(key) != value:
-                raise CheckpointCorruptError(
-                    f"{key} is {saved.get(key)!r}, but the parts of the state give {value!r}"
-                )
-        storage: Storage | None = None
+        parts = Parts.restored(self._factory, self._metadata, saved, count)
         kind = saved["storage"]
-        if not (parts.chooses_storage and kind is None):
-            storage = self._new_storage(kind if parts.chooses_storage else None)
-        for where, rows in _placed(remover, pieces()):
-            if storage is not None:
-                storage.put(where, storage.accept(rows))
-            sampler.on_restore(where, rows)
-            for listener in self._listeners:
+        if not self._factory.chooses_storage:
+            parts.storage = self._new_storage()
+        elif kind is not None:
+            parts.storage = self._new_storage(kind)
+        for where, rows in parts.placed(pieces()):
+            if parts.storage is not None:
+                parts.storage.put(where, parts.storage.accept(rows))
+            parts.sampler.on_restore(where, rows)
+            for listener in self._listeners.all:
                 listener.check(rows)
         with self._change():
             if as_pushed and self._count:
                 return False
-            self._load_extra_state(saved, sampler, metadata)
+            self._load_extra_state(saved, parts.sampler, parts.metadata)
             pushed_before = self.push_count
             self._empty()
             if self._storage is not None:
                 self._storage.close()
-            self._storage, self._remover, self._metadata = storage, remover, metadata
-            self._limiter, self._sampler = limiter, sampler
+            self._storage, self._remover = parts.storage, parts.remover
+            self._metadata, self._limiter = parts.metadata, parts.limiter
+            self._sampler = parts.sampler
             self._choose_push_path()
             # The rows of the state count as pushed here, so that totals add up. The state does not
             # contain the reason for which rows left early.
             self._pushed += count
-            limiter.size = self._count = metadata.count(count)
+            self._limiter.size = self._count = self._metadata.count(count)
             self._left["used_up"] += count - self._count
             push_count = pushed_before + self._count if as_pushed else saved["push_count"]
             self._pushed_before_clear = self._pushed - push_count
-            for where in self._living() if self._listeners else ():
-                self._call_listeners("on_insert", storage.take(where))  # type: ignore[union-attr]
-            if metadata.keeps_facts and count:
+            for where in self._living() if self._listeners.all else ():
+                self._listeners.on_insert(self._storage.take(where))  # type: ignore[union-attr]
+            if self._metadata.keeps_facts and count:
                 # Remove rows that are used up under the settings of this buffer.
                 for where in list(self._living()):
                     self._use_up(where)
@@ -876,18 +786,7 @@ class Table(IBuffer, Closing):
                 a version that this one does not read; nothing was pushed.
             SchemaMismatchError: the rows do not fit the rows in the buffer; nothing was pushed.
         """
-        with self._lock:
-            self._check_open()
-        saved = persistence.load(file)
-        if saved.made_of == self._parts.made_of and not self.count():
-            with suppress(CheckpointVersionError):
-                if self.restore(saved.state, saved.count, saved.whole, as_pushed=True):
-                    return
-        saved.check()  # before any row is pushed
-        self.end_trajectory()
-        for rows, facts in saved:
-            self._push_loaded(rows, facts)
-        self.end_trajectory()
+        persistence.load_into(self, file)
 
     def resume_data(self, file: str) -> None:
         """Replace all rows and the state by those that :meth:`save_data` wrote.
@@ -898,38 +797,7 @@ class Table(IBuffer, Closing):
             CheckpointMissingError, CheckpointCorruptError: as for :meth:`load_data`.
             CheckpointVersionError: the saved buffer has another type, capacity, sampler or remover.
         """
-        with self._lock:
-            self._check_open()
-        saved = persistence.load(file)
-        if saved.made_of != self._parts.made_of:
-            raise CheckpointVersionError(
-                f"{file} is of a buffer made of {saved.made_of}, this one of {self._parts.made_of}",
-                found=saved.made_of,
-                expected=self._parts.made_of,
-            )
-        self.restore(saved.state, saved.count, saved.whole)
-
-    def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
-        """Push loaded rows, and restore the saved priority and uses of each."""
-        if not self._metadata.keeps_facts:
-            ends = facts.get(ENDS, np.zeros(len(rows), np.bool_))
-            start = 0
-            for stop in (np.flatnonzero(ends) + 1).tolist():
-                self.push_unlimited(rows[start:stop])
-                self.end_trajectory()
-                start = stop
-            self.push_unlimited(rows[start:])
-            return
-        if "priority" in facts:
-            rows = _with_priorities(rows, facts["priority"])
-        n = min(len(rows), self._capacity)
-        uses = facts.get("use", np.zeros(len(rows), np.int64))[-n:]
-        with self._change():
-            self._insert(rows, len(rows))
-            count = self._remover.count
-            where = self._remover.by_age(np.arange(count - n, count))
-            cast("RowMetadata", self._metadata).set_uses(where, uses)
-            self._use_up(where)
+        persistence.resume(self, file)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a consistent copy of rows, counters and random state.
@@ -961,23 +829,10 @@ class Table(IBuffer, Closing):
             ConfigError, StorageFullError: there is no room for the rows. After any error the
                 buffer is unchanged.
         """
-        if not isinstance(state_dict, Mapping):
-            raise CheckpointCorruptError(
-                f"a buffer state is a mapping, found {type(state_dict).__name__}"
-            )
-        if deepcopy and "data" in state_dict:
-            state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
+        rows = rows_of_state(state_dict, self._capacity, deepcopy)
         if set(state_dict) == {"data"}:
-            self.push_unlimited(rows_of(state_dict["data"]))
+            self.push_unlimited(rows)
             return
-        check_state(state_dict, self._capacity)
-        rows = rows_of(state_dict.get("data"))
-        # Episodes are a list in columns too.
-        kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
-        if (kind := state_dict["storage"]) not in (kinds if len(rows) else (None,)):
-            raise CheckpointCorruptError(
-                f"the buffer state's storage is {kind!r}, but its data is of {kinds[0]!r}"
-            )
         try:
             self.restore(state_dict, len(rows), lambda: [rows] if len(rows) else [])
         except SchemaMismatchError as error:
@@ -994,31 +849,6 @@ class Table(IBuffer, Closing):
 
         The new sampler and metadata have already loaded their entries.
         """
-
-
-def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:
-    """Return the entries of a state that are computed from its parts."""
-    count = remover.count
-    newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
-    tail = (int(newest[0]) + 1) % remover.capacity
-    ids = {"next_unique_id": metadata.next_id} if metadata.keeps_facts else {}
-    return {"tail": tail, "valid_count": count, **ids}
-
-
-def _placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Return the pieces of rows, which are oldest first, with the positions of the rows."""
-    first = 0
-    for rows in pieces:
-        yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows
-        first += len(rows)
-
-
-def class_of_part(section: Mapping[str, Any], part: str, path: str) -> tuple[Any, str, str]:
-    """Return the class of a part, or None if it is not installed; its type key and their path."""
-    given, kind, cls = section[part], f"{part}s", None
-    with suppress(PluginLoadError, UnknownPluginError):
-        cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
-    return cls, given["type"], join_key(path, f"{part}.type")
 
 
 _tables: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -1038,55 +868,3 @@ def _close_busy_tables() -> None:
 
 
 os.register_at_fork(after_in_child=_close_busy_tables)
-
-
-class _RemoveFunction(RowListener):
-    """Calls a function for rows that left."""
-
-    def __init__(self, function: Callable[[Any, str], None]) -> None:
-        self._function = function
-
-    def on_remove(self, rows: Any, reason: str) -> None:
-        self._function(rows, reason)
-
-
-def checked_size(
-    size: Any, what: str = "a sample size", least: int = 0, most: int = sys.maxsize
-) -> int:
-    """Return an integer that is at least ``least`` and at most ``most``.
-
-    Raises:
-        ConfigTypeError: it is not an integer.
-        ConfigError: it is outside of these bounds (also a ValueError).
-    """
-    if type(size) is int and least <= size <= most:
-        return size
-    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
-    if is_integer and least <= size <= most:
-        return int(size)
-    error = wrong_type(what, f"an integer from {least} to {most}", size)
-    if is_integer:
-        raise ConfigError(error.message, **error.facts)
-    raise error
-
-
-def check_range(sample_range: Any) -> None:
-    """Raise ConfigTypeError if ``sample_range`` is neither None nor a slice of integers.
-
-    A slice with a step of 0 raises ConfigError.
-    """
-    if sample_range is None:
-        return
-    try:
-        sample_range.indices(0)
-    except (AttributeError, TypeError) as error:
-        raise wrong_type("sample_range", "a slice of integers (ages)", sample_range) from error
-    except ValueError as error:
-        raise ConfigError(f"sample_range: {error}", path="sample_range") from error
-
-
-def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:
-    if isinstance(rows, SampleBatch):
-        return rows.with_columns(priority=priorities)
-    pairs = zip(rows, priorities.tolist(), strict=True)
-    return [{**row, "priority": priority} for row, priority in pairs]

@@ -15,6 +15,8 @@ from dingsdk.worker.replay_buffer import (
     AdvancedReplayBuffer,
     persistence,
 )
+from dingsdk.worker.replay_buffer import state as buffer_state
+from dingsdk.worker.replay_buffer.state import ColumnCopy, TableSnapshot
 from dingsdk.worker.replay_buffer.storage import Where
 
 from .prioritized_rows import batch, column, equal_states, facts, info, make_buffer
@@ -44,7 +46,7 @@ class Disturbed(AdvancedReplayBuffer):
     meddle: Callable[[], None] | None = None
 
     @contextmanager
-    def snapshot(self) -> Iterator[persistence.TableSnapshot]:
+    def snapshot(self) -> Iterator[TableSnapshot]:
         if self.meddle is not None:
             self.meddle()
         with super().snapshot() as now:
@@ -59,18 +61,18 @@ def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
     sampler: str,
     limits: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(persistence, "_CHANGES_LEFT", 3)
+    monkeypatch.setattr(buffer_state, "_CHANGES_LEFT", 3)
     cfg = {"replay_buffer_size": 100, "sampler": {"type": sampler}, **limits}
     buffer, rng = Disturbed({**cfg, "seed": 0}), np.random.default_rng(0)
     looks, sampled = 0, list[dict[str, Any]]()
-    copy = persistence.ColumnCopy._copy
+    copy = ColumnCopy._copy
 
-    def copy_beside_others(self: persistence.ColumnCopy, where: Where) -> None:
+    def copy_beside_others(self: ColumnCopy, where: Where) -> None:
         copy(self, where)
         if buffer.meddle is not None and not buffer._lock.locked():
             meddle()
 
-    monkeypatch.setattr(persistence.ColumnCopy, "_copy", copy_beside_others)
+    monkeypatch.setattr(ColumnCopy, "_copy", copy_beside_others)
 
     def meddle() -> None:
         nonlocal looks

@@ -137,7 +137,7 @@ is_busy, may_end = threading.Event(), threading.Event()
 idle, busy = (NaiveReplayBuffer({"replay_buffer_size": 4}, instance_name=n) for n in "ab")
 for buffer in (idle, busy):
     buffer.push([{"x": 1.0}, {"x": 2.0}], 0)
-busy._listeners += (Waiting(),)
+busy._listeners.add(Waiting())
 busy._choose_push_path()
 thread = threading.Thread(target=busy.push, args=({"x": 3.0}, 0))
 thread.start()

@@ -19,7 +19,8 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.persistence import TableSnapshot, load, save
+from dingsdk.worker.replay_buffer.persistence import load, save
+from dingsdk.worker.replay_buffer.state import TableSnapshot
 from tools.os_calls import recorded_writes
 
 from .prioritized_rows import equal_states
