@@ -14,14 +14,13 @@ from dingsdk.config import Count, Finite, NotNegative, Part, Positive, Section, 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key
 from dingsdk.errors import CheckpointCorruptError, ConfigError, InvalidPriorityError
-from dingsdk.worker.replay_buffer.arguments import check_range, checked_size
 from dingsdk.worker.replay_buffer.config import BufferSection, bounds_rates
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import NO_ROW, RowMetadata, read_ids, read_priorities
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import LEAST_PRIORITY, PrioritySampler
-from dingsdk.worker.replay_buffer.table import Table
+from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
 
 class RateLimitSection(Section, frozen=True, kw_only=True):

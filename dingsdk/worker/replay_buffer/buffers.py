@@ -14,13 +14,12 @@ from dingsdk.config import Count, Part, Section, preset, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
-from dingsdk.worker.replay_buffer.arguments import check_range, checked_size
 from dingsdk.worker.replay_buffer.config import BufferSection, class_of_part
 from dingsdk.worker.replay_buffer.interface import MASK, Drawn, NoMetadata
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage
-from dingsdk.worker.replay_buffer.table import Table
+from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
 _log = logging.getLogger(__name__)
 

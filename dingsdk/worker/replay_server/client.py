@@ -25,7 +25,7 @@ from dingsdk.errors import (
 from dingsdk.runtime import Buffer, PrivateDir, Secret, checked_timeout, find_secret, named_secret
 from dingsdk.runtime.connections import parse_address
 from dingsdk.runtime.deadline import Closing
-from dingsdk.worker.replay_buffer.arguments import checked_size
+from dingsdk.worker.replay_buffer.table import checked_size
 from dingsdk.worker.replay_server.messages import (
     INFO_KIND,
     LARGEST,
