@@ -45,7 +45,7 @@ from dingsdk.runtime.spawn import (
 _CLOSE_TIMEOUT_S = 4.0
 """How long the processes of envs may take to end; then they are killed."""
 IMPORT_S = 300.0
-"""Additional time for a process that starts and imports the code of its envs, on a busy machine."""
+"""How long a process may take to start and to import the code of its envs, on a busy machine."""
 
 # Commands to a process. Its answer to a step is an empty message, unless there are infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
@@ -270,14 +270,14 @@ class SubprocessEnvManager(EnvManager):
             self._start(self._groups)
         except ProcessLostError as error:
             raise EnvError(
-                f"the envs did not start: {error}; the limit is env_manager.reset_timeout, "
-                f"{self.section.reset_timeout:g} s, and {IMPORT_S:g} s for imports",
+                f"the envs did not start: {error}; the limit is {IMPORT_S:g} s for imports, and then "
+                f"env_manager.reset_timeout, {self.section.reset_timeout:g} s, to make the envs",
                 env_id=None,
             ) from error
 
     def _start(self, groups: Sequence[_Group]) -> None:
         """Start the processes of groups, which make their envs; the first one sets the spaces."""
-        deadline = time.monotonic() + IMPORT_S + self.section.reset_timeout
+        deadline = time.monotonic() + IMPORT_S
         with signals_blocked():
             for group in groups:
                 group.start(deadline)
@@ -303,6 +303,8 @@ class SubprocessEnvManager(EnvManager):
                     path="env_manager.type",
                 ) from error
         for group in groups:
+            group.answer(wait=True)  # it has imported the code of its envs
+            group.deadline = time.monotonic() + self.section.reset_timeout
             spaces = group.answer(wait=True)
             if self._memory is None:
                 schema, checker = ObservationSchema(spaces[0]), ActionChecker(spaces[1])
@@ -587,6 +589,7 @@ def _serve(connection: Connection) -> None:
     try:
         default_manager().restore(connection.recv())
         env_num, section, env_fns = connection.recv()  # imports the code of the envs
+        answers.send()
         for env_id, env_fn in env_fns.items():
             envs[env_id] = GuardedEnv(env_fn, env_id, section)
         first = next(iter(envs.values()))

@@ -465,15 +465,24 @@ def test_error_says_why_a_child_cannot_make_its_envs() -> None:
         make_env_fns({"env_id": "CartPol-v1"}, 1)
 
 
-def test_error_names_the_process_that_makes_its_envs_too_slowly(
+def test_env_whose_constructor_hangs_fails_the_launch_after_the_reset_timeout(
     launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess_envs, "_CLOSE_TIMEOUT_S", 0.1)  # it hangs
-    late = functools.partial(importlib.import_module("child_envs").hang, gate)
-    manager = create_env_manager({**SYNC, "reset_timeout": 0.01}, [late])
-    monkeypatch.setattr(subprocess_envs, "IMPORT_S", 0.01)
-    text = r"the process of env 0 gave no answer.*env_manager.reset_timeout, 0.01 s, and 0.01 s for"
+    hangs = functools.partial(importlib.import_module("child_envs").hang, gate)
+    manager = create_env_manager({**SYNC, "reset_timeout": 0.01}, [hangs])
+    text = r"the process of env 0 gave no answer.*300 s for imports, and then .*_timeout, 0.01 s"
     with pytest.raises(EnvError, match=text):
+        manager.launch()
+    assert manager.closed
+
+
+def test_process_that_does_not_start_fails_the_launch(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess_envs, "IMPORT_S", 0.0)
+    manager = create_env_manager(SYNC, make_env_fns({"env_id": "CartPole-v1"}, 1))
+    with pytest.raises(EnvError, match="the process of env 0 gave no answer.*0 s for imports"):
         manager.launch()
     assert manager.closed
 
