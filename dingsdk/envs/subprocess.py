@@ -76,8 +76,8 @@ class SubprocessEnvManager(EnvManager):
             envs_per_process: Number of envs in each child process. None: the envs are spread over
                 the CPU cores that this process may use; in ``async_subprocess`` it is one.
             step_timeout: Seconds that one step of a process may take.
-            reset_timeout: Seconds that a process may take to make its envs, besides its imports, or
-                to reset them.
+            reset_timeout: Seconds that a process may take to make its envs, after it has imported
+                the functions that make them, or to reset its envs.
         """
 
         envs_per_process: Count | None = None
@@ -270,8 +270,8 @@ class SubprocessEnvManager(EnvManager):
             self._start(self._groups)
         except ProcessLostError as error:
             raise EnvError(
-                f"the envs did not start: {error}; the limit is {IMPORT_S:g} s for imports, and then "
-                f"env_manager.reset_timeout, {self.section.reset_timeout:g} s, to make the envs",
+                f"the envs did not start: {error}; the limits are {IMPORT_S:g} s for imports, and "
+                f"then env_manager.reset_timeout, {self.section.reset_timeout:g} s, to make the envs",
                 env_id=None,
             ) from error
 
