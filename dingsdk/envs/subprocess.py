@@ -270,8 +270,8 @@ class SubprocessEnvManager(EnvManager):
             self._start(self._groups)
         except ProcessLostError as error:
             raise EnvError(
-                f"the envs did not start: {error}; the limits are {IMPORT_S:g} s for imports, and "
-                f"then env_manager.reset_timeout, {self.section.reset_timeout:g} s, to make the envs",
+                f"the envs did not start: {error}; the limits are {IMPORT_S:g} s for imports and "
+                f"then env_manager.reset_timeout, {self.section.reset_timeout:g} s, to make envs",
                 env_id=None,
             ) from error
 
