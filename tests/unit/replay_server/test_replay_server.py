@@ -241,17 +241,6 @@ def test_same_insert_over_two_connections_at_once_counts_once(tmp_path: Path) ->
         assert buffer.table.push_count == 128
 
 
-def test_rows_are_recovered_from_the_log_without_a_checkpoint(tmp_path: Path) -> None:
-    with opened(tmp_path) as buffer:
-        for number in range(1, 6):
-            put(buffer, number, 64 * number)
-        before = held(buffer)
-    with opened(tmp_path) as buffer:
-        assert held(buffer) == before == list(range(64, 384))
-        put(buffer, 5, 0)  # repeats an insert from before the restart
-        assert buffer.table.push_count == 320
-
-
 def test_checkpoint_and_log_together_give_each_row_once(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
@@ -307,19 +296,6 @@ def test_crash_between_rows_and_pointer_of_a_checkpoint_loses_nothing(
         put(buffer, 3, 128)
     with opened(tmp_path) as buffer:
         assert held(buffer) == list(range(192))
-
-
-def test_full_ring_keeps_the_newest_rows_over_a_restart(tmp_path: Path) -> None:
-    with opened(tmp_path) as buffer:
-        for number in range(1, 21):
-            put(buffer, number, 64 * number)
-        buffer.save()
-        for number in range(21, 31):
-            put(buffer, number, 64 * number)
-    with opened(tmp_path) as buffer:
-        assert held(buffer) == list(range(31 * 64 - 1000, 31 * 64))
-        stats = buffer.figures()
-        assert stats["pushed"] == stats["count"] + stats["overwritten"]
 
 
 def test_checkpoints_leave_no_open_file_and_a_start_no_temporary_file(tmp_path: Path) -> None:
@@ -1006,14 +982,6 @@ def test_message_of_more_buffers_than_one_call_takes_arrives() -> None:
         received = other.submit(channels.Channel(theirs, 4000).receive, wire.Request, 20.0)
         channels.Channel(ours, 4000).send(wire.Update(), buffers, timeout_s=20.0)
         assert bytes(received.result()[1]) == b"".join(buffers)
-
-
-def test_repeated_insert_counts_once(tmp_path: Path) -> None:
-    with opened(tmp_path) as buffer:
-        put(buffer, 1, 0)
-        put(buffer, 1, 0)
-        put(buffer, 1, 0, client="1" * 32)
-        assert buffer.table.push_count == 128
 
 
 def test_damaged_frame_is_refused(server: ReplayServer, client: ReplayClient) -> None:
