@@ -313,3 +313,19 @@ def test_time_that_is_not_a_number_is_refused_instead_of_waiting_forever(
             task.join(math.nan)
     finally:
         end.close()
+
+
+@pytest.mark.parametrize("lease_s", [6.5, None])
+def test_worker_gets_the_lease_time_when_it_joins(
+    transport: Transport, lease_s: float | None
+) -> None:
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        lease_s=float("inf") if lease_s is None else lease_s,
+    )
+    end = transport.slave_end(master.start())
+    end.join(WorkerInfo("w0", "collector"), 5.0)
+    assert end.lease_s == lease_s
+    end.close()
+    master.close()

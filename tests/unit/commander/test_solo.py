@@ -233,3 +233,17 @@ def test_final_policy_is_evaluated_if_the_learner_went_back_and_ends_earlier(com
     train(commander, learner, 5)
     commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
     assert commander.get_last_eval_task() is not None
+
+
+@pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
+def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, key):
+    cfg = main_config(collector_task_space=2)
+    cfg.policy["eval"] = {"evaluator": {"eval_freq": None, key: 100}}
+    commander = SoloCommander(cfg, clock)
+    learner = start(commander)
+    for train_iter, env_steps in ((50, 40), (99, 59)):
+        train(commander, learner, train_iter)
+        collect(commander, env_steps)
+    collect(commander, 1)
+    train(commander, learner, 100)
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
