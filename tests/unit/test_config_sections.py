@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -180,6 +180,30 @@ def test_whole_number_without_bounds_is_limited_to_1e15() -> None:
         assert caught.value.expected == "a whole number up to 1e+15"
 
 
+class Chosen(Section, frozen=True, kw_only=True):
+    rate: int | float = 1.0
+    nstep: Literal[1] = 1
+    unit: Literal["gru", "lstm"] | None = None
+    columns: list[Literal["env", "step"]] = msgspec.field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "expected"),
+    [
+        ({"rate": "fast"}, "chosen.rate", "a number"),
+        ({"nstep": 30}, "chosen.nstep", "1"),
+        ({"unit": "rnn"}, "chosen.unit", "one of gru, lstm"),
+        ({"columns": ["step", "stop"]}, "chosen.columns[1]", "one of env, step"),
+    ],
+)
+def test_alternatives_are_described_as_shortly_as_possible(
+    given: dict[str, Any], path: str, expected: str
+) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        read_section(Chosen, given, "chosen")
+    assert (caught.value.path, caught.value.expected) == (path, expected)
+
+
 class Points(Section, frozen=True, kw_only=True):
     at: list[float] = msgspec.field(default_factory=list)
     grid: list[list[float]] = msgspec.field(default_factory=list)
@@ -290,6 +314,16 @@ def test_error_for_a_wrong_default_names_its_class() -> None:
         f"{__name__}:WrongDefault; correct it there"
     )
     assert complete(WrongDefault, {"depth": 3})["depth"] == 3
+
+
+def test_class_may_check_more_of_its_section() -> None:
+    class Checked(Fifo):
+        @classmethod
+        def check_config(cls, section: Mapping[str, Any], path: str) -> None:
+            raise ConfigError(f"{path}.step: {section['step']} is odd", path=f"{path}.step")
+
+    with pytest.raises(ConfigError, match=r"^outer\.tail\.step: 3 is odd"):
+        complete(Outer, {"tail": {"step": 3}}, lambda *_: Checked, "outer")
 
 
 def test_complete_neither_changes_nor_shares_the_given_section() -> None:
