@@ -231,20 +231,6 @@ def test_set_below_a_value_that_is_no_section_is_refused(value: Any) -> None:
 # conversions
 
 
-def test_easydict_is_a_fresh_deep_copy_of_the_sections() -> None:
-    marker = object()
-    cfg = {"a": {"b": [{"c": 1}]}, "m": marker, "t": ({"x": 1},)}
-
-    easy = to_easydict(cfg)
-
-    assert easy.a.b[0].c == 1
-    assert easy.t[0].x == 1
-    assert easy.m is marker
-    easy.a.b[0].c = 2
-    easy.a["new"] = 1
-    assert cfg["a"] == {"b": [{"c": 1}]}
-
-
 @pytest.mark.parametrize("key", ["items", "keys", "update", "pop", "get", "copy", "__class__"])
 def test_key_that_hides_a_dict_method_is_refused_with_its_path(key: str) -> None:
     with pytest.raises(ConfigError) as caught:

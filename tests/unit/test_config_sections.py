@@ -114,19 +114,6 @@ def completed(given: dict[str, Any]) -> dict[str, Any]:
     return complete(Outer, given, find, "outer")
 
 
-def test_empty_section_is_filled_with_the_defaults_of_its_parts_too() -> None:
-    assert completed({}) == {
-        "type": "outer",
-        "import_names": [],
-        "size": 10,
-        "limit": None,
-        "widths": [64],
-        "inner": {"rate": 0.5, "mode": "fast"},
-        "tail": {"type": "fifo", "import_names": [], "step": 1},
-        "free": {},
-    }
-
-
 @pytest.mark.parametrize(
     ("given", "key", "expected"),
     [

@@ -61,24 +61,6 @@ def test_wait_without_notice_ends_at_its_deadline(scheduler: GreenletScheduler) 
     assert took[0] >= 0.1
 
 
-def test_notice_from_another_thread_wakes_a_job(scheduler: GreenletScheduler) -> None:
-    condition = scheduler.condition()
-    flags: list[int] = []
-    got: list[bool] = []
-
-    def job() -> None:
-        with condition:
-            got.append(condition.wait_for(lambda: bool(flags), 10.0))
-
-    waiting = scheduler.spawn(job, "waits")
-    with condition:
-        flags.append(1)
-        condition.notify_all()
-
-    assert waiting.join(5.0)
-    assert got == [True]
-
-
 def test_sleep_of_the_thread_ends_with_a_notice_and_with_the_first_deadline(
     scheduler: GreenletScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,22 +88,6 @@ def test_yield_outside_of_a_job_does_nothing(scheduler: GreenletScheduler) -> No
     assert scheduler.spawn(lambda: None, "first").join(5.0)
     scheduler.yield_turn()
     assert not scheduler.is_here
-
-
-def test_error_of_a_job_is_kept_and_others_continue(scheduler: GreenletScheduler) -> None:
-    def fails() -> None:
-        raise RuntimeError("on purpose")
-
-    def works() -> None:
-        for _ in range(5):
-            scheduler.yield_turn()
-
-    bad, good = scheduler.spawn(fails, "fails"), scheduler.spawn(works, "works")
-
-    assert bad.join(5.0)
-    assert good.join(5.0)
-    assert isinstance(bad.error, RuntimeError)
-    assert good.error is None
 
 
 def spawn_waiting(scheduler: GreenletScheduler, name: str, seconds: float) -> Job:

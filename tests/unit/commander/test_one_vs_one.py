@@ -109,25 +109,6 @@ def test_snapshot_is_tried_again_after_the_store_was_full(
     assert commander.league.players["player_0_0"].train_iter == 130
 
 
-def test_results_of_finished_jobs_are_counted_once(make_commander: Any) -> None:
-    commander = make_commander()
-    learner = start(commander)
-    train(commander, learner, 100)
-    tasks = [commander.get_collector_task() for _ in range(2)]
-    tasks = [task for task in tasks if not task["collector_cfg"]["eval_flag"]]
-    info = {"game_result": [["wins", "wins"], ["draws", "losses"]], "step_count": 9}
-
-    for _ in range(2):
-        commander.finish_collector_task(tasks[0]["task_id"], info)
-
-    payoff = commander.league.payoff
-    assert payoff.games("player_0", "player_0_0") == pytest.approx(1 + 0.99 + 0.99**2 + 0.99**3)
-    expected = 0.5 * 0.99 + 0.99**2 + 0.99**3
-    assert payoff.win_rate("player_0", "player_0_0") == pytest.approx(
-        expected / payoff.games("player_0", "player_0_0")
-    )
-
-
 def test_games_that_an_earlier_task_began_count_for_its_players(make_commander: Any) -> None:
     commander = make_commander(league={**LEAGUE, "decay": 1.0})
     learner = start(commander)
@@ -246,36 +227,6 @@ def test_first_player_has_the_seed_of_a_solo_player(
 
     for league in (LEAGUE, TWO):
         assert make_commander(league=league).get_learner_task()["seed"] == alone["seed"]
-
-
-def test_games_count_for_both_players_and_train_the_home_player(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    policies = [each["policy_id"] for each in start_two(commander)]
-    played: list[Any] = []
-    seen: set[tuple[int, int]] = set()
-    games = 0
-
-    for count in range(1, 41):
-        task = commander.get_collector_task()
-        cfg = task["collector_cfg"]
-        home, away = map(policies.index, cfg["policy_update_path"])
-        assert cfg["policy_update_flag"] == [True, home == away]
-        assert task.get("player") == (None, "player_1")[home]
-        played.append(home)
-        seen.add((home, away))
-        results = [["wins"] * (count % 3), ["losses"]]
-        games += (count % 3 + 1) * (home != away)
-        commander.finish_collector_task(task["task_id"], {"game_result": results, "step_count": 7})
-
-    assert played == [0, 1] * 20
-    assert seen == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    payoff = commander.league.payoff
-    assert payoff.games("player_0", "player_1") == payoff.games("player_1", "player_0") == games
-    rates = payoff.win_rate("player_0", "player_1"), payoff.win_rate("player_1", "player_0")
-    assert sum(rates) == pytest.approx(1.0)
-    assert {name: each[:2] for name, each in commander.players().items()} == {
-        "player_0": (0, 140), "player_1": (0, 140),
-    }  # fmt: skip
 
 
 def test_task_ends_early_for_an_evaluation_of_its_own_player_only(make_commander: Any) -> None:
@@ -516,18 +467,6 @@ class SerialRun:
         return weight
 
 
-def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot(tmp_path: Any) -> None:
-    run = SerialRun(tmp_path, games_per_opponent=2)
-
-    assert [run.step(0), run.step(50)] == [0, 50]
-    # The snapshot is taken, but the games against the policy itself come first.
-    assert run.step(100, (0, 1, -1)) == 100
-    assert run.step(120, (1, 1, -1)) == 100  # the snapshot
-    assert list(run.commander.league.players) == ["player_0", "player_0_0"]
-    run.own.model["w"].fill_(7)
-    assert run.step(130) == 100
-
-
 def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
     first, second = (SerialRun(tmp_path / name, league=TWO, games_per_opponent=0) for name in "ab")
     assert list(first.commander.other_players) == ["player_1"]
@@ -542,26 +481,6 @@ def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
     assert second.commander.state_dict().keys() == {"job", "games"}
     second.commander.load_state_dict(second.commander.state_dict())
     assert list(second.commander.league.players) == ["player_0", "player_1"]
-
-
-def test_serial_games_count_for_the_opponent_that_they_began_with(tmp_path: Any) -> None:
-    run = SerialRun(tmp_path, games_per_opponent=2, league={**LEAGUE, "decay": 1.0})
-    payoff = run.commander.league.payoff
-    run.step(0)
-    # Two games are over, and a snapshot is drawn while env 1 plays a third game against itself.
-    assert run.step(100, (0, 1, -1), (0, 1, -1)) == 100
-    assert run.step(120, (0, 1, -1)) == 100
-    assert run.seat.forward({0: None, 1: None}) == {0: 100, 1: 120}
-    assert payoff.games("player_0", "player_0_0") == 1
-    assert run.commander.state_dict()["games"] == 1
-
-    run.step(130, (1, 1, -1))  # the game against itself
-    assert payoff.games("player_0", "player_0_0") == 1
-    assert run.commander.state_dict()["games"] == 1
-    run.step(140, (0, -1, 1), (1, 0, 0))
-
-    assert payoff.games("player_0", "player_0_0") == 3
-    assert payoff.win_rate("player_0", "player_0_0") == 0.5
 
 
 def test_league_of_a_run_can_be_loaded_by_another_run(make_commander: Any, tmp_path: Any) -> None:

@@ -43,21 +43,6 @@ def train(commander, learner, train_iter):
     commander.update_learner_info(learner["task_id"], {"learner_step": train_iter})
 
 
-def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_time(commander, clock):
-    learner = commander.get_learner_task()
-    flags = []
-    for train_iter, seconds in enumerate((0, 1, 9.5, 1, 11)):
-        train(commander, learner, train_iter)
-        clock.now += seconds
-        task = commander.get_collector_task()
-        is_evaluation = task["collector_cfg"]["eval_flag"]
-        flags.append(is_evaluation)
-        result = eval_result() if is_evaluation else collect_result(0)
-        commander.finish_collector_task(task["task_id"], result)
-
-    assert flags == [True, False, True, False, True]
-
-
 def test_collect_setting_depends_only_on_the_newest_learner(main_config, clock):
     commander = SoloCommander(main_config(learner_task_space=2, collector_task_space=3), clock)
     commander._command = SimpleNamespace(get_setting_collect=dict)
@@ -183,22 +168,6 @@ def test_only_a_buffer_without_a_seed_gets_one_from_the_run_seed(main_config, cl
     assert seed_of(None) != seed_of(None, run_seed=4)
 
 
-def test_epsilon_depends_on_the_env_steps_of_ended_and_running_tasks(commander):
-    start(commander)
-    first, second = commander.get_collector_task(), commander.get_collector_task()
-    commander.update_collector_info(first["task_id"], {"cur_step": 100})
-    commander.update_collector_info(second["task_id"], {"cur_step": 50})
-    assert commander.envstep == 150
-
-    commander.finish_collector_task(first["task_id"], collect_result(200))
-
-    assert commander.envstep == 250
-    setting = commander.get_collector_task()["collector_cfg"]["collect_setting"]
-    assert setting == {"eps": pytest.approx(0.75)}
-    commander.notify_fail_collector_task(second)
-    assert commander.envstep == 250  # its samples are in the buffer
-
-
 def test_a_running_task_gets_the_epsilon_for_the_current_env_steps(commander):
     start(commander)
     first, second = commander.get_collector_task(), commander.get_collector_task()
@@ -241,43 +210,6 @@ def test_one_task_ends_early_if_a_due_evaluation_has_no_place(commander, clock):
     assert not commander.wants_end_of(third)
 
 
-def test_evaluations_continue_by_time_after_collecting_has_ended(main_config, clock):
-    commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
-    assert commander.get_eval_task() is None  # nothing to evaluate
-    learner = start(commander)
-    assert commander.get_eval_task() is None  # not due
-    for train_iter in (5, 6):
-        train(commander, learner, train_iter)
-        clock.now += 11
-        evaluation = commander.get_eval_task()
-        assert evaluation["collector_cfg"]["eval_flag"]
-        assert commander.get_eval_task() is None  # no place is free, and only one runs at a time
-        commander.finish_collector_task(evaluation["task_id"], eval_result(train_iter=train_iter))
-    train(commander, learner, 7)
-    clock.now += 11
-    collect(commander)  # with one place, evaluations and collecting alternate
-    commander.finish_collector_task(
-        commander.get_eval_task()["task_id"], eval_result(480.0, train_iter=7)
-    )
-    train(commander, learner, 8)
-    clock.now += 11
-    assert commander.get_eval_task() is None  # the goal is reached
-
-
-@pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
-def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, key):
-    cfg = main_config(collector_task_space=2)
-    cfg.policy["eval"] = {"evaluator": {"eval_freq": None, key: 100}}
-    commander = SoloCommander(cfg, clock)
-    learner = start(commander)
-    for train_iter, env_steps in ((50, 40), (99, 59)):
-        train(commander, learner, train_iter)
-        collect(commander, env_steps)
-    collect(commander, 1)
-    train(commander, learner, 100)
-    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
-
-
 @pytest.mark.parametrize("train_iter", [0, 7])
 def test_policy_that_was_just_evaluated_is_not_evaluated_again(commander, clock, train_iter):
     learner = start(commander)
@@ -301,3 +233,17 @@ def test_final_policy_is_evaluated_if_the_learner_went_back_and_ends_earlier(com
     train(commander, learner, 5)
     commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
     assert commander.get_last_eval_task() is not None
+
+
+@pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
+def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, key):
+    cfg = main_config(collector_task_space=2)
+    cfg.policy["eval"] = {"evaluator": {"eval_freq": None, key: 100}}
+    commander = SoloCommander(cfg, clock)
+    learner = start(commander)
+    for train_iter, env_steps in ((50, 40), (99, 59)):
+        train(commander, learner, train_iter)
+        collect(commander, env_steps)
+    collect(commander, 1)
+    train(commander, learner, 100)
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
