@@ -101,6 +101,10 @@ def main() -> int:
             click.echo(f"recording what test files cover, {at} of {len(stale)} done")
             part = stale[at : at + RECORDED_AT_ONCE]
             coverage_map.record(part, copy.root, copy.python, options.jobs)
+            # A test that hangs ends its process, which loses the files that it had not begun.
+            lost = [name for name in part if not coverage_map.tests_of_file(name)]
+            if lost:
+                coverage_map.record(lost, copy.root, copy.python, options.jobs)
         for test in coverage_map.broken():
             click.echo(f"fails without a mutant, not counted: {test}")
         mutants = _draw(tree, options.seed, options.count, options.areas)
