@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 from dingsdk_in_memory.transport import InMemoryTransport
 
 from dingsdk.errors import (
+    ClosedError,
     ConfigError,
     TaskFail,
     TaskFailedError,
@@ -287,6 +289,33 @@ def test_result_that_cannot_be_sent_fails_its_task_and_the_worker_continues(
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
 
 
+def check_for(seconds: float, slave: Slave) -> None:
+    """Let a slave's end check repeatedly that its master is there."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        slave._joined().check()
+        time.sleep(0.02)
+
+
+def test_busy_worker_ends_after_its_task_when_the_master_closes(cluster: Cluster) -> None:
+    is_busy, go_on = threading.Event(), threading.Event()
+    slave = cluster.add("w0", work=lambda task: (is_busy.set(), go_on.wait(20.0), None)[2])
+    task = cluster.master.new_task("w0", {"name": "work"}).start()
+    assert is_busy.wait(5.0)
+    started = time.monotonic()
+    cluster.master.close()
+    assert time.monotonic() - started < 5.0
+    with pytest.raises(WorkerLostError):
+        task.value(5.0)
+    with pytest.raises(ClosedError):
+        check_for(5.0, slave)
+    go_on.set()
+    # The slave searches for no other master, because this one said that the run is over.
+    assert slave._serving is not None
+    assert slave._serving.join(2.0)
+    assert slave.failure is None
+
+
 def test_second_worker_with_the_same_id_replaces_the_first(cluster: Cluster) -> None:
     first = cluster.add("w0")
     cluster.add("w0", fine=lambda task: {"ok": True})
@@ -296,6 +325,22 @@ def test_second_worker_with_the_same_id_replaces_the_first(cluster: Cluster) -> 
     assert first.failure.replaced
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {"ok": True}
     assert [incarnation for _, incarnation in cluster.incarnations] == [1, 2]
+
+
+@pytest.mark.parametrize("lease_s", [6.5, None])
+def test_worker_gets_the_lease_time_when_it_joins(
+    transport: Transport, lease_s: float | None
+) -> None:
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        lease_s=float("inf") if lease_s is None else lease_s,
+    )
+    end = transport.slave_end(master.start())
+    end.join(WorkerInfo("w0", "collector"), 5.0)
+    assert end.lease_s == lease_s
+    end.close()
+    master.close()
 
 
 def test_time_that_is_not_a_number_is_refused_instead_of_waiting_forever(
@@ -313,19 +358,3 @@ def test_time_that_is_not_a_number_is_refused_instead_of_waiting_forever(
             task.join(math.nan)
     finally:
         end.close()
-
-
-@pytest.mark.parametrize("lease_s", [6.5, None])
-def test_worker_gets_the_lease_time_when_it_joins(
-    transport: Transport, lease_s: float | None
-) -> None:
-    master = Master(
-        transport.master_end(),
-        transport.scheduler,
-        lease_s=float("inf") if lease_s is None else lease_s,
-    )
-    end = transport.slave_end(master.start())
-    end.join(WorkerInfo("w0", "collector"), 5.0)
-    assert end.lease_s == lease_s
-    end.close()
-    master.close()
