@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, TypeVar, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -104,7 +105,8 @@ class Table(IBuffer, Closing):
         # Checked before the sections are changed, so that errors name the keys of the user.
         self.check_config(self._factory.full, "")
         self._factory.full = self._configured(self._factory.full)
-        self._cfg = self.read(self._factory.full)
+        # Complete already, and checked when the factory was made.
+        self._cfg = cast(Any, msgspec.convert(self._factory.full, self.Config))
         self._capacity = self._factory.capacity
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
