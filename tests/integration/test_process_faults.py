@@ -62,7 +62,7 @@ class KillingCoordinator(Coordinator):
         return is_done or self.worker_of(task_id) == self.done
 
     def worker_of(self, task_id: str) -> str:
-        (found,) = [each for each in self.running_tasks() if each.task_id == task_id]
+        (found,) = [each for each in list(self.state.running.values()) if each.task_id == task_id]
         assert found.worker is not None
         return found.worker.worker_id
 
