@@ -148,6 +148,28 @@ def test_broken_file_is_named_with_its_line(
     assert (caught.value.path, caught.value.line) == (str(path), line)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("c.toml", "a = 1\n", "a config is a .yaml, .yml, .json or .py file"),
+        ("c.yaml", "", "is empty; a config is a mapping"),
+        ("c.json", "[1]", "is a list; a config is a mapping"),
+        ("c.py", "config = {}\nmain_config = 1\n", "defines no dict whose name ends in _config"),
+    ],
+)
+def test_file_that_holds_no_config_is_refused_with_what_a_config_is(
+    tmp_path: Path, name: str, text: str, problem: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+
+    assert caught.value.path == str(path)
+    assert problem in str(caught.value)
+
+
 def test_python_config_returns_its_raw_dicts_and_does_not_run_its_main_block(
     tmp_path: Path,
 ) -> None:

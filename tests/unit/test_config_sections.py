@@ -204,6 +204,20 @@ def test_alternatives_are_described_as_shortly_as_possible(
     assert (caught.value.path, caught.value.expected) == (path, expected)
 
 
+def test_error_for_a_key_with_one_possible_value_says_why() -> None:
+    class Fixed(Section, frozen=True, kw_only=True):
+        """A section with a key that cannot be chosen.
+
+        Attributes:
+            nstep: The targets of this policy are of one step.
+        """
+
+        nstep: Literal[1] = 1
+
+    with pytest.raises(ConfigTypeError, match="The targets of this policy are of one step"):
+        read_section(Fixed, {"nstep": 3}, "fixed")
+
+
 class Points(Section, frozen=True, kw_only=True):
     at: list[float] = msgspec.field(default_factory=list)
     grid: list[list[float]] = msgspec.field(default_factory=list)

@@ -89,3 +89,10 @@ def test_missing_end_is_refused():
 def test_value_that_is_neither_is_refused_as_one_of_the_number_alone():
     with pytest.raises(ConfigTypeError, match=r"^rate: expected a number, found 'abc'"):
         read_section(Learn, {"rate": "abc"})
+
+
+def test_schedule_of_a_number_that_cannot_be_one_is_refused_with_the_numbers_that_can():
+    with pytest.raises(ConfigTypeError, match=r"be a schedule.*can: limit, rate$") as caught:
+        read_section(Learn, {"size": line()})
+
+    assert caught.value.facts["path"] == "size"
