@@ -71,7 +71,7 @@ def table_has_all_rows(cluster: ProcessCluster, *, is_of_episodes: bool) -> bool
     Payloads that wait for their insertion are not counted. A report may be a moment older than the
     count that comes with it.
     """
-    (payloads,) = cluster.coordinator._state.buffers.values()
+    (payloads,) = cluster.coordinator.state.buffers.values()
     assert isinstance(payloads, LivePayloads)
     inserted = [each for each in list(payloads._live.values()) if each.is_inserted]
     rows = sum(1 if is_of_episodes else each.rows - each.left.total() for each in inserted)
