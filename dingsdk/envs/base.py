@@ -232,8 +232,8 @@ class EnvManager(Configurable, Closing, ABC):
         self._check_open()
         self._set_envs_state(state["envs"])
         own = dict(state["manager"])
-        self._seeds.set_state(own)
-        set_attributes(self, {name: own[name] for name in self._saved})
+        self._seeds.take_state(own)
+        set_attributes(self, own)
 
     def random_action(self) -> dict[int, Any]:
         """Return ``{env_id: a random legal action}`` for the envs that wait for one."""

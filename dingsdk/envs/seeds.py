@@ -76,10 +76,10 @@ class EnvSeeds:
         unapplied, dynamic = self._unapplied.copy(), self.is_dynamic
         return {"_seeds": list(self.values), "_unapplied": unapplied, "_dynamic_seed": dynamic}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of ``get_state``."""
-        self.values, self.is_dynamic = list(state["_seeds"]), bool(state["_dynamic_seed"])
-        self._unapplied = np.array(state["_unapplied"], dtype=np.bool_)
+    def take_state(self, state: dict[str, Any]) -> None:
+        """Restore the entries of ``get_state``, and remove them from ``state``."""
+        self.values, self.is_dynamic = list(state.pop("_seeds")), bool(state.pop("_dynamic_seed"))
+        self._unapplied = np.array(state.pop("_unapplied"), dtype=np.bool_)
 
 
 def check_ids(env_ids: Iterable[int], env_num: int) -> None:
