@@ -682,8 +682,8 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
 
     False for a replay server: its buffer paces all its clients together.
     """
-    policy, replay = cfg["policy"], cfg["system"].get("replay") or {}
-    if replay.get("type") == "server":
+    policy = cfg["policy"]
+    if is_served(cfg):
         return False
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
