@@ -62,7 +62,7 @@ from dingsdk.pipeline.saved_run import PlayerState, RunState, Save, SavedRun
 from dingsdk.pipeline.signals import PATIENCE_S
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins.discovery import version_of
-from dingsdk.policy.base import acting_state
+from dingsdk.policy.modes import acting_state
 from dingsdk.runtime import Folder
 from dingsdk.runtime.files import Patience, guarded
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal

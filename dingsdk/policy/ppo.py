@@ -16,7 +16,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.pytree import part_of
 from dingsdk.policy.adam import Adam
-from dingsdk.policy.base import BasePolicy, Stateful
+from dingsdk.policy.base import BasePolicy
 from dingsdk.policy.distributions import ActionModelSection, action_model, make_distribution
 from dingsdk.policy.networks import ActorCritic, RecurrentActorCritic, frozen
 from dingsdk.policy.returns import gae
@@ -27,6 +27,7 @@ from dingsdk.policy.sections import (
     PolicySection,
     Weight,
 )
+from dingsdk.policy.weights import Stateful
 
 _LOGGED = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 

@@ -18,7 +18,7 @@ from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import different_leaves, flatten, map_leaves, named_leaves
 from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
-from dingsdk.policy.base import FIELDS, Policy, piece_of
+from dingsdk.policy.modes import FIELDS, Policy, piece_of
 from dingsdk.policy.scheduled import scheduled_fields, settings_of
 from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
 from dingsdk.testing.runner import (

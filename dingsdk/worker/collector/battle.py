@@ -14,7 +14,7 @@ from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.errors import ConfigError
-from dingsdk.policy.base import mixes_versions, piece_of
+from dingsdk.policy.modes import mixes_versions, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
 from dingsdk.worker.collector.factory import add_columns

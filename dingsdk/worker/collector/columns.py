@@ -18,7 +18,7 @@ from dingsdk.data.pytree import Path, map_leaves, part_of
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.policy.modes import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_samples
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 

@@ -26,7 +26,7 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.plugins import observe
-from dingsdk.policy.base import LearnMode
+from dingsdk.policy.modes import LearnMode
 from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
 from dingsdk.worker.learner.hooks import (
