@@ -135,11 +135,8 @@ def piece_with(declared: Piece, traj_len_inf: bool) -> Piece:
 
 def piece_of(mode: Any) -> Piece:
     """Return the ``piece`` of a collect mode; policies that do not declare one have steps."""
-    try:
-        found: Piece = mode.get_attribute("piece")
-    except (NotImplementedError, KeyError, AttributeError):
-        return piece_with("steps", mode.get_attribute("cfg").get("traj_len_inf", False))
-    return found
+    found: Piece | None = attribute_of(mode, "piece")
+    return found or piece_with("steps", mode.get_attribute("cfg").get("traj_len_inf", False))
 
 
 def mixes_versions(policy_cfg: Mapping[str, Any]) -> bool:
@@ -151,12 +148,9 @@ def mixes_versions(policy_cfg: Mapping[str, Any]) -> bool:
     return not policy_cfg.get("on_policy") or commander.get("max_policy_lag", 0) is None
 
 
-def acting_state(mode: Any) -> Any:
-    """Return the random generators and recurrent states of a mode; None if it has none.
-
-    ``mode.set_attribute("acting_state", ...)`` restores them.
-    """
+def attribute_of(mode: Any, key: str) -> Any:
+    """Return an attribute of a mode; None if the policy, of any class, does not have it."""
     try:
-        return mode.get_attribute("acting_state")
+        return mode.get_attribute(key)
     except (NotImplementedError, KeyError, AttributeError):
         return None
