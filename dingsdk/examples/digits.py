@@ -22,7 +22,7 @@ from dingsdk.envs import factory
 from dingsdk.plugins import hookimpl
 from dingsdk.policy import BasePolicy, CollectSection, EvalMode, LearnSection, PolicySection
 from dingsdk.policy.adam import Adam
-from dingsdk.policy.base import Stateful
+from dingsdk.policy.weights import Stateful
 from dingsdk.worker import IMetric
 
 _FONT = (

@@ -62,7 +62,7 @@ from dingsdk.pipeline.saved_run import PlayerState, RunState, Save, SavedRun
 from dingsdk.pipeline.signals import PATIENCE_S
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins.discovery import version_of
-from dingsdk.policy.base import acting_state
+from dingsdk.policy.modes import attribute_of
 from dingsdk.runtime import Folder
 from dingsdk.runtime.files import Patience, guarded
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
@@ -464,7 +464,7 @@ def _state_of(workers: Workers) -> PlayerState:
         envs={name: _envs_state(getattr(workers, name)) for name in ("collector", "evaluator")},
         policy={
             "state": dict(workers.learner.policy.state_dict()),
-            "acting_state": acting_state(workers.learner.policy),
+            "acting_state": attribute_of(workers.learner.policy, "acting_state"),
         },
         updates_left=workers.updates_left,
         samples=dataclasses.asdict(workers.samples()),
@@ -507,7 +507,7 @@ def _inexact(cfg: Any, workers: Workers) -> list[str]:
         else:
             if not getattr(worker, "resumes", False):
                 found.append(f"the {name} {type(worker).__name__} begins new episodes")
-    if acting_state(workers.learner.policy) is None:
+    if attribute_of(workers.learner.policy, "acting_state") is None:
         found.append(
             f"the policy {cfg.policy.type} has no attribute acting_state to save, with its random "
             "numbers and recurrent states"

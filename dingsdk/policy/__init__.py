@@ -1,4 +1,4 @@
-"""Policies, which act and learn. Workers use only their modes, see ``dingsdk.policy.base``."""
+"""Policies, which act and learn. Workers use only their modes, see ``dingsdk.policy.modes``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from dingsdk.lazy import lazy_names
 if TYPE_CHECKING:
     from dingsdk.policy.adam import Adam as Adam
     from dingsdk.policy.base import BasePolicy as BasePolicy
-    from dingsdk.policy.base import CollectMode as CollectMode
-    from dingsdk.policy.base import CommandMode as CommandMode
-    from dingsdk.policy.base import EvalMode as EvalMode
-    from dingsdk.policy.base import LearnMode as LearnMode
-    from dingsdk.policy.base import Policy as Policy
-    from dingsdk.policy.base import Stateful as Stateful
-    from dingsdk.policy.base import create_policy as create_policy
-    from dingsdk.policy.base import get_policy_cls as get_policy_cls
     from dingsdk.policy.distributions import ActionBox as ActionBox
     from dingsdk.policy.distributions import ActionDistribution as ActionDistribution
     from dingsdk.policy.distributions import ActionModelSection as ActionModelSection
@@ -37,6 +29,13 @@ if TYPE_CHECKING:
     from dingsdk.policy.encoders import MLP as MLP
     from dingsdk.policy.encoders import make_encoder as make_encoder
     from dingsdk.policy.memory import Memory as Memory
+    from dingsdk.policy.modes import CollectMode as CollectMode
+    from dingsdk.policy.modes import CommandMode as CommandMode
+    from dingsdk.policy.modes import EvalMode as EvalMode
+    from dingsdk.policy.modes import LearnMode as LearnMode
+    from dingsdk.policy.modes import Policy as Policy
+    from dingsdk.policy.modes import create_policy as create_policy
+    from dingsdk.policy.modes import get_policy_cls as get_policy_cls
     from dingsdk.policy.networks import ActorCritic as ActorCritic
     from dingsdk.policy.networks import QNetwork as QNetwork
     from dingsdk.policy.networks import RecurrentActorCritic as RecurrentActorCritic
@@ -71,5 +70,6 @@ if TYPE_CHECKING:
     from dingsdk.policy.spaces import obs_shape as obs_shape
     from dingsdk.policy.spaces import unsupported_space as unsupported_space
     from dingsdk.policy.threads import torch_threads as torch_threads
+    from dingsdk.policy.weights import Stateful as Stateful
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -1,162 +1,41 @@
-"""The policy contract: four immutable bundles of callables, one per use.
-
-A policy is built with the modes that are needed (``enable_field``). Workers receive a
-mode, never the policy, so that a collector cannot reach the optimizer. ``BasePolicy`` makes the
-modes from a few methods; any other object with the four properties of ``Policy`` works too.
-"""
+"""The base class of policies: what the author of a policy writes, and may call."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import partial
-from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
-from dingsdk.data import SampleBatch, collate
+from dingsdk.config import Configurable
+from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import draw_legal, legal_actions
-from dingsdk.data.capture import capture
-from dingsdk.data.collected import COLLECTED, DISCOUNTED_RETURN, with_collected
-from dingsdk.data.columns import mismatch, rows_to_columns
-from dingsdk.data.pytree import flatten, map_leaves, named_leaves, part_of
+from dingsdk.data.capture import Savable
+from dingsdk.data.columns import mismatch
+from dingsdk.data.pytree import flatten, map_leaves, part_of
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import (
-    ConfigError,
-    DingError,
-    NonFiniteError,
-    PolicyOutputError,
-    PolicyOutputTypeError,
-    SchemaMismatchError,
-)
-from dingsdk.plugins import default_manager
+from dingsdk.errors import ConfigError, NonFiniteError
 from dingsdk.policy.adam import Adam
+from dingsdk.policy.adapter import ModeAdapter
 from dingsdk.policy.distributions import ActionBox, BoxModelSection
-from dingsdk.policy.memory import Memory
-from dingsdk.policy.normalization import Normalizer, scaled_in
-from dingsdk.policy.scheduled import ScheduledNumbers
+from dingsdk.policy.modes import CollectMode, CommandMode, EvalMode, LearnMode, Piece
 from dingsdk.policy.sections import ModelSection, PolicySection
-from dingsdk.policy.threads import isolated, own_settings
-from dingsdk.policy.weights import load_state
-
-FIELDS = ("learn", "collect", "eval", "command")
-
-Piece = Literal["steps", "unroll", "episode"]
-"""A piece of a trajectory that train samples are made of; see ``BasePolicy.piece``."""
+from dingsdk.policy.weights import Stateful
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UINT8 = np.dtype(np.uint8)
-
-
-class LearnMode(NamedTuple):
-    """Functions for learners. ``forward(data)`` trains on a SampleBatch or a list of dicts.
-
-    ``observe(samples)``, if it is not None, updates statistics of what was collected, such as those
-    of ``policy.normalize``. It is called once with all samples: a SampleBatch, a list of dicts, or
-    a list of episodes that are either. Off-policy before they are stored, on-policy after the
-    training on them.
-    """
-
-    forward: Callable[..., dict[str, Any] | list[dict[str, Any]]]
-    reset: Callable[..., None]
-    info: Callable[[], str]
-    monitor_vars: Callable[[], list[str]]
-    get_attribute: Callable[[str], Any]
-    set_attribute: Callable[[str, Any], None]
-    state_dict: Callable[[], dict[str, Any]]
-    load_state_dict: Callable[[Mapping[str, Any]], None]
-    observe: Callable[[Any], None] | None = None
-
-
-class CollectMode(NamedTuple):
-    """Functions for collectors: the dict form, and the batched form if it is not None.
-
-    Batched form:
-        ``forward_batch(obs, env_ids, **kwargs) -> columns`` with at least ``action [n, ...]``;
-            ``obs`` are the numpy columns of the env manager, the result is numpy too.
-        ``make_transitions(obs, output, step) -> columns``: the columns to record for one
-            step, from the observations, the policy's output and the manager's StepColumns.
-        ``make_samples(columns, ends) -> SampleBatch``: train samples from whole trajectory
-            pieces laid end to end; ``ends: int64[k]`` are their exclusive end offsets. A piece
-            that does not end with ``done`` was cut while the episode went on.
-    """
-
-    forward: Callable[..., dict[int, dict[str, Any]]]
-    process_transition: Callable[[Any, Any, Any], dict[str, Any]]
-    get_train_sample: Callable[[list[dict[str, Any]]], list[Any]]
-    reset: Callable[..., None]
-    get_attribute: Callable[[str], Any]
-    set_attribute: Callable[[str, Any], None]
-    state_dict: Callable[[], dict[str, Any]]
-    load_state_dict: Callable[[Mapping[str, Any]], None]
-    forward_batch: Callable[..., dict[str, Any]] | None = None
-    make_transitions: Callable[..., dict[str, Any]] | None = None
-    make_samples: Callable[..., Any] | None = None
-
-
-class EvalMode(NamedTuple):
-    """Functions for evaluators; ``forward_batch`` as in CollectMode, without exploration."""
-
-    forward: Callable[..., dict[int, dict[str, Any]]]
-    reset: Callable[..., None]
-    get_attribute: Callable[[str], Any]
-    set_attribute: Callable[[str, Any], None]
-    state_dict: Callable[[], dict[str, Any]]
-    load_state_dict: Callable[[Mapping[str, Any]], None]
-    forward_batch: Callable[..., dict[str, Any]] | None = None
-
-
-class CommandMode(NamedTuple):
-    """Functions for commanders: schedules that depend on the progress of the run."""
-
-    get_setting_learn: Callable[[Mapping[str, Any]], dict[str, Any]]
-    get_setting_collect: Callable[[Mapping[str, Any]], dict[str, Any]]
-    get_setting_eval: Callable[[Mapping[str, Any]], dict[str, Any]]
-
-
-class Policy(Protocol):
-    """The properties that every policy has."""
-
-    @property
-    def learn_mode(self) -> LearnMode:
-        """Functions for learners."""
-
-    @property
-    def collect_mode(self) -> CollectMode:
-        """Functions for collectors."""
-
-    @property
-    def eval_mode(self) -> EvalMode:
-        """Functions for evaluators."""
-
-    @property
-    def command_mode(self) -> CommandMode:
-        """Functions for commanders."""
-
-
-class Stateful(Protocol):
-    """A part of a policy that is saved: a torch module, or any object with these two methods."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as tensors and plain data."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """Restore a state that ``state_dict`` returned."""
 
 
 class BasePolicy(Configurable, ABC):
     """Makes the four modes of a policy from ``act``, ``samples``, ``learn`` and ``state``.
 
     A subclass declares its section as ``Config`` (a ``PolicySection``), makes its networks in
-    ``build``, and writes the four methods, all in columns. This class handles the dict form, the
-    checks of states and batches, devices and seeds.
+    ``build``, and writes the four methods, all in columns. ``ModeAdapter`` handles the dict form,
+    the checks of outputs and batches, states and seeds.
 
     Args:
         cfg: The config's ``policy`` section; absent keys take the defaults.
@@ -169,6 +48,8 @@ class BasePolicy(Configurable, ABC):
         device: Device of the networks.
         rng: Random numbers for exploration.
         learns: Whether the policy has the mode ``learn``; only then it needs optimizers.
+        acting_parts: Objects that ``act`` changes beside ``rng``, by name, such as random numbers
+            drawn in advance; set by ``build``. A resumed run restores them.
 
     Raises:
         ConfigError: a value that cannot work, an unknown mode, or ``cuda`` without a GPU.
@@ -208,65 +89,15 @@ class BasePolicy(Configurable, ABC):
         if normalize.obs and isinstance(self.section.model, ModelSection):
             model = self.section.model.normalized(normalize.clip)
             self.section = msgspec.structs.replace(self.section, model=model)
-        self._scheduled = ScheduledNumbers(self.section) or None
-        fields = FIELDS if enable_field is None else tuple(enable_field)
-        if unknown := set(fields) - set(FIELDS):
-            raise ConfigError(
-                f"unknown policy modes {sorted(unknown)}; modes are {', '.join(FIELDS)}",
-                path="policy",
-                known=list(FIELDS),
-            )
-        self._fields = frozenset(fields)
-        self.learns = "learn" in fields
+        self.learns = enable_field is None or "learn" in enable_field
         self.device = torch.device(_device(self.section.cuda))
         self._is_on_cpu = self.device.type == "cpu"
+        self._keeps_float64 = normalize.obs
         self.rng = np.random.default_rng(
             None if seed is None else derive_seed(seed, "policy", "exploration")
         )
-        self._keeps_float64 = normalize.obs
-        self._normalizer: Normalizer | None = None
-        self._attributes = {
-            "cfg": to_easydict(deep_merge_dicts(self.config, cfg)),
-            "device": str(self.device),
-            "on_policy": self.section.on_policy,
-            "priority": self.section.priority,
-            "batch_size": self.section.learn.batch_size,
-            "n_sample": self.section.collect.n_sample,
-            "n_episode": self.section.collect.n_episode,
-            "unroll_len": self.section.collect.unroll_len,
-            "piece": piece_with(self.piece, self.section.traj_len_inf),
-        }
-        if self.learns:
-            # Until a block of this size was freed once, glibc returns memory to the system and
-            # requests the same memory again in each update: for SAC 700 page faults, 1.3 of 11 ms.
-            torch.empty(6 * 2**20, device="cpu")
-        if self._fields - {"command"}:
-            with torch.random.fork_rng(devices=[]):
-                if seed is None:
-                    torch.seed()
-                else:
-                    torch.manual_seed(derive_seed(seed, "policy", "network"))
-                self._build()
-            if normalize.obs or normalize.reward:
-                name = type(self).__name__
-                self._normalizer = Normalizer(name, self.section, self.state(), self.device)
-            if self._scheduled is not None:
-                self._scheduled.bind(self.state().values())
-        if self.section.compile:
-            self._compile()
-        # One per mode, as envs for collecting and envs for evaluating have the same ids.
-        acting = ("collect", "eval") if self.state_size else ()
-        self._memories = {field: Memory(self.state_size) for field in acting}
-
-    def _build(self) -> None:
-        try:
-            with own_settings():
-                self.build()
-        except (RuntimeError, MemoryError) as error:
-            # Sizes of 10**15 and more raise an error about an overflow.
-            if not (_is_out_of_memory(error) or "overflow" in str(error)):
-                raise
-            raise self._no_room("the networks of policy.model do", "policy.model", error) from error
+        self.acting_parts: dict[str, Savable] = {}
+        self._adapter = ModeAdapter(self, cfg, enable_field, seed)
 
     @abstractmethod
     def build(self) -> None:
@@ -516,397 +347,22 @@ class BasePolicy(Configurable, ABC):
     @property
     def learn_mode(self) -> LearnMode:
         """Functions for learners."""
-        return LearnMode(
-            forward=self._train,
-            info=lambda: f"{type(self).__name__}\n{self.section}",
-            monitor_vars=lambda: list(self.monitored),
-            state_dict=self._state_dict,
-            load_state_dict=self._load_state_dict,
-            observe=None if self._normalizer is None else self._observe,
-            **self._common("learn"),
-        )
+        return self._adapter.learn_mode()
 
     @property
     def collect_mode(self) -> CollectMode:
         """Functions for collectors."""
-        return CollectMode(
-            forward=partial(self._act_by_env, "collect"),
-            process_transition=self._transition,
-            get_train_sample=self._sample_rows,
-            state_dict=self._model_state,
-            load_state_dict=self._load_model,
-            forward_batch=self._acting("collect"),
-            make_transitions=self._recorded if self.state_size else self.transitions,
-            make_samples=self._samples,
-            **self._common("collect"),
-        )
+        return self._adapter.collect_mode()
 
     @property
     def eval_mode(self) -> EvalMode:
         """Functions for evaluators."""
-        return EvalMode(
-            forward=partial(self._act_by_env, "eval"),
-            state_dict=self._model_state,
-            load_state_dict=self._load_model,
-            forward_batch=self._acting("eval"),
-            **self._common("eval"),
-        )
+        return self._adapter.eval_mode()
 
     @property
     def command_mode(self) -> CommandMode:
         """Functions for commanders."""
-        self._check_serves("command")
-        return CommandMode(
-            get_setting_learn=lambda info: {},
-            get_setting_collect=self._setting,
-            get_setting_eval=lambda info: {},
-        )
-
-    def _setting(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        found = self.setting(info)
-        if size := self.section.random_collect_size:
-            found = {**found, "is_random": info.get("envstep", 0) < size}
-        return found
-
-    def _compile(self) -> None:
-        compilers = (os.environ.get("CXX", "g++"), "clang++")
-        if self._is_on_cpu and not any(map(shutil.which, compilers)):
-            raise ConfigError(
-                "policy.compile is true, but torch.compile needs a C++ compiler on the CPU, and "
-                f"there is neither {compilers[0]} nor clang++; install one, or set it to false",
-                path="policy.compile",
-            )
-        for part in vars(self).values():
-            if isinstance(part, torch.nn.Module):
-                for name in ("forward", "unroll"):
-                    if hasattr(part, name):
-                        setattr(part, name, torch.compile(getattr(part, name)))
-
-    def _check_serves(self, field: str) -> None:
-        if field not in self._fields:
-            raise ConfigError(
-                f"this policy was created without its {field} mode (it has "
-                f"{', '.join(sorted(self._fields))}); add {field!r} to enable_field",
-                path="policy",
-            )
-
-    def _common(self, field: str) -> dict[str, Any]:
-        """Return the functions that several modes share."""
-        self._check_serves(field)
-
-        def reset(env_ids: Sequence[int] | None = None) -> None:
-            if field in self._memories:
-                self._memories[field].reset(env_ids)
-            self.reset(env_ids)
-
-        return {
-            "reset": reset,
-            "get_attribute": self._get_attribute,
-            "set_attribute": self._set_attribute,
-        }
-
-    @isolated
-    def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
-        batch = collate(data)
-        if self._scheduled is not None:
-            self._scheduled.check_known()
-        try:
-            if not self._is_on_cpu:
-                batch = map_leaves(self._staged, batch)
-            if self._normalizer is not None:
-                batch = self._normalizer.scale_batch(batch)
-            return self.learn(batch)
-        except KeyError as error:
-            raise self._missing(error, batch) from error
-        except NonFiniteError as error:
-            bad = [key for key, column in named_leaves(batch) if not _is_finite(column)]
-            if not bad:
-                raise
-            raise NonFiniteError(
-                f"{error}; the batch's {', '.join(bad)} hold NaN or infinity: look at the env",
-                **{**error.facts, "key": bad[0]},
-            ) from error
-        except (RuntimeError, TypeError, IndexError, MemoryError) as error:
-            if _is_out_of_memory(error):
-                what = f"an update on {_length(batch)} samples (policy.learn.batch_size) does"
-                raise self._no_room(what, "policy.learn.batch_size", error) from error
-            raise self._misfit("batch does", batch, error) from error
-
-    def _samples(self, columns: Mapping[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
-        # The caller adds the columns that collectors record, as samples may be of several steps.
-        rest = {name: column for name, column in columns.items() if name not in COLLECTED}
-        if self._normalizer is not None:
-            self._normalizer.scale_collected(rest)
-        try:
-            return self.samples(rest, ends)
-        except KeyError as error:
-            raise self._missing(error, rest) from error
-
-    def _missing(self, error: KeyError, columns: Mapping[str, Any]) -> SchemaMismatchError:
-        return SchemaMismatchError(
-            f"{type(self).__name__} trains on a column {error} that the batch does not have; it "
-            f"has {', '.join(sorted(columns))}",
-            key=str(error.args[0]),
-            expected=str(error.args[0]),
-            found=sorted(columns),
-        )
-
-    def _no_room(self, what: str, path: str, error: Exception) -> ConfigError:
-        if self._is_on_cpu:
-            where = "main memory"
-            free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        else:
-            where, free_bytes = "the GPU's memory", torch.cuda.mem_get_info()[0]
-        text = str(error).partition("\n")[0]
-        return ConfigError(
-            f"{what} not fit memory ({text}; {free_bytes:,} bytes of {where} are free); lower it, "
-            f"or the sizes of policy.model {self.section.model}",
-            path=path,
-            expected=free_bytes,
-            found=text,
-        )
-
-    def _staged(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the GPU; it is copied while the host prepares the next one."""
-        # CUDA copies in the background only from pinned memory; the driver stages small copies.
-        if leaf.nbytes >= _LEAST_PINNED_BYTES:
-            leaf = leaf.pin_memory()
-        return leaf.to(self.device, non_blocking=True)
-
-    def _acting(self, field: str) -> Callable[..., dict[str, NDArray[Any]]]:
-        act, explore, memory = self.act, field == "collect", self._memories.get(field)
-
-        def forward_batch(
-            obs: Any,
-            env_ids: Sequence[int] | None = None,
-            is_random: bool = False,
-            **setting: Any,
-        ) -> dict[str, NDArray[Any]]:
-            if is_random and explore:
-                for _, leaf in flatten(obs):
-                    self.check_finite(np.asarray(leaf), obs, env_ids)
-                return {"action": self.random_actions(obs, env_ids)}
-            try:
-                if memory is None:
-                    return self._checked(act(obs, env_ids, explore=explore, **setting))
-                ids = range(len(flatten(obs)[0][1])) if env_ids is None else env_ids
-                state = memory.read(ids)
-                output = self._checked(act(obs, env_ids, explore=explore, state=state, **setting))
-            except (RuntimeError, TypeError, IndexError) as error:
-                raise self._misfit("observations do", {"obs": obs}, error) from error
-            memory.write(ids, self._next_state(output, state.shape))
-            return {**output, "state": state} if explore else output
-
-        return isolated(forward_batch, has_gradients=False)
-
-    def _checked(self, output: Any) -> dict[str, Any]:
-        if isinstance(output, dict):
-            return output
-        raise PolicyOutputTypeError(
-            f"{type(self).__name__}.act must return a dict with an 'action'; it returned a "
-            f"{type(output).__name__}",
-            key="action",
-            expected="dict",
-            found=type(output).__name__,
-        )
-
-    def _next_state(self, output: dict[str, Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
-        found = output.pop("next_state", None)
-        if isinstance(found, np.ndarray) and found.shape == shape:
-            return found
-        shown = type(found).__name__ if not isinstance(found, np.ndarray) else found.shape
-        raise PolicyOutputError(
-            f"{type(self).__name__} is recurrent, so act must return next_state as an array of "
-            f"shape {shape}; found {shown}",
-            key="next_state",
-            expected=shape,
-            found=shown,
-        )
-
-    def _recorded(self, obs: Any, output: Mapping[str, Any], step: Any) -> dict[str, Any]:
-        """Call ``transitions``; random actions of a collector get zeros as recurrent state."""
-        if self.state_size and "state" not in output:
-            rows = np.shape(output["action"])[: np.ndim(step.reward)]
-            output = {**output, "state": np.zeros((*rows, self.state_size), np.float32)}
-        return self.transitions(obs, output, step)
-
-    def _misfit(self, what: str, given: Any, error: Exception) -> Exception:
-        """Return a SchemaMismatchError for a torch error about shapes, dtypes or indices.
-
-        Other errors are returned as they are.
-        """
-        if isinstance(error, DingError) or not any(word in str(error) for word in _MISFITS):
-            return error
-        shapes = {key: tuple(getattr(leaf, "shape", ())) for key, leaf in named_leaves(given)}
-        return SchemaMismatchError(
-            f"the {what} not fit the networks of {type(self).__name__}: found the shapes {shapes} "
-            f"({str(error).splitlines()[0]}), where policy.model is {self.section.model}; does it "
-            "match the env?",
-            key="obs",
-            expected=str(self.section.model),
-            found=shapes,
-        )
-
-    def _act_by_env(
-        self, field: str, obs: Mapping[int, Any], **setting: Any
-    ) -> dict[int, dict[str, Any]]:
-        """The dict form of ``act``: ``{env_id: obs} -> {env_id: {"action": ...}}``."""
-        if not isinstance(obs, Mapping):
-            raise mismatch(
-                f"{field}_mode.forward",
-                "obs",
-                "a dict {env_id: observation}",
-                type(obs).__name__,
-                "pass columns of observations to forward_batch",
-            )
-        if not obs:
-            return {}
-        env_ids = list(obs)
-        stacked = rows_to_columns([{"obs": value} for value in obs.values()])["obs"]
-        columns = self._acting(field)(stacked, env_ids, **setting)
-        return {
-            env_id: {key: column[row] for key, column in columns.items()}
-            for row, env_id in enumerate(env_ids)
-        }
-
-    def _transition(self, obs: Any, output: Mapping[str, Any], timestep: Any) -> dict[str, Any]:
-        """The dict form of ``transitions``."""
-        done = bool(timestep.done)
-        terminated = bool(timestep.info.get("terminated", done))
-        step = SimpleNamespace(
-            final_obs=timestep.obs,
-            reward=timestep.reward,
-            terminated=terminated,
-            truncated=done and not terminated,
-        )
-        return self._recorded(obs, output, step)
-
-    def _sample_rows(self, piece: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The dict form of ``samples`` for one piece."""
-        if not piece:
-            return []
-        columns, ends = rows_to_columns([dict(row) for row in piece]), np.array([len(piece)])
-        made = self._samples(columns, ends)
-        if isinstance(made, SampleBatch):
-            own = {name: columns[name] for name in COLLECTED if name in columns}
-            made = with_collected(made, own, ends)
-        # Rows of tensors, as in transitions of the dict form; they are views of the columns.
-        tensors = made.tensors()
-        return [part_of(tensors, row) for row in range(len(made))]
-
-    def _get_attribute(self, key: str) -> Any:
-        if key == "acting_state":
-            memories = {field: memory.state_dict() for field, memory in self._memories.items()}
-            return {"rng": capture(self.rng), "memories": memories}
-        if key == "norms" and self.learns:
-            return dict(self._norms())
-        if key == "statistics" and self._normalizer is not None:
-            return self._normalizer.statistics
-        if key == "scheduled" and self.learns:
-            return {} if self._scheduled is None else dict(self._scheduled.values)
-        try:
-            return self._attributes[key]
-        except KeyError:
-            raise NotImplementedError(
-                f"{type(self).__name__} has no attribute {key!r}; it has "
-                f"{', '.join(sorted(self._attributes))}"
-            ) from None
-
-    def _set_attribute(self, key: str, value: Any) -> None:
-        if key == "average_over_ranks" and self.is_data_parallel:
-            for part in self.state().values():
-                if isinstance(part, Adam):
-                    part.average = value
-            return
-        if key == "env_steps" and self.learns:
-            if self._scheduled is not None:
-                self._scheduled.advance(int(value))
-            return
-        if key == "learning_rate_factor" and self.learns:
-            if self._scheduled is not None and self._scheduled.sets_rates:
-                raise ConfigError(
-                    "learning_rate_factor cannot be set: a learning rate of policy.learn is a "
-                    "schedule; change that",
-                    path="policy.learn",
-                )
-            for part in self.state().values():
-                if isinstance(part, Adam):
-                    part.scale_rate(float(value))
-                elif isinstance(part, torch.optim.Optimizer):
-                    for group in part.param_groups:
-                        # torch's own schedulers use this key.
-                        rate = group.setdefault("initial_lr", group["lr"])
-                        group["lr"] = rate * float(value)
-            return
-        if key == "statistics" and self._normalizer is not None:
-            self._normalizer.statistics = value
-            return
-        if key == "acting_state":
-            for field, memory in self._memories.items():
-                memory.load_state_dict(value["memories"][field])
-            self.rng = capture(value["rng"])
-            return
-        if key not in {"n_sample", "n_episode", "unroll_len", "batch_size"}:
-            raise NotImplementedError(f"{type(self).__name__}'s attribute {key!r} cannot be set")
-        self._attributes[key] = value
-
-    def _norms(self) -> Iterator[tuple[str, float]]:
-        """Yield the Euclidean norm of each module's parameters and each optimizer's gradient."""
-        for name, part in self.state().items():
-            if isinstance(part, Adam):
-                yield f"grad_norm/{name}", part.gradient_norm
-            elif isinstance(part, torch.optim.Optimizer):
-                held = [each.grad for group in part.param_groups for each in group["params"]]
-                yield f"grad_norm/{name}", _norm([each for each in held if each is not None])
-            elif isinstance(part, torch.nn.Module):
-                yield f"param_norm/{name}", _norm([each.detach() for each in part.parameters()])
-
-    def _state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.state().items()}
-
-    def _model_state(self) -> dict[str, Any]:
-        return {"model": self.state()["model"].state_dict()}
-
-    def _load_model(self, state: Mapping[str, Any]) -> None:
-        load_state({"model": self.state()["model"]}, state)
-
-    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
-        parts = self.state()
-        load_state(parts, state)
-        if self._scheduled is not None:
-            self._scheduled.restore()
-        missing = parts.keys() - state.keys()
-        self.on_loaded(missing)
-        own = scaled_in(parts["model"])
-        for name in missing:
-            for target, source in zip(scaled_in(parts[name]), own, strict=False):
-                target.load_state_dict(source.state_dict())
-
-    @isolated
-    def _observe(self, samples: Any) -> None:
-        """Update the statistics of ``policy.normalize``; see ``LearnMode``."""
-        assert self._normalizer is not None
-        names = ("obs", DISCOUNTED_RETURN, "mask")
-        for batch in _batches(samples):
-            columns = {name: batch.columns[name] for name in names if name in batch.columns}
-            steps = SampleBatch.trusted(columns, len(batch)).tensors()
-            self._normalizer.observe(self.steps_of(steps))
-
-
-def _norm(tensors: Sequence[torch.Tensor]) -> float:
-    norms = [torch.linalg.vector_norm(each) for each in tensors]
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-
-
-def _batches(samples: Any) -> Iterator[SampleBatch]:
-    """Yield samples in columns: a SampleBatch, a list of dicts, or a list of such episodes."""
-    if isinstance(samples, SampleBatch):
-        yield samples
-    elif samples and isinstance(samples[0], Mapping):
-        yield SampleBatch.from_rows(samples)
-    else:
-        for episode in samples:
-            yield from _batches(episode)
+        return self._adapter.command_mode()
 
 
 def _device(cuda: bool) -> str:
@@ -918,83 +374,3 @@ def _device(cuda: bool) -> str:
             path="policy.cuda",
         )
     return "cuda"
-
-
-_LEAST_PINNED_BYTES = 64 << 10
-"""Smaller columns are copied to the GPU without page-locked memory, which would be slower."""
-# Words in torch's errors about lack of memory.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-# Words in torch's errors about shapes, dtypes or indices that do not fit.
-_MISFITS = (
-    *("shape", "size", "out of bounds", "out of range", "scalar type"),
-    *("must be Tensor", "invalid data type", "too many indices", "only integers"),
-)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
-
-
-def _length(batch: Mapping[str, Any]) -> int:
-    return len(flatten(batch)[0][1])
-
-
-def _is_finite(column: Any) -> bool:
-    return not isinstance(column, torch.Tensor) or bool(torch.isfinite(column).all())
-
-
-def create_policy(
-    cfg: Mapping[str, Any],
-    enable_field: Sequence[str] | None = None,
-    seed: int | None = None,
-) -> Policy:
-    """Build the policy that ``cfg["type"]`` names; arguments as ``BasePolicy``.
-
-    Raises:
-        UnknownPluginError: nothing provides that type.
-        ConfigError: no type, or a value that the policy cannot work with.
-    """
-    policy: Policy = default_manager().create(
-        "policies", to_easydict(cfg), enable_field=enable_field, seed=seed, config_path="policy"
-    )
-    return policy
-
-
-def piece_with(declared: Piece, traj_len_inf: bool) -> Piece:
-    """Return the piece of a policy by what its class declares and ``policy.traj_len_inf``."""
-    return "episode" if declared == "steps" and traj_len_inf else declared
-
-
-def piece_of(mode: Any) -> Piece:
-    """Return the ``piece`` of a collect mode; policies that do not declare one have steps."""
-    try:
-        found: Piece = mode.get_attribute("piece")
-    except (NotImplementedError, KeyError, AttributeError):
-        return piece_with("steps", mode.get_attribute("cfg").get("traj_len_inf", False))
-    return found
-
-
-def mixes_versions(policy_cfg: Mapping[str, Any]) -> bool:
-    """Return whether one piece of a trajectory may have steps of several versions of a policy.
-
-    True unless it is on-policy and ``other.commander.max_policy_lag`` limits the age of samples.
-    """
-    commander = (policy_cfg.get("other") or {}).get("commander") or {}
-    return not policy_cfg.get("on_policy") or commander.get("max_policy_lag", 0) is None
-
-
-def acting_state(mode: Any) -> Any:
-    """Return the random generators and recurrent states of a mode; None if it has none.
-
-    ``mode.set_attribute("acting_state", ...)`` restores them.
-    """
-    try:
-        return mode.get_attribute("acting_state")
-    except (NotImplementedError, KeyError, AttributeError):
-        return None
-
-
-def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
-    """Return the class of the policy that ``cfg["type"]`` names; errors as ``create_policy``."""
-    cls: type[Policy] = default_manager().class_of("policies", cfg, config_path="policy")
-    return cls

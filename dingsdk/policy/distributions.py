@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -294,16 +294,12 @@ class ActionModelSection(BoxModelSection, frozen=True, kw_only=True):
         log_std_init: Initial logarithm of the standard deviation of continuous actions.
     """
 
-    action_space: str | None = None
+    action_space: Literal["discrete", "multi_discrete", "continuous"] | None = None
     action_shape: Count | list[Count] | None = None
     log_std_init: Annotated[float, Meta(ge=-20, le=10)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.action_space not in (None, *ACTION_SPACES):
-            raise ValueError(
-                f"action_space is {self.action_space!r}; known: {', '.join(sorted(ACTION_SPACES))}"
-            )
         is_vector = isinstance(self.action_shape, list) and len(self.action_shape) != 1
         if is_vector and (self.action_space in (None, "discrete") or not self.action_shape):
             raise ValueError(
@@ -311,9 +307,6 @@ class ActionModelSection(BoxModelSection, frozen=True, kw_only=True):
                 f"{self.action_space or 'discrete'!r}, which takes one number; multi_discrete "
                 "and continuous take a list"
             )
-
-
-ACTION_SPACES = ("discrete", "multi_discrete", "continuous")
 
 
 def make_distribution(model: ActionModelSection) -> ActionDistribution:

@@ -18,7 +18,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import Savable
 from dingsdk.policy.adam import Adam
-from dingsdk.policy.base import BasePolicy, Stateful
+from dingsdk.policy.base import BasePolicy
 from dingsdk.policy.networks import QNetwork, frozen, target_of
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import (
@@ -31,6 +31,7 @@ from dingsdk.policy.sections import (
     PolicySection,
 )
 from dingsdk.policy.spaces import discrete_model
+from dingsdk.policy.weights import Stateful
 
 _BLOCK = 1024
 """Number of random numbers that are drawn at once."""
@@ -204,6 +205,7 @@ class DQNPolicy(BasePolicy):
     def build(self) -> None:
         self._network = self.make_network().to(self.device)
         self._exploration = EpsilonGreedy(self.section.model.action_count)
+        self.acting_parts["exploration"] = self._exploration
         self._start = int(self.section.model.first_actions[0])
         if self.learns:
             learn = self.section.learn
@@ -360,14 +362,3 @@ class DQNPolicy(BasePolicy):
             delta = self.section.learn.huber_delta
             loss = F.huber_loss(value, target, reduction=reduction, delta=delta)
         return loss if weights is None else (loss * weights.to(loss)).mean()
-
-    def _get_attribute(self, key: str) -> Any:
-        found = super()._get_attribute(key)
-        if key == "acting_state":
-            found["exploration"] = self._exploration.state_dict()
-        return found
-
-    def _set_attribute(self, key: str, value: Any) -> None:
-        super()._set_attribute(key, value)
-        if key == "acting_state":
-            self._exploration.load_state_dict(value["exploration"])

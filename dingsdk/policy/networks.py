@@ -230,14 +230,9 @@ class ActorCritic(nn.Module):
         self.value_scale = ReturnScale() if scales_values else None
         _make_orthogonal(self, self.actor.layers[-1], self.critic.layers[-1])
 
-    def forward(self, obs: Any, *, is_encoded: bool = False) -> tuple[Tensor, Tensor]:
-        """Return outputs ``float32[n, distribution.width]`` and values ``float32[n]``.
-
-        Args:
-            obs: ``[n, ...]``.
-            is_encoded: Whether ``obs`` is what the encoder returned.
-        """
-        hidden = obs if is_encoded else self.encoder.forward(obs)
+    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
+        """Return ``float32[n, distribution.width]`` and values ``float32[n]`` of ``[n, ...]``."""
+        hidden = self.encoder.forward(obs)
         outputs = without_illegal(self.actor.forward(hidden), obs)
         return outputs, _values(self.critic.forward(hidden), self.value_scale)
 

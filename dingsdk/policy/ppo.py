@@ -16,7 +16,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.pytree import part_of
 from dingsdk.policy.adam import Adam
-from dingsdk.policy.base import BasePolicy, Stateful
+from dingsdk.policy.base import BasePolicy
 from dingsdk.policy.distributions import ActionModelSection, action_model, make_distribution
 from dingsdk.policy.networks import ActorCritic, RecurrentActorCritic, frozen
 from dingsdk.policy.returns import gae
@@ -27,6 +27,7 @@ from dingsdk.policy.sections import (
     PolicySection,
     Weight,
 )
+from dingsdk.policy.weights import Stateful
 
 _LOGGED = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
@@ -216,17 +217,7 @@ class PPOPolicy(BasePolicy):
         learn, column = self.section.learn, self._network.distribution.column
         names = ("obs", column, "log_prob", "value", "advantage", "return")
         trained = {name: batch[name] for name in names}
-        obs, network = self.tensor(batch["obs"]), self._network
-        # An encoder without parameters returns the same in all minibatches. Only for plain vectors,
-        # as the network takes an action mask from a dict.
-        is_encoded = (
-            type(network).forward is ActorCritic.forward
-            and not isinstance(obs, dict)
-            and next(network.encoder.parameters(), None) is None
-        )
-        trained["obs"] = network.encoder.forward(obs) if is_encoded else obs
-        # An own network may override forward without this argument.
-        options: dict[str, Any] = {"is_encoded": True} if is_encoded else {}
+        trained["obs"] = self.tensor(batch["obs"])
         size = (len(batch["advantage"]),)
         self.check_shapes(batch, advantage=size, log_prob=size, value=size)
         if (shape := self._network.distribution.shape) is not None:
@@ -249,7 +240,7 @@ class PPOPolicy(BasePolicy):
         for _ in range(learn.epoch_per_collect):
             for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
                 part = {name: part_of(each, rows) for name, each in trained.items()}
-                logs.append(self._step(part, *unrolled, **options))
+                logs.append(self._step(part, *unrolled))
                 if learn.target_kl is not None and logs[-1]["approx_kl"] > learn.target_kl:
                     return logs
         return logs
@@ -280,12 +271,11 @@ class PPOPolicy(BasePolicy):
         batch: Mapping[str, Any],
         state: Tensor | None = None,
         mask: Tensor | None = None,
-        **options: Any,
     ) -> dict[str, Any]:
         learn, network = self.section.learn, self._network
         obs = batch["obs"]
         if isinstance(network, ActorCritic):
-            outputs, value = network.forward(obs, **options)
+            outputs, value = network.forward(obs)
         else:
             assert state is not None
             assert mask is not None

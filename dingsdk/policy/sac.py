@@ -19,12 +19,13 @@ from dingsdk.config import Count, Finite, Scheduled
 from dingsdk.config.section import LARGEST_INT
 from dingsdk.data import SampleBatch
 from dingsdk.policy.adam import Adam
-from dingsdk.policy.base import BasePolicy, Stateful
+from dingsdk.policy.base import BasePolicy
 from dingsdk.policy.distributions import ActionBox, BoxModelSection, box_model
 from dingsdk.policy.encoders import MLP, make_encoder
 from dingsdk.policy.networks import frozen, target_of
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import CollectSection, LearnSection, PolicySection
+from dingsdk.policy.weights import Stateful
 
 _LOG_STD_RANGE = (-20.0, 2.0)
 _LOGGED = (

@@ -1,11 +1,16 @@
-"""The numbers of a policy's section that are schedules, and where they are used."""
+"""Schedules in a policy's section: which numbers they set, and when.
+
+``self.section`` always has plain numbers. At env step 0 each schedule in it is replaced by a
+``ScheduledNumber``, which is a float that knows its path in the section. ``build`` hands some of
+these floats to optimizers, where ``bind`` finds them by their class. From then on ``advance`` sets
+the numbers in the section and in these optimizers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import structs
@@ -16,8 +21,32 @@ from dingsdk.errors import ConfigError
 from dingsdk.policy.adam import Adam
 
 
+class ScheduledNumber(float):
+    """The value of a schedule at env step 0.
+
+    Attributes:
+        path: Path of the schedule in the section, without ``learn.``.
+    """
+
+    path: str
+
+
+class OptimizerSetting(NamedTuple):
+    """A number that an optimizer was made with.
+
+    Attributes:
+        value: The number.
+        set: Changes it.
+        is_rate: Whether it is a learning rate.
+    """
+
+    value: Any
+    set: Callable[[float], object]
+    is_rate: bool
+
+
 class ScheduledNumbers:
-    """Replaces the schedules in a policy's section by the numbers of today.
+    """Sets the numbers of a policy that are schedules, in its section and in its optimizers.
 
     Args:
         section: The policy's section. Its schedules are replaced in place, by their values at env
@@ -32,44 +61,45 @@ class ScheduledNumbers:
         self.values: dict[str, float] = {}
         self.sets_rates = False
         self._env_steps: int | None = None
-        self._uses: list[tuple[str, Schedule, list[Callable[[float], object]]]] = []
-        for holder, name, path in _schedules_in(section, ""):
-            schedule, path = getattr(holder, name), path.removeprefix("learn.")
+        self._schedules: dict[str, Schedule] = {}
+        self._setters: list[tuple[str, Callable[[float], object]]] = []
+        for holder, name, full_path in scheduled_fields(section):
+            path, schedule = full_path.removeprefix("learn."), getattr(holder, name)
+            if not isinstance(schedule, Schedule):
+                continue
+            number = ScheduledNumber(schedule(0))
+            number.path = path
+            self.values[path], self._schedules[path] = number, schedule
             # A section is immutable for everyone else: its readers find the number of today.
-            write = partial(structs.force_setattr, holder, name)
-            self._uses.append((path, schedule, [write]))
-            self.values[path] = schedule(0)
-            write(_Marked(self.values[path], path))
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._uses)
+            setter = partial(structs.force_setattr, holder, name)
+            setter(number)
+            self._setters.append((path, setter))
 
     def bind(self, parts: Iterable[Any]) -> None:
-        """Find the optimizers that were made with one of the numbers; then unmark all numbers.
+        """Find the optimizers that were made with one of the numbers.
 
         Args:
             parts: The parts of the policy's state.
         """
-        writers = {path: found for path, _, found in self._uses}
-        for value, write, is_rate in chain.from_iterable(map(settings_of, parts)):
-            if isinstance(value, _Marked):
-                writers[value.path].append(write)
-                self.sets_rates |= is_rate
-        self._write(0)
+        for part in parts:
+            for setting in settings_of(part):
+                if isinstance(setting.value, ScheduledNumber):
+                    self._setters.append((setting.value.path, setting.set))
+                    self.sets_rates |= setting.is_rate
+        self._set(0)  # plain floats, which optimizers can save
 
     def advance(self, env_steps: int) -> None:
         """Set all numbers to their values after ``env_steps`` env steps, >= 0."""
         self._env_steps = env_steps
-        self._write(env_steps)
+        self._set(env_steps)
 
     def restore(self) -> None:
         """Set all numbers again, after optimizers have loaded a state with others."""
-        self._write(self._env_steps or 0)
+        self._set(self._env_steps or 0)
 
     def check_known(self) -> None:
-        """Raise ConfigError if ``advance`` was never called."""
-        if self._env_steps is None:
+        """Raise ConfigError if there are schedules and ``advance`` was never called."""
+        if self._schedules and self._env_steps is None:
             names = ", ".join(self.values)
             raise ConfigError(
                 f"schedules over the env steps of a run set {names}, and this training does not "
@@ -78,53 +108,33 @@ class ScheduledNumbers:
                 path="policy",
             )
 
-    def _write(self, env_steps: int) -> None:
-        for path, schedule, writers in self._uses:
-            value = self.values[path] = schedule(env_steps)
-            for write in writers:
-                write(value)
+    def _set(self, env_steps: int) -> None:
+        for path, schedule in self._schedules.items():
+            self.values[path] = schedule(env_steps)
+        for path, setter in self._setters:
+            setter(self.values[path])
 
 
-class _Marked(float):
-    """A scheduled number, by which the optimizers are found that are made with it."""
-
-    def __new__(cls, value: float, path: str) -> _Marked:
-        made = super().__new__(cls, value)
-        made.path = path
-        return made
-
-    path: str
-
-
-def _schedules_in(section: Section, path: str) -> Iterator[tuple[Section, str, str]]:
-    """Yield the section, name and path of each field that holds a schedule."""
-    for name in section.__struct_fields__:
-        value = getattr(section, name)
-        if isinstance(value, Schedule):
-            yield section, name, path + name
-        elif isinstance(value, Section):
-            yield from _schedules_in(value, f"{path}{name}.")
-
-
-def may_be_scheduled(section: Section, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each number that is declared as ``Scheduled``."""
+def scheduled_fields(section: Section, path: str = "") -> Iterator[tuple[Section, str, str]]:
+    """Yield the section, name and path of each number that is declared as ``Scheduled``."""
     for name, field in fields_of(type(section)).items():
         value = getattr(section, name)
         if number_of(field.type) is not None:
-            yield path + name, value
+            yield section, name, path + name
         elif isinstance(value, Section):
-            yield from may_be_scheduled(value, f"{path}{name}.")
+            yield from scheduled_fields(value, f"{path}{name}.")
 
 
-def settings_of(part: Any) -> Iterator[tuple[Any, Callable[[float], object], bool]]:
-    """Yield each setting of an optimizer, a function that changes it, and whether it is a rate."""
+def settings_of(part: Any) -> Iterator[OptimizerSetting]:
+    """Yield the settings of a part of a policy's state that is an optimizer."""
     if isinstance(part, Adam):
-        yield part.learning_rate, part.set_rate, True
-        yield part.max_norm, partial(setattr, part, "max_norm"), False
+        yield OptimizerSetting(part.learning_rate, part.set_rate, True)
+        yield OptimizerSetting(part.max_norm, partial(setattr, part, "max_norm"), False)
     elif isinstance(part, torch.optim.Optimizer):
         for index, group in enumerate(part.param_groups):
             for key, value in group.items():
-                yield value, partial(_set_in_group, part, index, key), key == "lr"
+                setter = partial(_set_in_group, part, index, key)
+                yield OptimizerSetting(value, setter, key == "lr")
 
 
 def _set_in_group(optimizer: torch.optim.Optimizer, index: int, key: str, value: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,8 +12,15 @@ from torch import Tensor, nn
 from dingsdk.data.columns import mismatch
 from dingsdk.errors import SchemaMismatchError
 
-if TYPE_CHECKING:
-    from dingsdk.policy.base import Stateful
+
+class Stateful(Protocol):
+    """A part of a policy that is saved: a torch module, or any object with these two methods."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as tensors and plain data."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Restore a state that ``state_dict`` returned."""
 
 
 def load_state(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:

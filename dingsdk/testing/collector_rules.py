@@ -14,7 +14,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.envs import create_env_manager
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.policy.base import CollectMode
+from dingsdk.policy.modes import CollectMode
 from dingsdk.testing.env_rules import TwoPlayers
 from dingsdk.testing.expect import expect, expect_equal, raises
 from dingsdk.testing.runner import Contract, RuleBench, RuleBook, collect, needs

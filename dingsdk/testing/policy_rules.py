@@ -18,8 +18,8 @@ from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import different_leaves, flatten, map_leaves, named_leaves
 from dingsdk.envs.steps import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
-from dingsdk.policy.base import FIELDS, Policy, piece_of
-from dingsdk.policy.scheduled import may_be_scheduled, settings_of
+from dingsdk.policy.modes import FIELDS, Policy, piece_of
+from dingsdk.policy.scheduled import scheduled_fields, settings_of
 from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
 from dingsdk.testing.runner import (
     PATIENCE_S,
@@ -505,8 +505,9 @@ def rule_27_numbers_that_may_be_schedules_are_used(bench: PolicyBench) -> None:
     policy.section = _Recorded(section, "", read)
     for samples in batches:
         bench.train(policy, samples)
-    settings = [value for part in policy.state().values() for value, _, _ in settings_of(part)]
-    for path, value in may_be_scheduled(section):
+    settings = [each.value for part in policy.state().values() for each in settings_of(part)]
+    for holder, name, path in scheduled_fields(section):
+        value = getattr(holder, name)
         expect(
             path in read or any(value is each or value == each for each in settings),
             f"{path} is declared as Scheduled, but learn does not read self.section.{path}, and no "

@@ -18,6 +18,7 @@ from dingsdk.policy import (
     DQNPolicy,
     DQNSection,
     EvalMode,
+    LearnMode,
 )
 
 from .mutant_list import MutantList
@@ -36,10 +37,19 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
+def _halving_observations(mode: Any) -> Any:
+    def forward(obs: Any, **setting: Any) -> Any:
+        for each in obs.values():
+            each *= np.float32(0.5)
+        return mode.forward(obs, **setting)
+
+    return mode._replace(forward=forward)
+
+
 @mutant(2)
 class ServesEveryMode(Mutant):
-    def _check_serves(self, field: str) -> None:
-        return
+    def __init__(self, enable_field: Sequence[str] | None, seed: int | None) -> None:
+        super().__init__(None, seed)
 
 
 @mutant(3)
@@ -51,10 +61,13 @@ class ActsOutsideTheSpace(Mutant):
 
 @mutant(5, 6, 19, 20, 24)
 class ScalesObservationsInPlace(Mutant):
-    def _act_by_env(self, field: str, obs: Any, **setting: Any) -> Any:
-        for each in obs.values():
-            each *= np.float32(0.5)
-        return super()._act_by_env(field, obs, **setting)
+    @property
+    def collect_mode(self) -> CollectMode:
+        return _halving_observations(super().collect_mode)
+
+    @property
+    def eval_mode(self) -> EvalMode:
+        return _halving_observations(super().eval_mode)
 
 
 @mutant(6, 8, 11, 19, 20, 24)
@@ -91,14 +104,19 @@ class ResetsKnownEnvsOnly(Mutant):
 
 @mutant(13)
 class NamesTheEndInItsOwnWay(Mutant):
-    def _transition(self, obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
-        found = super()._transition(obs, output, timestep)
-        return {"is_last" if key == "done" else key: value for key, value in found.items()}
+    @property
+    def collect_mode(self) -> CollectMode:
+        mode = super().collect_mode
 
-    def _sample_rows(self, piece: Any) -> list[Any]:
-        return super()._sample_rows(
-            [{"done" if key == "is_last" else key: row[key] for key in row} for row in piece]
-        )
+        def process(obs: Any, output: Any, timestep: Any) -> dict[str, Any]:
+            found = mode.process_transition(obs, output, timestep)
+            return {"is_last" if key == "done" else key: value for key, value in found.items()}
+
+        def samples(piece: Any) -> list[Any]:
+            rows = [{"done" if key == "is_last" else key: row[key] for key in row} for row in piece]
+            return mode.get_train_sample(rows)
+
+        return mode._replace(process_transition=process, get_train_sample=samples)
 
     def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
         columns = {"done" if key == "is_last" else key: columns[key] for key in columns}
@@ -107,8 +125,12 @@ class NamesTheEndInItsOwnWay(Mutant):
 
 @mutant(14, 25)
 class DropsTheLastTransition(Mutant):
-    def _sample_rows(self, piece: Any) -> list[Any]:
-        return super()._sample_rows(piece)[: max(1, len(piece) - 1)]
+    @property
+    def collect_mode(self) -> CollectMode:
+        mode = super().collect_mode
+        return mode._replace(
+            get_train_sample=lambda piece: mode.get_train_sample(piece)[: max(1, len(piece) - 1)]
+        )
 
 
 @mutant(15)
@@ -119,26 +141,32 @@ class LogsNaN(Mutant):
 
 @mutant(17)
 class TrainsOnWhateverComes(Mutant):
-    def _train(self, data: Any, **options: Any) -> Any:
-        if "reward" in data[0]:
-            return super()._train(data, **options)
-        return dict.fromkeys(self.monitored, 0.0)
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return super().learn(batch) if "reward" in batch else dict.fromkeys(self.monitored, 0.0)
 
 
 @mutant(18)
 class SavesObjects(Mutant):
-    def _state_dict(self) -> dict[str, Any]:
-        return {**super()._state_dict(), "sizes": {8}}
-
-    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super()._load_state_dict({key: state[key] for key in state if key != "sizes"})
+    @property
+    def learn_mode(self) -> LearnMode:
+        mode = super().learn_mode
+        return mode._replace(
+            state_dict=lambda: {**mode.state_dict(), "sizes": {8}},
+            load_state_dict=lambda state: mode.load_state_dict(
+                {key: state[key] for key in state if key != "sizes"}
+            ),
+        )
 
 
 @mutant(19)
 class ForgetsItsTarget(Mutant):
-    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super()._load_state_dict(
-            {key: value for key, value in state.items() if key != "target_model"}
+    @property
+    def learn_mode(self) -> LearnMode:
+        mode = super().learn_mode
+        return mode._replace(
+            load_state_dict=lambda state: mode.load_state_dict(
+                {key: value for key, value in state.items() if key != "target_model"}
+            )
         )
 
 
@@ -151,21 +179,33 @@ class LoadsCollectedWeightsAlone(Mutant):
 
 @mutant(21)
 class LoadsHalfOfAState(Mutant):
-    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for name, value in state.get("model", {}).items():
-                own = self._network.state_dict()[name]
-                if tuple(own.shape) == tuple(value.shape):
-                    own.copy_(torch.as_tensor(value))
-        super()._load_state_dict(state)
+    @property
+    def learn_mode(self) -> LearnMode:
+        mode = super().learn_mode
+
+        def load(state: Mapping[str, Any]) -> None:
+            with torch.no_grad():
+                for name, value in state.get("model", {}).items():
+                    own = self._network.state_dict()[name]
+                    if tuple(own.shape) == tuple(value.shape):
+                        own.copy_(torch.as_tensor(value))
+            mode.load_state_dict(state)
+
+        return mode._replace(load_state_dict=load)
 
 
 @mutant(22)
 class HidesItsBatchSize(Mutant):
-    def _get_attribute(self, key: str) -> Any:
-        if key == "batch_size":
-            raise NotImplementedError(key)
-        return super()._get_attribute(key)
+    @property
+    def learn_mode(self) -> LearnMode:
+        mode = super().learn_mode
+
+        def get(key: str) -> Any:
+            if key == "batch_size":
+                raise NotImplementedError(key)
+            return mode.get_attribute(key)
+
+        return mode._replace(get_attribute=get)
 
 
 @mutant(24)

@@ -15,7 +15,7 @@ from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.steps import Timestep
 from dingsdk.errors import ConfigError
-from dingsdk.policy.base import mixes_versions, piece_of
+from dingsdk.policy.modes import mixes_versions, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
 from dingsdk.worker.collector.factory import add_columns

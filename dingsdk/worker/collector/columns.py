@@ -19,7 +19,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.envs.spaces import Obs
 from dingsdk.envs.steps import StepColumns
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.policy.modes import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_samples
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 

@@ -15,7 +15,7 @@ from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.collected import DISCOUNTED_RETURN, with_collected, without_returns
 from dingsdk.envs.steps import StepColumns
 from dingsdk.errors import ConfigError
-from dingsdk.policy.base import CollectMode, create_policy
+from dingsdk.policy.modes import CollectMode, create_policy
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.factory import added_columns, gamma_of
 from dingsdk.worker.datasets import read_dataset

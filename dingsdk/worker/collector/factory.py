@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dingsdk.envs.base import EnvManager
 from dingsdk.plugins import default_manager
-from dingsdk.policy.base import CollectMode, EvalMode, Piece, get_policy_cls, piece_of, piece_with
+from dingsdk.policy.modes import CollectMode, EvalMode, Piece, get_policy_cls, piece_of, piece_with
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, UnrollWriter
 from dingsdk.worker.collector.rollout import Rollout, Writer
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only

@@ -21,7 +21,7 @@ from dingsdk.data.capture import Savable
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import observe
-from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.policy.modes import CollectMode, EvalMode
 from dingsdk.worker.collector.episode_numbers import numbers_of_episode
 from dingsdk.worker.collector.policy_output import RandomActions
 

@@ -18,7 +18,7 @@ from dingsdk.data.pytree import to_tensor
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.guard import plain_reward
 from dingsdk.envs.steps import Timestep
-from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.policy.modes import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_dicts, check_samples
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
 

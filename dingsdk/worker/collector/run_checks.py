@@ -39,7 +39,7 @@ def check_unrolls(run: RunView) -> str:
     """The run can collect and store unrolls, if its policy trains on them."""
     if getattr(run.policy_class, "piece", "steps") != "unroll":
         return ""
-    from dingsdk.policy.base import mixes_versions
+    from dingsdk.policy.modes import mixes_versions
 
     key = why = ""
     envs = run.cfg["env"]["collector_env_num"]
@@ -77,7 +77,7 @@ def check_unrolls(run: RunView) -> str:
 
 def check_episodes(run: RunView) -> str:
     """On-policy, a policy of whole episodes gets them although older steps are dropped."""
-    from dingsdk.policy.base import mixes_versions
+    from dingsdk.policy.modes import mixes_versions
 
     is_whole = getattr(run.policy_class, "piece", "steps") == "episode"
     gives_episodes = getattr(run.collector_class, "gives_episodes", False)

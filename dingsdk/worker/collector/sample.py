@@ -12,7 +12,7 @@ from dingsdk.config import Seed
 from dingsdk.data import SampleBatch
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import PolicyOutputError
-from dingsdk.policy.base import Piece, mixes_versions, piece_of
+from dingsdk.policy.modes import Piece, mixes_versions, piece_of
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.policy_output import RandomActions

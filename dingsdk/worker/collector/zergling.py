@@ -17,7 +17,7 @@ from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
-from dingsdk.policy.base import mixes_versions, piece_of
+from dingsdk.policy.modes import mixes_versions, piece_of
 from dingsdk.worker.collector.env_pool import EnvKind, Unfinished
 from dingsdk.worker.collector.episode_numbers import (
     numbers_of_episode,

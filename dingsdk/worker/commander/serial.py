@@ -7,7 +7,7 @@ from typing import Any
 
 from dingsdk.config import Configurable
 from dingsdk.errors import NotSetError
-from dingsdk.policy.base import CommandMode
+from dingsdk.policy.modes import CommandMode
 
 
 class BaseSerialCommander(Configurable):

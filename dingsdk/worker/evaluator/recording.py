@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.data import SampleBatch
-from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.policy.modes import CollectMode, EvalMode
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, split_episodes
 from dingsdk.worker.collector.factory import in_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout

@@ -26,7 +26,7 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.plugins import observe
-from dingsdk.policy.base import LearnMode
+from dingsdk.policy.modes import LearnMode, attribute_of
 from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
 from dingsdk.worker.learner.hooks import (
@@ -552,10 +552,7 @@ def to_batch(data: Any) -> Batch:
 
 def _scheduled(policy: LearnMode) -> dict[str, float]:
     """Return the scheduled numbers of a policy as log variables; none of other policies."""
-    try:
-        found = policy.get_attribute("scheduled")
-    except (NotImplementedError, KeyError, AttributeError):
-        return {}
+    found = attribute_of(policy, "scheduled") or {}
     return {f"scheduled/{name}": value for name, value in found.items()}
 
 

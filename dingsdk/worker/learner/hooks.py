@@ -40,7 +40,7 @@ from dingsdk.worker.learner.transfer import state_to_load
 from dingsdk.worker.run_logger import LogPace
 
 if TYPE_CHECKING:
-    from dingsdk.policy.base import LearnMode
+    from dingsdk.policy.modes import LearnMode
     from dingsdk.worker.learner.base import BaseLearner
 
 HookTable = dict[str, list["LearnerHook"]]

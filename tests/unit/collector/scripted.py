@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from dingsdk.data import SampleBatch
 from dingsdk.envs import BaseVectorEnvManager
 from dingsdk.envs.guard import GuardedEnv
-from dingsdk.policy.base import CollectMode
+from dingsdk.policy.modes import CollectMode
 
 
 class Episode(NamedTuple):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dingsdk.data import SampleBatch
 from dingsdk.data.seeding import derive_seed
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.policy.base import CollectMode, EvalMode
+from dingsdk.policy.modes import CollectMode, EvalMode
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 
 from .scripted import (

@@ -31,7 +31,7 @@ from dingsdk.envs import subprocess as subprocess_envs
 from dingsdk.errors import ConfigError, EnvError, PolicyOutputError, UnknownEnvError
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.plugins.registry import transaction
-from dingsdk.policy.base import EvalMode
+from dingsdk.policy.modes import EvalMode
 from dingsdk.runtime.deadline import set_patience
 from dingsdk.testing import open_files
 from dingsdk.worker.collector.factory import create_measuring_rollout

@@ -5,7 +5,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.policy import create_policy
-from dingsdk.policy.base import LearnMode
+from dingsdk.policy.modes import LearnMode
 from dingsdk.worker.learner.base import BaseLearner
 
 

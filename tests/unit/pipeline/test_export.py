@@ -16,7 +16,7 @@ from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError
 from dingsdk.pipeline.export import _Acting, export_policy
 from dingsdk.policy import BasePolicy, create_policy
-from dingsdk.policy.base import get_policy_cls
+from dingsdk.policy.modes import get_policy_cls
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)

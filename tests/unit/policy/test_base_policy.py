@@ -200,13 +200,13 @@ def test_policies_without_a_seed_differ_and_keep_the_random_state_of_torch() -> 
 
 
 def test_unsupported_attributes_are_refused() -> None:
-    for policy, key in (
-        (Own({}), "average_over_ranks"),
-        (DQNPolicy({"model": MODEL}, ["learn"]), "colour"),
-        (DQNPolicy({"model": MODEL}, ["collect"]), "learning_rate_factor"),
+    for mode, key in (
+        (Own({}).learn_mode, "average_over_ranks"),
+        (DQNPolicy({"model": MODEL}, ["learn"]).learn_mode, "colour"),
+        (DQNPolicy({"model": MODEL}, ["collect"]).collect_mode, "learning_rate_factor"),
     ):
         with pytest.raises(NotImplementedError, match=f"'{key}' cannot be set"):
-            policy._set_attribute(key, 1.0)
+            mode.set_attribute(key, 1.0)
     with pytest.raises(NotImplementedError, match="no attribute 'norms'"):
         DQNPolicy({"model": MODEL}, ["collect"]).collect_mode.get_attribute("norms")
 

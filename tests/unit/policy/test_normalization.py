@@ -100,31 +100,6 @@ def test_mean_that_float32_cannot_hold_is_subtracted_exactly() -> None:
     assert layer.forward(obs).flatten().tolist() == pytest.approx([-(2**0.5), 0.5**0.5, 0.5**0.5])
 
 
-def test_observations_encoded_once_train_like_those_encoded_in_each_minibatch() -> None:
-    obs, logs = observations(40), []
-    # A dict is encoded in each minibatch.
-    for shape, given in ((3, obs), ({"vector": 3}, {"vector": obs})):
-        section = {
-            "model": {"obs_shape": shape, "action_shape": 2},
-            "learn": {"batch_size": 8, "epoch_per_collect": 2},
-            "normalize": {"obs": True},
-        }
-        policy: Any = PPOPolicy(section, seed=0)
-        policy.learn_mode.observe(SampleBatch({"obs": given}))
-        columns = {
-            "obs": given,
-            **policy.act(given, explore=True),
-            "reward": obs[:, 0],
-            "next_obs": given,
-            "terminated": np.zeros(40, np.bool_),
-            "done": np.zeros(40, np.bool_),
-        }
-        samples = policy.collect_mode.make_samples(columns, np.array([40]))
-        logs.append(policy.learn_mode.forward(samples))
-    assert len(logs[0]) == 10
-    assert logs[0] == logs[1]
-
-
 def test_observations_that_never_change_are_scaled_to_zero() -> None:
     layer, obs = Scaled([3]), torch.tensor([[0.1, 3.3, 58141.93359375]]).repeat(61, 1)
     for _ in range(3):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +10,6 @@ import torch
 
 from dingsdk.data import SampleBatch, collate
 from dingsdk.errors import ConfigError
-from dingsdk.policy.distributions import make_distribution
-from dingsdk.policy.networks import ActorCritic
 from dingsdk.policy.ppo import PPOPolicy
 
 MODEL = {"obs_shape": 3, "action_shape": 2, "encoder_hidden_size_list": [8]}
@@ -145,34 +143,6 @@ def test_every_epoch_trains_on_every_sample_once() -> None:
         assert sorted(rows) == sorted(data.columns["obs"][:, 0].tolist())
     assert seen[:3] != seen[3:6]
     assert all(set(log) >= set(policy.learn_mode.monitor_vars()) for log in logs)
-
-
-class Counting(ActorCritic):
-    """A network with a ``forward`` of its own, which gets the observations of each minibatch."""
-
-    shapes: ClassVar[list[tuple[int, ...]]] = []
-
-    def forward(self, obs: Any) -> Any:  # type: ignore[override]
-        self.shapes.append(tuple(obs.shape))
-        return super().forward(obs)
-
-
-class CountingPPO(PPOPolicy):
-    """PPO with that network."""
-
-    def make_network(self) -> Any:
-        model = self.section.model
-        return Counting(model.observation, make_distribution(model), [8])
-
-
-def test_own_forward_gets_observations_in_every_minibatch() -> None:
-    policy = CountingPPO({"model": MODEL, "learn": {"batch_size": 4}}, seed=0)
-    data = batch(policy)
-    Counting.shapes.clear()
-
-    policy.learn_mode.forward(data)
-
-    assert Counting.shapes == [(4, 3)] * 20
 
 
 def test_the_advantage_of_a_single_sample_is_not_normalised() -> None:
