@@ -16,6 +16,7 @@ from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.serial import serial_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy import LearnMode
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.replay_buffer import (
     AdvancedReplayBuffer,
@@ -55,7 +56,16 @@ class EpisodePolicy(DQNPolicy):
 
     batches: ClassVar[int] = 0
 
-    def _train(self, data: Any, **kwargs: Any) -> Any:
+    @property
+    def learn_mode(self) -> LearnMode:
+        mode = super().learn_mode
+
+        def forward(data: list[SampleBatch]) -> Any:
+            return mode.forward(self._steps(data))
+
+        return mode._replace(forward=forward)
+
+    def _steps(self, data: list[SampleBatch]) -> SampleBatch:
         assert len(data) == 16
         for episode in data:
             columns = episode.columns
@@ -67,7 +77,7 @@ class EpisodePolicy(DQNPolicy):
         if "terminated" in steps.columns:  # transitions, not train samples
             bootstrap = np.where(steps.columns["terminated"], 0.0, 0.99)
             steps = steps.with_columns(discount=bootstrap.astype(np.float32))
-        return super()._train(steps, **kwargs)
+        return steps
 
 
 class PrioritizingPolicy(DQNPolicy):

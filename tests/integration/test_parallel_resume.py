@@ -126,6 +126,26 @@ def recovered_rows(run: Path, copy: Path) -> int:
     return found.acknowledged
 
 
+@contextmanager
+def watched_fill(run: Path) -> Iterator[list[int]]:
+    """Record how many samples the learner's table has, while a run goes on."""
+    fills, is_over = [0], threading.Event()
+    before = (run / "status.json").stat().st_mtime_ns
+
+    def watch() -> None:
+        while not is_over.wait(0.05):
+            if (run / "status.json").stat().st_mtime_ns != before:
+                fills.append(int(status(run)["buffer_fill"]))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield fills
+    finally:
+        is_over.set()
+        watcher.join()
+
+
 def go_on(run: Path, iterations: int, **options: Any) -> RunResult:
     return resume(run, sets=[f"{ITERATIONS}={iterations}"], **options)
 
@@ -176,13 +196,13 @@ def test_shared_memory_run_resumes_after_all_its_processes_were_killed(
     finally:
         kill_all(process)
     before, rows = status(run), acknowledged_rows(tmp_path)
-    assert memory.is_dir()
     if is_swept:
         run_memory.remove_stale()  # as the next coordinator on this host does
         assert not memory.exists()
-    with use_manager(manager_with_own_parts()):
+    with use_manager(manager_with_own_parts()), watched_fill(run) as fills:
         result = go_on(run, before["train_iter"] + 100)
 
+    assert max(fills) >= before["buffer_fill"] > 0  # the new table has the rows of the old one
     assert result.train_iter >= before["train_iter"] + 100  # the newest checkpoint may be ahead
     assert result.samples.acknowledged > rows >= before["samples"]["acknowledged"]
     assert "missing" not in result.samples.evicted
