@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 RECENT_EPISODES = 100
 """Training episodes whose numbers a run shows."""
+RATE_S = 10.0
+"""The rates of a run are averages over the last so many seconds."""
 
 Mode = Literal["serial", "parallel"]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
@@ -148,6 +150,8 @@ class RunStatus:
         goal: Mean return that ends the run; infinite for none.
         loaded_env_steps, loaded_train_iter: Counts of the checkpoint that the run began with,
             which ``env_steps`` and ``train_iter`` include; 0 for new weights.
+        env_steps_per_s, updates_per_s: Rates over the last ``RATE_S`` seconds.
+        left_s: Seconds until the first limit is reached at these rates; None without a limit.
         players: If several players train, the status of each by its id, in order.
         numbers: Means of the ``numbers`` of the last evaluation.
         training_numbers: The same of the last ``RECENT_EPISODES`` training episodes.
@@ -176,6 +180,9 @@ class RunStatus:
     players: Mapping[str, PlayerStatus] = field(default_factory=dict)
     numbers: Mapping[str, float | None] = field(default_factory=dict)
     training_numbers: Mapping[str, float | None] = field(default_factory=dict)
+    env_steps_per_s: float | None = 0.0
+    updates_per_s: float | None = 0.0
+    left_s: float | None = None
 
 
 class RunRecorder:
