@@ -383,8 +383,6 @@ class RunContext:
             a part that does not check ``stop``.
         break_after: Called with a number of seconds: raises the KeyboardInterrupt after that time,
             if ``is_breakable`` is set then. Returns whether this is possible.
-        conclude: Called with the result before the parts of the run are closed: writes its files,
-            and returns the result that the pipeline has to return.
         learner_hooks: Hooks for the learner, in addition to those of the config (serial mode).
         on_address: None if the run starts its workers. If the user starts them, it is called with
             the coordinator's address and a note that says what else they need.
@@ -405,7 +403,6 @@ class RunContext:
     has_begun: bool = False
     is_breakable: bool = False
     break_after: Callable[[float], bool] = lambda timeout_s: False
-    conclude: Callable[[RunResult], RunResult] = lambda result: result
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
     workers: Callable[[Master], WorkerGroup] | None = None

@@ -102,12 +102,6 @@ def write_curve(
     return True
 
 
-def prepare_curve() -> None:
-    """Import what ``write_curve`` needs; that takes half a second."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
-
-
 def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:
     # A Figure without pyplot: it needs no global state and no display, and works in any thread.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -26,7 +26,7 @@ def exit_code(received: int | None) -> int:
     return 128 + received if received is not None else 0
 
 
-def to_stderr(line: str) -> None:
+def _announce(line: str) -> None:
     """Write a line for the user, unless nobody can read it."""
     with contextlib.suppress(OSError, ValueError):  # the terminal is closed
         sys.stderr.write(f"{line}\n")
@@ -45,9 +45,7 @@ class StopOnSignal:
 
     Args:
         stop: The event that the first signal sets.
-        announce: Called with a line for the user at each signal; must not take a lock that
-            the main thread may hold.
-        doing: Text for that line: what happens after the first signal.
+        doing: What happens after the first signal, for the line that tells the user of it.
         saved: Returns a text that says what was saved, for the line of the second signal.
         may_break: Called every ``PATIENCE_S`` after the first signal. If it returns True, a
             KeyboardInterrupt is raised in the main thread, which may be in an env that never
@@ -60,13 +58,11 @@ class StopOnSignal:
     def __init__(
         self,
         stop: threading.Event,
-        announce: Callable[[str], None] = to_stderr,
         doing: str = "stopping and saving a checkpoint",
         saved: Callable[[], str] = str,
         may_break: Callable[[], bool] | None = None,
     ) -> None:
         self._stop = stop
-        self._announce = announce
         self.doing = doing
         self._saved = saved
         self._may_break = may_break
@@ -99,12 +95,12 @@ class StopOnSignal:
             if name is signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt
             saved = self._saved()
-            self._announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
+            _announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
             # Not sys.exit: cleanup code could delay it, and the second signal must exit at once.
             os._exit(exit_code(name))
         self.received = name
         again = "interrupt again to stop" if _is_interactive() else "press Ctrl-C again to exit"
-        self._announce(f"{name.name}: {self.doing}; {again} at once")
+        _announce(f"{name.name}: {self.doing}; {again} at once")
         self._stop.set()
         if not self._is_armed:
             self.break_after(PATIENCE_S)

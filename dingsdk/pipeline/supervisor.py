@@ -9,7 +9,6 @@ their tasks.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,7 +38,6 @@ from dingsdk.pipeline.process_group import (
     ProcessWorkers,
     WorkerProcess,
 )
-from dingsdk.pipeline.results import prepare_curve
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
@@ -73,7 +71,6 @@ class Supervisor:
         self._is_ending = False
         self._status = RunStatus()
         self._reason: Reason | None = None
-        self._has_prepared = False
 
     @property
     def workers(self) -> set[str]:
@@ -181,10 +178,6 @@ class Supervisor:
                 recorder.take(each)
         if not is_open:
             self._open(report.address)
-        if report.status.train_iter and not self._has_prepared:
-            # This process has time now, and the user waits at the end.
-            self._has_prepared = True
-            threading.Thread(target=prepare_curve, name="curve", daemon=True).start()
 
     def _open(self, address: str) -> None:
         self._coordinator.joined_at = self._clock()

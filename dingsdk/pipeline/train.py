@@ -282,7 +282,6 @@ def run_pipeline(
             write_config(context.run_dir, cfg)
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
-        _warn_of_short_pieces(cfg)
         observe().run_started(config=cfg, run_dir=context.run_dir)
         shown = None
         if progress:
@@ -291,26 +290,7 @@ def run_pipeline(
             shown = console_progress(context, mode)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
         reporter = stack.enter_context(Reporter(context, mode, shown))
-        records: list[Mapping[str, Any]] = []
-
-        def conclude(result: RunResult) -> RunResult:
-            if signals.received is not None and result.reason == "interrupted":
-                result = dataclasses.replace(result, signal=int(signals.received))
-            if result.reason == "limit" and not result.train_iter:
-                _log.warning(
-                    "no iteration was trained in %d env steps: the replay buffer gave no batch; "
-                    "look at its limiter, the length of its sequences, and the limit of the run",
-                    result.env_steps,
-                )
-            signals.doing = "the run is over, and its results are being written"
-            reporter.reason = result.reason
-            if context.has_begun or context.resumed is None:
-                records.append(_write(context, result, None, context.patience()))
-            else:
-                _log.warning("the run was not resumed yet; its files have not changed")
-            return result
-
-        context.break_after, context.conclude = signals.break_after, conclude
+        context.break_after = signals.break_after
         try:
             result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
@@ -323,38 +303,27 @@ def run_pipeline(
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             _log.debug("the run ended by this error", exc_info=error)
             result = context.finish("interrupted", mode)
-            records.clear()
-        if not records:
-            result = conclude(result)
-        if records:
-            observe().run_finished(run_dir=context.run_dir, result=records[0])
+        if signals.received is not None and result.reason == "interrupted":
+            result = dataclasses.replace(result, signal=int(signals.received))
+        if result.reason == "limit" and not result.train_iter:
+            _log.warning(
+                "no iteration was trained in %d env steps: the replay buffer gave no batch; look "
+                "at its limiter, the length of its sequences, and the limit of the run",
+                result.env_steps,
+            )
+        signals.doing = "the run is over, and its results are being written"
+        reporter.reason = result.reason
+        if context.has_begun or context.resumed is None:
+            record = _write(context, result, None, context.patience())
+            observe().run_finished(run_dir=context.run_dir, result=record)
+        else:
+            _log.warning("the run was not resumed yet; its files have not changed")
         return result
 
 
 def _check_progress(progress: Any) -> None:
     if not isinstance(progress, bool):
         raise wrong_type("progress", "True or False", progress)
-
-
-def _warn_of_short_pieces(cfg: Any) -> None:
-    policy, collect = cfg.policy, cfg.policy.collect
-    if policy.on_policy or policy.traj_len_inf or not collect.n_sample or collect.n_episode:
-        return
-    from dingsdk.worker.collector.factory import declared_piece, traj_len_of
-
-    env_num = cfg.env.collector_env_num
-    traj_len = traj_len_of(declared_piece(cfg), collect.n_sample, collect.unroll_len, env_num)
-    nstep = policy.nstep or 1  # None in a plugin's policy: another library decides
-    if traj_len is not None and traj_len < nstep:
-        _log.warning(
-            "policy.nstep is %d, but the longest sample spans %d: trajectories are cut after "
-            "policy.collect.n_sample %d / env.collector_env_num %d; for more raise n_sample or use "
-            "fewer envs",
-            nstep,
-            traj_len,
-            collect.n_sample,
-            env_num,
-        )
 
 
 def compile_run(
