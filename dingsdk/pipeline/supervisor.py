@@ -36,7 +36,7 @@ from dingsdk.pipeline.process_group import (
     Child,
     LinkedProcess,
     ProcessWorkers,
-    WorkerProcess,
+    start_worker,
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
@@ -194,7 +194,7 @@ class Supervisor:
 
     def _make_workers(self) -> None:
         cfg = worker_config(self._context.cfg, self._context.run_dir)
-        start = WorkerProcess if self._transport is None else self._transport.start_worker
+        start = start_worker if self._transport is None else self._transport.start_worker
         self._workers = ProcessWorkers(
             cfg, self._context.run_dir, worker_ids(cfg), self, start=start
         )
@@ -213,7 +213,7 @@ class Supervisor:
             is_resumed=context.has_begun or context.resumed is not None,
             rejoin_s=self._cfg.system.coordinator.lease_s if context.has_begun else 0.0,
         )
-        process = LinkedProcess(coordinator_main, spec, "coordinator")
+        process = LinkedProcess(coordinator_main, spec)
         self._coordinator.started(process, self._clock())
 
     def _restart(self, code: int) -> None:

@@ -97,7 +97,7 @@ def crashes_recorded(path: Path) -> Iterator[None]:
 
 
 def _run(spec: WorkerSpec, link: Connection) -> int:
-    stop, is_at_work = threading.Event(), threading.Event()
+    stop = threading.Event()
     addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
     if spec.address:
         addresses.put(spec.address)
@@ -111,23 +111,20 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: end())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-    watch = threading.Thread(
-        target=_obey, args=(link, addresses.put, end, is_at_work), name="parent-watch", daemon=True
-    )
-    watch.start()
+    watch = (link, addresses.put, end)
+    threading.Thread(target=_obey, args=watch, name="parent-watch", daemon=True).start()
 
     def tell(message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the parent has ended
             link.send_bytes(json.dumps(message).encode())
 
-    return work(spec, stop, tell, is_at_work.set, addresses.get)
+    return work(spec, stop, tell, addresses.get)
 
 
 def work(
     spec: WorkerSpec,
     stop: threading.Event,
     tell: Callable[[dict[str, Any]], None],
-    on_imported: Callable[[], None] = lambda: None,
     find_address: Callable[[], str] | None = None,
 ) -> int:
     """Run a worker until ``stop`` is set, in a process that runs nothing else.
@@ -136,7 +133,6 @@ def work(
         spec: The arguments of the worker.
         stop: Set by the caller when the worker has to leave.
         tell: Called with ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
-        on_imported: Called once all is imported; from then on the worker checks ``stop``.
         find_address: Waits for the coordinator's address and returns it, or ``""`` if the worker
             has to leave. None if the spec contains the address.
 
@@ -150,7 +146,6 @@ def work(
             from dingsdk.plugins import default_manager
 
             default_manager().restore(spec.snapshot)
-            on_imported()
             address = spec.address if find_address is None else find_address()
             should_restart = bool(address) and run_worker(
                 spec.role,
@@ -174,19 +169,11 @@ def work(
     return OUT_OF_MEMORY if should_restart else 0
 
 
-def _obey(
-    link: Connection,
-    take_address: Callable[[str], None],
-    end: Callable[[], None],
-    is_at_work: threading.Event,
-) -> None:
+def _obey(link: Connection, take_address: Callable[[str], None], end: Callable[[], None]) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent has ended: stop, too
         while address := link.recv_bytes(_MESSAGE_BYTES):
             take_address(address.decode())
     end()
-    if not is_at_work.is_set():
-        # During imports there is nothing to clean up, and they may take longer than `LEAVE_S`.
-        os._exit(0)
-    # A job that does not end must not outlive the run.
+    # Imports that take long, or a job that does not end, must not outlive the run.
     threading.Event().wait(LEAVE_S)
-    os._exit(1)
+    os._exit(0)

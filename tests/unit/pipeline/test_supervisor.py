@@ -139,7 +139,7 @@ class Site:
         names = ("close", "keep_data", "remove_data", "launch", "start_worker")
         self.transport = SimpleNamespace(**{name: self.noting(name) for name in names})
 
-        def start(main: Any, spec: CoordinatorSpec, name: str) -> Coordinator:
+        def start(main: Any, spec: CoordinatorSpec) -> Coordinator:
             self.started.append(Coordinator(spec))
             self.newest.told, self.script = self.script, []
             return self.started[-1]
