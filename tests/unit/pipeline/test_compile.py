@@ -1008,5 +1008,5 @@ def test_wrong_default_of_a_plain_config_is_refused(base: type, value: Any) -> N
     policy = type("Plain", (base,), {"config": config, "learn_mode": 1, "collect_mode": 1})
     policy.eval_mode = 1  # type: ignore[attr-defined]
 
-    with pytest.raises(ConfigError, match=r"batch_size: expected a whole number.*its default"):
+    with pytest.raises(ConfigError, match=r"learn: Expected .*batch_size"):
         compile_config(MINIMAL, policy=policy)
