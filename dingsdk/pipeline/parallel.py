@@ -136,8 +136,12 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if not takes_env_steps(cfg.policy):
             coordinator.deal_with_collecting()  # the clock of the run starts
         reason = _watch(context, coordinator, workers, results)
-        if reason == "limit":
-            reason = _train_out(context, coordinator, workers)
+        # The updates that serial mode would have made until the last env step. They have no time
+        # limit of their own; the deadlines of the tasks apply.
+        while reason == "limit" and not coordinator.train_out(POLL_S):
+            workers.poll()
+            if context.stop.is_set():
+                reason = "interrupted"
         fill = coordinator.status().buffer_count
 
         def with_fill() -> RunStatus:
@@ -314,18 +318,6 @@ def _watch(
     if coordinator.end.failure is not None:
         return "error"
     return "stop_value" if coordinator.end.has_reached_goal else "limit"
-
-
-def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGroup) -> Reason:
-    """After the last env step, make the updates that serial mode would have made until then.
-
-    It has no time limit of its own; the deadlines of the tasks apply.
-    """
-    while not coordinator.train_out(POLL_S):
-        if context.stop.is_set():
-            return "interrupted"
-        workers.poll()
-    return "limit"
 
 
 def _finish_evaluations(

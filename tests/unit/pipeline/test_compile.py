@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -843,28 +842,6 @@ def test_error_for_a_missing_section_shows_what_to_write() -> None:
         compile_config({"env": {"env_id": "CartPole-v1"}})
     with pytest.raises(ConfigError, match="env_id: CartPole-v1"):
         compile_config({"policy": {"type": "dqn"}})
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "instead"),
-    [
-        ("NormalizeObservation", "policy.normalize.obs"),
-        ("NormalizeReward", "policy.normalize.reward"),
-        ("ClipReward", None),
-    ],
-)
-def test_wrapper_that_measures_while_it_runs_is_reported(
-    wrapper: str, instead: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    section = {"type": wrapper, **({} if instead else {"max_reward": 1})}
-    compile_config(config_of("", f"env.wrappers=[{json.dumps(section)}, TimeAwareObservation]"))
-    found = [each.getMessage() for each in caplog.records if wrapper in each.getMessage()]
-    if instead is None:
-        assert found == []
-    else:
-        assert "evaluations begin without" in found[0]
-        assert instead in found[0]
-        assert len(found) == 1
 
 
 def test_priorities_are_allowed_for_a_buffer_with_its_own_update() -> None:
