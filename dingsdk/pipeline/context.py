@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.saved_run import SavedRun
+from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.episode_numbers import Summaries
@@ -377,10 +378,7 @@ class RunContext:
         stop: Set to end the run early: the pipeline then saves a checkpoint and returns within
             seconds with the reason ``interrupted``.
         has_begun: Set once the run is set up. If a run fails before, its folder is removed.
-        is_breakable: Whether a KeyboardInterrupt may be raised in the main thread now, to stop
-            a part that does not check ``stop``.
-        break_after: Called with a number of seconds: raises the KeyboardInterrupt after that time,
-            if ``is_breakable`` is set then. Returns whether this is possible.
+        signals: Handles the signals of the run, and breaks off parts that do not check ``stop``.
         learner_hooks: Hooks for the learner, in addition to those of the config (serial mode).
         on_address: None if the run starts its workers. If the user starts them, it is called with
             the coordinator's address and a note that says what else they need.
@@ -399,8 +397,7 @@ class RunContext:
     recorder: RunRecorder = field(default_factory=RunRecorder)
     stop: threading.Event = field(default_factory=threading.Event)
     has_begun: bool = False
-    is_breakable: bool = False
-    break_after: Callable[[float], bool] = lambda timeout_s: False
+    signals: StopOnSignal = field(default_factory=lambda: StopOnSignal(threading.Event()))
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
     workers: Callable[[Master], WorkerGroup] | None = None

@@ -357,6 +357,7 @@ class ProcessWorkers(WorkerGroup):
             member.close()
 
     def crash_report(self, worker_id: str) -> str:
+        """Return the crash report of a dead worker, ``""`` if there is none."""
         found = {each.worker_id: each.crash_report for each in self._members}
         return found.get(worker_id, "")
 

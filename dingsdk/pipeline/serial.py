@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from easydict import EasyDict
@@ -68,7 +68,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
     """
     with ExitStack() as stack:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
-        with _breakable(context):
+        with context.signals.breakable():
             with seeds_recorded(int(context.cfg.seed)) as seeds:
                 team = _build(context, stack)
             with Folder(context.run_dir) as folder:
@@ -89,7 +89,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.has_begun = True
         context.recorder.mark_first_step()
         try:
-            with _breakable(context):
+            with context.signals.breakable():
                 reason = _run(context, team, saver)
         except (Exception, KeyboardInterrupt) as error:
             has_waited = isinstance(error, StorageFullError)
@@ -112,24 +112,10 @@ def serial_pipeline(context: RunContext) -> RunResult:
         return context.finish(reason, "serial")
 
 
-@contextmanager
-def _breakable(context: RunContext, timeout_s: float | None = None) -> Iterator[bool]:
-    """In the block, allow to interrupt a part that does not return in time after ``context.stop``.
-
-    With ``timeout_s``, the part is also interrupted after that time. Yields whether a part can be
-    interrupted.
-    """
-    context.is_breakable = True
-    try:
-        yield timeout_s is None or context.break_after(timeout_s)
-    finally:
-        context.is_breakable = False
-
-
 def _call_last_hooks(context: RunContext, learner: Any) -> None:
     """Call the hooks after the run; their time is limited only if the run was interrupted."""
     try:
-        with _breakable(context, deadline.CLOSE_S if context.stop.is_set() else None):
+        with context.signals.breakable(deadline.CLOSE_S if context.stop.is_set() else None):
             learner.call_hook("after_run")
     except KeyboardInterrupt:
         _log.warning(
@@ -143,7 +129,7 @@ def _close(context: RunContext, path: str, close: Callable[[], object]) -> None:
     """Close the part of a config section; do not wait longer than ``CLOSE_S``."""
     try:
         # In this thread, if possible: some resources must be closed by the thread that made them.
-        with _breakable(context, deadline.CLOSE_S) as is_limited:
+        with context.signals.breakable(deadline.CLOSE_S) as is_limited:
             if is_limited:
                 close()
         if not is_limited:

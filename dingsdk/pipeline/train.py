@@ -262,13 +262,12 @@ def run_pipeline(
 ) -> RunResult:
     """Train in an existing run folder, and write the config, the result and the curve to it.
 
-    Replaces the recorder of ``context``. Arguments and errors are those of ``train``.
+    Replaces the recorder and the signals of ``context``. Arguments and errors are those of
+    ``train``.
     """
     cfg = context.cfg
-    signals = StopOnSignal(
-        context.stop,
-        saved=lambda: _saved(context.run_dir),
-        may_break=(lambda: context.is_breakable) if mode == "serial" else None,
+    context.signals = signals = StopOnSignal(
+        context.stop, saved=lambda: _saved(context.run_dir), can_break=mode == "serial"
     )
     # When the process ends, garbage collection takes half a second with torch; skip it.
     atexit.unregister(gc.freeze)
@@ -290,7 +289,6 @@ def run_pipeline(
             shown = console_progress(context, mode)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
         reporter = stack.enter_context(Reporter(context, mode, shown))
-        context.break_after = signals.break_after
         try:
             result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:

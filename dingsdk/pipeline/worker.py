@@ -175,10 +175,6 @@ class WorkerGroup:
     def close(self, timeout_s: float) -> None:
         """End all workers; kill those that do not end in time. Idempotent."""
 
-    def crash_report(self, worker_id: str) -> str:
-        """Return the crash report of a dead worker, ``""`` if there is none."""
-        return ""
-
 
 class ThreadWorkers(WorkerGroup):
     """Runs workers in this process, as jobs of the transport's scheduler."""

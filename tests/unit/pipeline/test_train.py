@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +120,17 @@ def test_failure_is_raised_with_a_note_if_its_checkpoint_cannot_be_saved(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-@pytest.mark.parametrize("may_break", [True, False])
+@pytest.mark.parametrize("can_break", [True, False])
 def test_code_that_ignores_the_stop_event_is_interrupted_if_allowed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], may_break: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], can_break: bool
 ) -> None:
     monkeypatch.setattr(signals, "PATIENCE_S", 0.05)
     stop = threading.Event()
-    answers = [may_break]  # once: a loaded machine may be late to leave the block
-    asked = partial(next, iter(answers), False)
-    with signals.StopOnSignal(stop, may_break=asked) as handled:
+    with signals.StopOnSignal(stop, can_break=True) as handled:
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt) if may_break else nullcontext():
-            threading.Event().wait(60.0 if may_break else 0.2)
+        block = handled.breakable() if can_break else nullcontext()
+        with pytest.raises(KeyboardInterrupt) if can_break else nullcontext(), block:
+            threading.Event().wait(60.0 if can_break else 0.2)
 
     assert (stop.is_set(), handled.received) == (True, signal.SIGINT)
     told = "SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once\n"
