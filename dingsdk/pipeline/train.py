@@ -25,9 +25,8 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
-from dingsdk.pipeline.results import write_curve, write_result
+from dingsdk.pipeline.results import write_results
 from dingsdk.pipeline.run_folder import (
-    CURVE_NAME,
     claim_run_folder,
     discard_run,
     find_checkpoints,
@@ -38,7 +37,7 @@ from dingsdk.pipeline.run_folder import (
     write_config,
 )
 from dingsdk.pipeline.signals import StopOnSignal
-from dingsdk.pipeline.start import begin_from, origin_of
+from dingsdk.pipeline.start import begin_from
 from dingsdk.pipeline.status_file import Reporter
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Patience
@@ -312,7 +311,7 @@ def run_pipeline(
         signals.doing = "the run is over, and its results are being written"
         reporter.reason = result.reason
         if context.has_begun or context.resumed is None:
-            record = _write(context, result, None, context.patience())
+            record = write_results(context, result, None, context.patience())
             observe().run_finished(run_dir=context.run_dir, result=record)
         else:
             _log.warning("the run was not resumed yet; its files have not changed")
@@ -463,24 +462,12 @@ def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> Non
     try:
         has_waited = isinstance(error, StorageFullError)
         patience = Patience(0.0, context.stop.wait) if has_waited else context.patience()
-        record = _write(context, result, error_text(error), patience)
+        record = write_results(context, result, error_text(error), patience)
     except DingError as second:
         # Report the first error.
         error.add_note(f"the run folder lacks its result: {second}")
     else:
         observe().run_finished(run_dir=context.run_dir, result=record)
-
-
-def _write(
-    context: RunContext, result: RunResult, error: str | None, patience: Patience
-) -> Mapping[str, Any]:
-    """Write ``result.json`` and the curve; return the former's content."""
-    cfg, run_dir = context.cfg, context.run_dir
-    record = write_result(run_dir, result, cfg.seed, error, patience, origin_of(cfg))
-    title = f"{cfg.policy.type} on {context.task}, {result.mode}, seed {cfg.seed}"
-    curve = run_dir / CURVE_NAME
-    patience(lambda: write_curve(curve, result.evaluations, cfg.env.stop_value, title))
-    return record
 
 
 def _saved(run_dir: Path) -> str:

@@ -18,12 +18,12 @@ from dingsdk.config import save_config, to_plain
 from dingsdk.errors import CheckpointMissingError, ConfigError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.results import write_results
 from dingsdk.pipeline.resume import changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.train import (
     _finish_failed,
-    _write,
     compile_run,
     run_pipeline,
     train,
@@ -83,9 +83,9 @@ def test_signal_while_results_are_written_prints_that_the_run_is_over(
 ) -> None:
     def write(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return _write(*args)
+        return write_results(*args)
 
-    monkeypatch.setattr("dingsdk.pipeline.train._write", write)
+    monkeypatch.setattr("dingsdk.pipeline.train.write_results", write)
     sets = (*SETS, "policy.learn.learner.train_iterations=4")
     result = train("cartpole-dqn", sets=sets, seed=0, output=tmp_path)
     told = "SIGINT: the run is over, and its results are being written; press Ctrl-C again"
