@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -102,25 +101,25 @@ class LinkedProcess(WorkerHandle):
                     os.kill(self._process.pid, signal.SIGKILL)
         return self._exit_code
 
-    def received(self, timeout_s: float = 0.0) -> list[bytes]:
+    def received(self, timeout_s: float = 0.0) -> list[Any]:
         """Return the messages of the process; wait up to ``timeout_s`` for the first one."""
-        found: list[bytes] = []
+        found: list[Any] = []
         with suppress(EOFError, OSError):
             multiprocessing.connection.wait([self._link, self._process.sentinel], timeout_s)
             while self._link.poll():
-                found.append(self._link.recv_bytes())
+                found.append(self._link.recv())
         return found
 
-    def messages(self) -> Iterator[dict[str, Any]]:
-        return map(json.loads, self.received())
+    def messages(self) -> list[dict[str, Any]]:
+        return self.received()
 
     def send_stop(self) -> None:
-        self.send(b"")
+        self.send("")
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Any) -> None:
         """Send a message to the process, unless it has ended."""
         with suppress(OSError):
-            self._link.send_bytes(message)
+            self._link.send(message)
 
     def kill(self) -> None:
         self._process.kill()
@@ -325,7 +324,7 @@ class ProcessWorkers(WorkerGroup):
             if member.process is None:
                 self._start(member)
             else:
-                member.process.send(address.encode())
+                member.process.send(address)
 
     def poll(self) -> None:
         now = self._clock()

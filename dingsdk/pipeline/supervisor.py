@@ -12,23 +12,18 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from dingsdk import errors
 from dingsdk.config import to_plain
 from dingsdk.errors import DingError, StorageFullError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
-    Failed,
     Message,
     Observed,
     Order,
     Report,
     coordinator_main,
-    decode,
-    encode,
 )
 from dingsdk.pipeline.parallel import remove_served, worker_config
 from dingsdk.pipeline.process_group import (
@@ -111,7 +106,7 @@ class Supervisor:
             # It may be silent while it ends the run.
             child.watch(self._clock(), is_heard=bool(messages) or self._is_ending)
             for message in messages:
-                self._take(decode(message))
+                self._take(message)
         elif self._clock() >= child.start_at:
             self._start()
         else:
@@ -143,12 +138,9 @@ class Supervisor:
         if isinstance(message, Report):
             self._follow(message)
         elif isinstance(message, Observed):
-            facts: dict[str, Any] = dict(message.facts)
-            if "path" in facts:
-                facts["path"] = Path(facts["path"])
-            getattr(observe(), message.hook)(**facts)
-        elif isinstance(message, Failed):
-            self._fail(self._error_of(message))
+            getattr(observe(), message.hook)(**message.facts)
+        elif isinstance(message, DingError):
+            self._fail(self._explained(message))
 
     def _fail(self, error: DingError) -> None:
         """Raise the error, or start the coordinator again if its storage was full on a restart."""
@@ -227,7 +219,7 @@ class Supervisor:
 
     def _send(self, message: Message) -> None:
         if self._coordinator.process is not None:
-            self._coordinator.process.send(encode(message))
+            self._coordinator.process.send(message)
 
     def _close(self) -> None:
         context, child = self._context, self._coordinator
@@ -259,14 +251,10 @@ class Supervisor:
             transport.close()
             leave_data(transport, is_kept=(self._context.run_dir / JOURNAL_FOLDER).is_dir())
 
-    def _error_of(self, message: Failed) -> DingError:
-        kind = getattr(errors, message.code, DingError)
-        error: DingError = kind(message.text, **message.facts)
-        error.is_user_mistake = message.is_user_mistake
-        worker_id = str(message.facts.get("worker_id", ""))
+    def _explained(self, error: DingError) -> DingError:
+        """Add the crash report of its worker to an error without notes."""
+        worker_id = str(error.facts.get("worker_id", ""))
         report = self._workers.crash_report(worker_id) if self._workers is not None else ""
-        for note in message.notes:
-            error.add_note(note)
-        if report and not message.notes:
+        if report and not getattr(error, "__notes__", ()):
             error.add_note(f"raised by the worker:\n{report}")
         return error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import json
 import os
 import queue
 import signal
@@ -30,8 +29,6 @@ OUT_OF_MEMORY = 75
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 HANDLED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_MESSAGE_BYTES = 4096
-"""Largest message to a worker from its parent process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ def crash_file(run_dir: Path, worker_id: str) -> Path:
 def worker_main(spec: WorkerSpec, link: Connection) -> None:
     """Run the worker until the parent tells it to stop or has ended; never returns.
 
-    The parent sends the address over the link, if the spec has none, and later an empty message, to
+    The parent sends the address over the link, if the spec has none, and later an empty one, to
     stop the worker.
     """
     leave(_run(spec, link))
@@ -116,7 +113,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
 
     def tell(message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the parent has ended
-            link.send_bytes(json.dumps(message).encode())
+            link.send(message)
 
     return work(spec, stop, tell, addresses.get)
 
@@ -171,8 +168,8 @@ def work(
 
 def _obey(link: Connection, take_address: Callable[[str], None], end: Callable[[], None]) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent has ended: stop, too
-        while address := link.recv_bytes(_MESSAGE_BYTES):
-            take_address(address.decode())
+        while address := link.recv():
+            take_address(address)
     end()
     # Imports that take long, or a job that does not end, must not outlive the run.
     threading.Event().wait(LEAVE_S)

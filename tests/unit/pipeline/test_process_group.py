@@ -51,8 +51,8 @@ class Process:
             self.sent.append({"event": "failed", **failure})
         self.exit_code = code
 
-    def send(self, message: bytes) -> None:
-        self.calls.append(message.decode())
+    def send(self, message: str) -> None:
+        self.calls.append(message)
 
     def send_stop(self) -> None:
         self.calls.append("stop")
@@ -361,4 +361,4 @@ def test_process_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     assert process.exit_code is None
     assert process.end(0.0) == -signal.SIGKILL
     assert process.end(0.0) == -signal.SIGKILL
-    process.send(b"to nobody")
+    process.send("to nobody")

@@ -52,7 +52,7 @@ def test_worker_starts_on_receiving_an_address_and_reports_why_it_cannot_be_buil
     tmp_path: Path,
 ) -> None:
     process = LinkedProcess(worker_process.worker_main, spec(tmp_path, role="colector", address=""))
-    process.send(b"http://127.0.0.1:9")
+    process.send("http://127.0.0.1:9")
     code, messages = end_of(process)
     assert (code, [message["event"] for message in messages]) == (1, ["failed"])
     assert "colector" in messages[0]["text"]
@@ -111,7 +111,7 @@ def test_worker_exits_within_a_time_limit_after_its_parent_is_gone(
     addresses: list[str] = []
     ends: list[str] = []
     ours, theirs = multiprocessing.Pipe()
-    ours.send_bytes(b"http://here")
+    ours.send("http://here")
     ours.close()
     began = time.monotonic()
     with theirs, pytest.raises(SystemExit) as ended:
