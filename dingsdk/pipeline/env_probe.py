@@ -236,13 +236,6 @@ def _check_active(count: int, run: RunView) -> None:
         raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")
 
 
-def unknown_without_env(cfg: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a config whose values only its env can tell: those that are None."""
-    spaces = [f"env.{name}" for name in ("observation_space", "action_space")]
-    model = [f"policy.model.{name}" for name in cfg["policy"].get("model", {})]
-    return [path for path in (*spaces, *model) if find(cfg, path) is None]
-
-
 def _fill_in(section: dict[str, Any], read: Mapping[str, Any], source: str, path: str) -> None:
     """Replace None by the values that were read from an env or a data set; check the others."""
     for key, found in read.items():
