@@ -307,7 +307,8 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     )
     stack.callback(_close, context, "policy.collect.collector", collector.close)
     evaluator = None
-    if _is_evaluated(cfg):
+    plays = plays_episodes(get_serial_evaluator_cls(policy_cfg.eval.evaluator))
+    if cfg.env.env_id is not None or not plays:
         evaluator = create_serial_evaluator(
             policy_cfg.eval.evaluator,
             env=make_eval_envs(cfg, "evaluator", cfg.env.evaluator_env_num),
@@ -371,12 +372,6 @@ def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
     return manager
-
-
-def _is_evaluated(cfg: Any) -> bool:
-    """Whether there is an env to evaluate in, or an evaluator that needs none."""
-    plays = plays_episodes(get_serial_evaluator_cls(cfg.policy.eval.evaluator))
-    return cfg.env.env_id is not None or not plays
 
 
 def make_eval_envs(cfg: Any, role: str, count: int) -> EnvManager | None:

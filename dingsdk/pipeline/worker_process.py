@@ -13,14 +13,13 @@ import queue
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dingsdk.errors import error_text
+from dingsdk.errors import error_text, traceback_text
 from dingsdk.plugins import Snapshot
 from dingsdk.runtime.files import ensure_dir, guarded, open_private
 
@@ -158,7 +157,7 @@ def work(
             {
                 "event": "failed",
                 "text": error_text(error),
-                "traceback": "".join(traceback.format_exception(error)),
+                "traceback": traceback_text(error),
                 "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
             }
         )
