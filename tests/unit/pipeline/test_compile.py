@@ -985,5 +985,5 @@ def test_wrong_default_of_a_plain_config_is_refused(base: type, value: Any) -> N
     policy = type("Plain", (base,), {"config": config, "learn_mode": 1, "collect_mode": 1})
     policy.eval_mode = 1  # type: ignore[attr-defined]
 
-    with pytest.raises(ConfigError, match=r"learn: Expected .*batch_size"):
+    with pytest.raises(ConfigError, match=r"learn\.batch_size: Expected"):
         compile_config(MINIMAL, policy=policy)
