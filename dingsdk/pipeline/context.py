@@ -378,6 +378,8 @@ class RunContext:
         stop: Set to end the run early: the pipeline then saves a checkpoint and returns within
             seconds with the reason ``interrupted``.
         has_begun: Set once the run is set up. If a run fails before, its folder is removed.
+        conclude: Called with the result before the parts of the run are closed: writes its files,
+            and returns the result that the pipeline has to return.
         signals: Handles the signals of the run, and breaks off parts that do not check ``stop``.
         learner_hooks: Hooks for the learner, in addition to those of the config (serial mode).
         on_address: None if the run starts its workers. If the user starts them, it is called with
@@ -397,6 +399,7 @@ class RunContext:
     recorder: RunRecorder = field(default_factory=RunRecorder)
     stop: threading.Event = field(default_factory=threading.Event)
     has_begun: bool = False
+    conclude: Callable[[RunResult], RunResult] = lambda result: result
     signals: StopOnSignal = field(default_factory=lambda: StopOnSignal(threading.Event()))
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None

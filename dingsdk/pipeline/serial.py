@@ -109,7 +109,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
             _call_last_hooks(context, each.learner)
         status = _status(context, team)
         context.status = lambda: status
-        return context.finish(reason, "serial")
+        return context.conclude(context.finish(reason, "serial"))
 
 
 def _call_last_hooks(context: RunContext, learner: Any) -> None:

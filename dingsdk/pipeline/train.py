@@ -288,6 +288,26 @@ def run_pipeline(
             shown = console_progress(context, mode)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
         reporter = stack.enter_context(Reporter(context, mode, shown))
+        records: list[Mapping[str, Any]] = []
+
+        def conclude(result: RunResult) -> RunResult:
+            if signals.received is not None and result.reason == "interrupted":
+                result = dataclasses.replace(result, signal=int(signals.received))
+            if result.reason == "limit" and not result.train_iter:
+                _log.warning(
+                    "no iteration was trained in %d env steps: the replay buffer gave no batch; "
+                    "look at its limiter, the length of its sequences, and the limit of the run",
+                    result.env_steps,
+                )
+            signals.doing = "the run is over, and its results are being written"
+            reporter.reason = result.reason
+            if context.has_begun or context.resumed is None:
+                records.append(write_results(context, result, None, context.patience()))
+            else:
+                _log.warning("the run was not resumed yet; its files have not changed")
+            return result
+
+        context.conclude = conclude
         try:
             result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
@@ -300,21 +320,11 @@ def run_pipeline(
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             _log.debug("the run ended by this error", exc_info=error)
             result = context.finish("interrupted", mode)
-        if signals.received is not None and result.reason == "interrupted":
-            result = dataclasses.replace(result, signal=int(signals.received))
-        if result.reason == "limit" and not result.train_iter:
-            _log.warning(
-                "no iteration was trained in %d env steps: the replay buffer gave no batch; look "
-                "at its limiter, the length of its sequences, and the limit of the run",
-                result.env_steps,
-            )
-        signals.doing = "the run is over, and its results are being written"
-        reporter.reason = result.reason
-        if context.has_begun or context.resumed is None:
-            record = write_results(context, result, None, context.patience())
-            observe().run_finished(run_dir=context.run_dir, result=record)
-        else:
-            _log.warning("the run was not resumed yet; its files have not changed")
+            records.clear()
+        if not records:
+            result = conclude(result)
+        if records:
+            observe().run_finished(run_dir=context.run_dir, result=records[0])
         return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -101,6 +102,23 @@ def test_hook_that_hangs_in_close_does_not_stop_other_hooks_from_closing(
     result = train("cartpole-dqn", sets=SETS, output=tmp_path, callbacks=hooks)
     assert result.reason == "limit"
     assert len(Hanging.closed_in) == 2
+
+
+def test_result_is_written_before_parts_are_closed(tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+
+    class Reader(LearnerHook):
+        def __call__(self, engine: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            (path,) = tmp_path.glob("*/result.json")
+            found.append(json.loads(path.read_text()))
+
+    hook = Reader("reader", 50, position="after_run")
+    result = train("cartpole-dqn", sets=SETS, output=tmp_path, callbacks=[hook])
+    assert found == [json.loads((result.run_dir / "result.json").read_text())]
+    assert (found[0]["reason"], found[0]["train_iter"]) == ("limit", 4)
 
 
 @pytest.mark.parametrize("position", ["after_iter", "after_run"])

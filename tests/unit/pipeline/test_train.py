@@ -335,6 +335,23 @@ def test_checkpoint_that_has_reached_a_limit_is_refused_before_anything_is_writt
     assert not (tmp_path / "runs").exists()
 
 
+def test_interrupt_after_the_result_was_written_changes_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def close_late(context: RunContext) -> None:
+        context.has_begun = True
+        context.conclude(context.finish("limit", "serial"))
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("a part was not closed")
+
+    monkeypatch.setattr("dingsdk.pipeline.train._pipeline", lambda mode, context: close_late)
+    result = train("cartpole-dqn", sets=SETS, seed=0, output=tmp_path)
+    assert "after the signal: a part was not closed" in caplog.messages
+    assert (result.reason, result.signal) == ("interrupted", signal.SIGINT)
+    written = json.loads((result.run_dir / "result.json").read_text())
+    assert written["reason"] == "interrupted"
+
+
 def test_resume_that_is_interrupted_before_it_begins_keeps_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
