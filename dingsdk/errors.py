@@ -44,7 +44,8 @@ class DingError(Exception):
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, dict(self.facts))
+        others = {name: vars(self)[name] for name in vars(self).keys() - {"message", "facts"}}
+        return _rebuild, (type(self), self.message, dict(self.facts)), others
 
     @property
     def code(self) -> str:

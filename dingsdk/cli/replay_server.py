@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dingsdk.cli.options import complete_config, given_of, transport_option
-from dingsdk.cli.output import say
+from dingsdk.pipeline.output import say
 
 
 @click.command("replay-server", short_help="Serve a replay buffer to several learners and runs.")

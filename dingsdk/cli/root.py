@@ -13,9 +13,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from dingsdk.cli.output import open_closed_streams
 from dingsdk.errors import DingError, UnknownPluginError, error_text, spelling
-from dingsdk.pipeline.output import discard
+from dingsdk.pipeline.output import discard, open_closed_streams
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import version_of
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION

@@ -25,8 +25,8 @@ from dingsdk.cli.options import (
     sets_option,
     transport_option,
 )
-from dingsdk.cli.output import say
 from dingsdk.errors import error_text
+from dingsdk.pipeline.output import say
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:

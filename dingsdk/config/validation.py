@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -217,7 +217,10 @@ class _Walk:
     def _count(self) -> int:
         return len(self.unknown) + len(self.refused) + len(self.errors)
 
-    def section(self, section: type[Section], given: Any, path: str) -> dict[str, Any]:
+    def section(
+        self, section: type[Section], given: Any, path: str, *, is_inner: bool = False
+    ) -> dict[str, Any]:
+        """Return a completed section; one inside of a typed section is checked with that one."""
         fields = fields_of(section)
         given = _mapping(given, path, f"a section with the keys {', '.join(fields) or 'none'}")
         full: dict[str, Any] = {}
@@ -239,18 +242,12 @@ class _Walk:
                 is_wrong |= is_plain
         if section.is_open:
             full |= {key: copy_containers(given[key]) for key in given if key not in fields}
-        if self._count() > before:
+        if is_inner or self._count() > before:
             return full
         try:
             self.made = msgspec.convert(full, section)
         except msgspec.ValidationError as error:
-            name = str(error).rpartition(" - at `$.")[2].rstrip("`")
-            if name in fields:  # given values were checked above, so it is a default
-                wrong = _not_valid(path, error, fields[name], full[name])
-                author = f"{section.__module__}:{section.__qualname__}"
-                text = f"{wrong}; that is its default in {author}; correct it there"
-                raise ConfigError(text, path=join_key(path, name)) from error
-            raise _contradiction(str(error), fields, path) from error
+            raise _contradiction(str(error), section, path) from error
         return full
 
     def _value(
@@ -259,7 +256,7 @@ class _Walk:
         """Return the completed value of a field of a section."""
         value = given.get(field.name)
         if field.section is not None:
-            return self.section(field.section, value, path)
+            return self.section(field.section, value, path, is_inner=True)
         if field.name not in given and field.required:
             text = documentation_of(section)[field.name] or f"Set it, as in --set {path}=VALUE."
             text = text.replace("``", "`")
@@ -349,10 +346,6 @@ def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any
         try:
             converted = msgspec.convert(_plain(value, whole=True), kind)
         except msgspec.ValidationError:
-            if len(choices := _choices(field.type)) == 1:
-                raise _only(
-                    path, choices[0], value, documentation_of(section)[field.name]
-                ) from None
             wrong = _not_valid(path, error, field, value)
             if isinstance(value, Mapping) and not _SCHEDULE_KEYS.isdisjoint(value):
                 fields = fields_of(section).values()
@@ -412,19 +405,21 @@ def _not_valid(
     return _wrong(path + inside.rstrip("`"), expected, value)
 
 
-def _only(path: str, choice: Any, value: Any, text: str) -> ConfigTypeError:
-    """Return the error for a key with one possible value; its documentation says why."""
-    word = str(choice).lower() if isinstance(choice, bool) else str(choice)
-    text = text.replace("``", "`")
-    return wrong_type(path, word, value, f". {text}" if text else "; leave it out")
+def _contradiction(message: str, section: type[Section], path: str) -> ConfigError:
+    """Return the error of a ``__post_init__`` in a section, whose text begins with the wrong key.
 
-
-def _contradiction(message: str, fields: Iterable[str], path: str) -> ConfigError:
-    """Return the error of a ``__post_init__``, whose text begins with the wrong key."""
-    key = message.split(" ", 1)[0]
-    if key in fields:
-        return ConfigError(join_key(path, message), path=join_key(path, key))
-    return ConfigError(f"{path or 'config'}: {message}", path=path)
+    A value that its type refuses is a default: given values were checked before.
+    """
+    text, _, inside = message.partition(" - at `$.")
+    found: type[Section] | None = section
+    for name in filter(None, inside.rstrip("`").split(".")):
+        path = join_key(path, name)
+        field = fields_of(found).get(name) if found is not None else None
+        found = None if field is None else field.section
+    key = text.split(" ", 1)[0]
+    if found is not None and key in fields_of(found):
+        return ConfigError(join_key(path, text), path=join_key(path, key))
+    return ConfigError(f"{path or 'config'}: {text}", path=path)
 
 
 def _choices(kind: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from dingsdk.pipeline.context import Evaluation, Mode, RunContext, RunStatus
 from dingsdk.pipeline.output import give_up
-from dingsdk.pipeline.progress import RunRates
 from dingsdk.worker.collector.episode_numbers import in_words
 
 LINE_S = 2.0
@@ -62,16 +61,9 @@ class ConsoleProgress:
         self._printed: RunStatus | None = None
         self._line_at = self._began_at
 
-    def show(
-        self,
-        status: RunStatus,
-        rates: RunRates,
-        columns: Mapping[str, Any],
-        *,
-        is_over: bool = False,
-    ) -> None:
+    def show(self, status: RunStatus, columns: Mapping[str, Any], *, is_over: bool = False) -> None:
         """Show a snapshot; ``columns`` are the values of plugins."""
-        parts = _parts(status, rates, columns, is_over)
+        parts = _parts(status, columns, is_over)
         if self._console.is_terminal:
             table = self._table(status, parts)
             if self._live is None:
@@ -135,15 +127,13 @@ def console_progress(context: RunContext, mode: Mode) -> ConsoleProgress:
     return ConsoleProgress(console, cfg.env.stop_value)
 
 
-def _parts(
-    status: RunStatus, rates: RunRates, columns: Mapping[str, Any], is_over: bool
-) -> list[str]:
+def _parts(status: RunStatus, columns: Mapping[str, Any], is_over: bool) -> list[str]:
     """Return the facts that are known; each says what it is."""
-    steps_per_s, updates_per_s, left = rates
+    left_s = status.left_s
     has_steps = status.env_steps or not status.train_iter  # a run on a data set takes none
     parts = [
-        f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)" if has_steps else "",
-        f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
+        f"{status.env_steps:,} env steps ({status.env_steps_per_s:,.0f}/s)" if has_steps else "",
+        f"{status.train_iter:,} iterations ({status.updates_per_s:,.0f}/s)",
         f"return {_number(status.last_return)} (best {_number(status.best_return)})",
         *in_words(status.numbers),
         *(f"training {each}" for each in in_words(status.training_numbers)),
@@ -152,7 +142,7 @@ def _parts(
         f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",
         f"policy v{status.train_iter}{_lag(status)}",
         workers_in_words(status.workers),
-        _last_phase(status, is_over) or ("" if left is None else f"{_duration(left)} left"),
+        _last_phase(status, is_over) or ("" if left_s is None else f"{_duration(left_s)} left"),
         *(f"{name} {_value(value)}" for name, value in columns.items()),
     ]
     return [part for part in parts if part]

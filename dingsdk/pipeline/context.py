@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.saved_run import SavedRun
+from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.plugins import ask
 from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.episode_numbers import Summaries
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from dingsdk.worker import LearnerHook
     from dingsdk.worker.comm.master import Master
 
-_log = logging.getLogger(__name__)
 
 RECENT_EPISODES = 100
 """Training episodes whose numbers a run shows."""
+RATE_S = 10.0
+"""The rates of a run are averages over the last so many seconds."""
 
 Mode = Literal["serial", "parallel"]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
@@ -148,6 +149,8 @@ class RunStatus:
         goal: Mean return that ends the run; infinite for none.
         loaded_env_steps, loaded_train_iter: Counts of the checkpoint that the run began with,
             which ``env_steps`` and ``train_iter`` include; 0 for new weights.
+        env_steps_per_s, updates_per_s: Rates over the last ``RATE_S`` seconds.
+        left_s: Seconds until the first limit is reached at these rates; None without a limit.
         players: If several players train, the status of each by its id, in order.
         numbers: Means of the ``numbers`` of the last evaluation.
         training_numbers: The same of the last ``RECENT_EPISODES`` training episodes.
@@ -176,6 +179,9 @@ class RunStatus:
     players: Mapping[str, PlayerStatus] = field(default_factory=dict)
     numbers: Mapping[str, float | None] = field(default_factory=dict)
     training_numbers: Mapping[str, float | None] = field(default_factory=dict)
+    env_steps_per_s: float | None = 0.0
+    updates_per_s: float | None = 0.0
+    left_s: float | None = None
 
 
 class RunRecorder:
@@ -372,12 +378,9 @@ class RunContext:
         stop: Set to end the run early: the pipeline then saves a checkpoint and returns within
             seconds with the reason ``interrupted``.
         has_begun: Set once the run is set up. If a run fails before, its folder is removed.
-        is_breakable: Whether a KeyboardInterrupt may be raised in the main thread now, to stop
-            a part that does not check ``stop``.
-        break_after: Called with a number of seconds: raises the KeyboardInterrupt after that time,
-            if ``is_breakable`` is set then. Returns whether this is possible.
         conclude: Called with the result before the parts of the run are closed: writes its files,
             and returns the result that the pipeline has to return.
+        signals: Handles the signals of the run, and breaks off parts that do not check ``stop``.
         learner_hooks: Hooks for the learner, in addition to those of the config (serial mode).
         on_address: None if the run starts its workers. If the user starts them, it is called with
             the coordinator's address and a note that says what else they need.
@@ -396,9 +399,8 @@ class RunContext:
     recorder: RunRecorder = field(default_factory=RunRecorder)
     stop: threading.Event = field(default_factory=threading.Event)
     has_begun: bool = False
-    is_breakable: bool = False
-    break_after: Callable[[float], bool] = lambda timeout_s: False
     conclude: Callable[[RunResult], RunResult] = lambda result: result
+    signals: StopOnSignal = field(default_factory=lambda: StopOnSignal(threading.Event()))
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
     workers: Callable[[Master], WorkerGroup] | None = None
@@ -408,7 +410,6 @@ class RunContext:
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)
     loaded: PlayerProgress = NO_PROGRESS
-    _has_missed: bool = False
 
     @property
     def task(self) -> str:
@@ -427,22 +428,6 @@ class RunContext:
             for name, value in setting.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-
-    def warn_of_missing_numbers(self) -> None:
-        """Warn, once, of names in ``env.info_numbers`` that no evaluated episode has had so far."""
-        chosen = self.cfg.env.get("info_numbers") or ()
-        if self._has_missed or isinstance(chosen, str):
-            return
-        found = {name for each in self.recorder.all_evaluations for name in each.numbers}
-        missing = [name for name in chosen if name not in found]
-        if missing:
-            self._has_missed = True
-            _log.warning(
-                "env.info_numbers names %s, and so far no last info of an evaluated episode had a "
-                "finite number there%s",
-                ", ".join(map(repr, missing)),
-                f"; it had {', '.join(sorted(found))}" if found else "",
-            )
 
     def known(self, players: Mapping[str, PlayerProgress]) -> dict[str, Any]:
         """Return the fields of ``RunStatus`` that the context knows; ``players`` are in order."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dingsdk.errors import encodable, error_text, traceback_text
+from dingsdk import errors
+from dingsdk.errors import DingError, error_text, traceback_text
 from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunStatus
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import HANDLED, WorkerSpec, crashes_recorded, leave
@@ -41,7 +42,8 @@ class CoordinatorSpec(WorkerSpec):
     rejoin_s: float
 
 
-class Report(msgspec.Struct, tag=True, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Report:
     """The state of the run; the first one says that the coordinator listens.
 
     Attributes:
@@ -58,24 +60,16 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     reason: Reason | None = None
 
 
-class Observed(msgspec.Struct, tag=True, frozen=True):
-    """Asks the supervisor to call a hook; paths are sent as text."""
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Asks the supervisor to call a hook."""
 
     hook: str
     facts: dict[str, Any]
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
-    """An error ended the run."""
-
-    code: str
-    text: str
-    facts: dict[str, Any]
-    notes: list[str]
-    is_user_mistake: bool
-
-
-class Order(msgspec.Struct, tag=True, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Order:
     """What the supervisor tells the coordinator.
 
     Attributes:
@@ -88,10 +82,8 @@ class Order(msgspec.Struct, tag=True, frozen=True):
     why: str = ""
 
 
-Message = Report | Observed | Failed | Order
-encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
-"""Values that are not plain data are encoded as text."""
-decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
+Message = Report | Observed | DingError | Order
+"""What crosses the link; an error ended the run."""
 
 
 def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:
@@ -114,12 +106,12 @@ class _Parent(WorkerGroup):
 
     def send(self, message: Message) -> None:
         with self._lock, contextlib.suppress(OSError):  # the parent has ended; `obey` exits soon
-            self._link.send_bytes(encode(message))
+            self._link.send(message)
 
     def obey(self) -> None:
         """Handle the messages of the supervisor; end this process if the supervisor has ended."""
         with contextlib.suppress(EOFError, OSError):
-            while isinstance(order := decode(self._link.recv_bytes()), Order):
+            while isinstance(order := self._link.recv(), Order):
                 if order.end is not None:
                     self.reason = order.end
                     if order.end == "interrupted":
@@ -190,7 +182,7 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
         with guarded(spec.run_dir), crashes_recorded(spec.crash_file):
             _coordinate(spec, parent)
     except BaseException as error:
-        parent.send(_failed(error))
+        parent.send(sendable(error))
         return 1
     return 0
 
@@ -219,13 +211,15 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
     parent.report(parallel_pipeline(context).reason, is_ending=True)
 
 
-def _failed(error: BaseException) -> Failed:
-    from dingsdk.errors import DingError
-
-    notes = list(getattr(error, "__notes__", ()))
-    if isinstance(error, DingError):
-        facts = {k: encodable(v) if isinstance(v, str) else v for k, v in error.facts.items()}
-        text = encodable(error.message)
-        return Failed(error.code, text, facts, list(map(encodable, notes)), error.is_user_mistake)
-    text = f"the coordinator: {error_text(error)}"
-    return Failed("DingError", text, {}, [traceback_text(error)], False)
+def sendable(error: BaseException) -> DingError:
+    """Return an error for the parent, which may lack its class and the classes of its facts."""
+    found, notes = error, getattr(error, "__notes__", ())
+    if not isinstance(found, DingError):
+        found = DingError(f"the coordinator: {error_text(error)}")
+        notes = [traceback_text(error)]
+    facts = msgspec.to_builtins(dict(found.facts), enc_hook=str)
+    sent: DingError = getattr(errors, found.code, DingError)(found.message, **facts)
+    sent.is_user_mistake = found.is_user_mistake
+    for note in notes:
+        sent.add_note(note)
+    return sent

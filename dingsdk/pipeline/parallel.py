@@ -14,7 +14,6 @@ from typing import Any
 from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import (
     CheckpointError,
-    DingError,
     RunDirLockedError,
     RunFolderError,
     TaskFailedError,
@@ -136,8 +135,12 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if not takes_env_steps(cfg.policy):
             coordinator.deal_with_collecting()  # the clock of the run starts
         reason = _watch(context, coordinator, workers, results)
-        if reason == "limit":
-            reason = _train_out(context, coordinator, workers)
+        # The updates that serial mode would have made until the last env step. They have no time
+        # limit of their own; the deadlines of the tasks apply.
+        while reason == "limit" and not coordinator.train_out(POLL_S):
+            workers.poll()
+            if context.stop.is_set():
+                reason = "interrupted"
         fill = coordinator.status().buffer_count
 
         def with_fill() -> RunStatus:
@@ -155,8 +158,11 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         write_paces(tb_logger, coordinator.status())
         status = with_fill()
         context.status = lambda: status
-        if coordinator.end.failure is not None:
-            raise _with_trace(coordinator.end.failure, workers)
+        if (failure := coordinator.end.failure) is not None:
+            trace = failure.facts.get("traceback") if isinstance(failure, TaskFailedError) else None
+            if trace and not failure.is_user_mistake:
+                failure.add_note(f"raised by the worker:\n{trace}")
+            raise failure
         if (lag := status.policy_lag) is not None:
             text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
             _log.info(text, lag["mean"], lag["p99"])
@@ -316,18 +322,6 @@ def _watch(
     return "stop_value" if coordinator.end.has_reached_goal else "limit"
 
 
-def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGroup) -> Reason:
-    """After the last env step, make the updates that serial mode would have made until then.
-
-    It has no time limit of its own; the deadlines of the tasks apply.
-    """
-    while not coordinator.train_out(POLL_S):
-        if context.stop.is_set():
-            return "interrupted"
-        workers.poll()
-    return "limit"
-
-
 def _finish_evaluations(
     context: RunContext, coordinator: Coordinator, workers: WorkerGroup, reason: Reason
 ) -> Reason:
@@ -347,17 +341,6 @@ def _finish_evaluations(
             break
         workers.poll()
     return "stop_value" if coordinator.end.has_reached_goal else reason
-
-
-def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:
-    """Attach the worker's traceback or crash output, so that it is printed with the error."""
-    if isinstance(failure, TaskFailedError):
-        trace = "" if failure.is_user_mistake else failure.facts.get("traceback")
-    else:
-        trace = workers.crash_report(str(failure.facts.get("worker_id", "")))
-    if trace:
-        failure.add_note(f"raised by the worker:\n{trace}")
-    return failure
 
 
 def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:

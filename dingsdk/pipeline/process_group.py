@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
@@ -58,27 +58,36 @@ CRASH_BYTES = 64 << 10
 """How much of a crash report is read."""
 
 
-class LinkedProcess:
+class LinkedProcess(WorkerHandle):
     """A process of this host that runs ``main(spec, link)``, and our end of the link.
 
     Raises:
-        ConfigError: the script that started the run was read from standard input.
+        ConfigError: the script that started the run was read from standard input, or the config in
+            ``spec`` cannot be pickled.
         OSError: no process could be started.
-        Exception: ``spec`` cannot be pickled.
     """
 
-    def __init__(self, main: Callable[..., None], spec: Any, name: str) -> None:
+    def __init__(self, main: Callable[..., None], spec: WorkerSpec) -> None:
         context = process_context("system.transport.type")
         self._link, theirs = context.Pipe()
         # Not a daemon: env managers may have processes of their own.
-        self._process = context.Process(target=main, args=(spec, theirs), name=name, daemon=False)
+        self._process = context.Process(
+            target=main, args=(spec, theirs), name=spec.worker_id, daemon=False
+        )
         self._exit_code: int | None = None
         try:
             with signals_blocked(HANDLED):  # until the child has installed its signal handlers
                 self._process.start()
-        except BaseException:
+        except BaseException as error:
             self._link.close()
-            raise
+            if not isinstance(error, Exception) or isinstance(error, OSError):
+                raise
+            # The errors of pickle differ between versions of Python.
+            raise ConfigError(
+                f"the config cannot be handed to a worker process: {error}; it must be plain "
+                "data, and functions at the top level of a module",
+                path="config",
+            ) from error
         finally:
             theirs.close()
 
@@ -92,26 +101,30 @@ class LinkedProcess:
                     os.kill(self._process.pid, signal.SIGKILL)
         return self._exit_code
 
-    def received(self, timeout_s: float = 0.0) -> list[bytes]:
+    def received(self, timeout_s: float = 0.0) -> list[Any]:
         """Return the messages of the process; wait up to ``timeout_s`` for the first one."""
-        found: list[bytes] = []
+        found: list[Any] = []
         with suppress(EOFError, OSError):
             multiprocessing.connection.wait([self._link, self._process.sentinel], timeout_s)
             while self._link.poll():
-                found.append(self._link.recv_bytes())
+                found.append(self._link.recv())
         return found
 
-    def send(self, message: bytes) -> None:
+    def messages(self) -> list[dict[str, Any]]:
+        return self.received()
+
+    def send_stop(self) -> None:
+        self.send("")
+
+    def send(self, message: Any) -> None:
         """Send a message to the process, unless it has ended."""
         with suppress(OSError):
-            self._link.send_bytes(message)
+            self._link.send(message)
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.kill()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the process to end."""
         self._process.join(timeout_s)
 
     def end(self, timeout_s: float) -> int | None:
@@ -125,10 +138,13 @@ class LinkedProcess:
         return self.exit_code
 
     def close(self) -> None:
-        """Close the link; if the process has ended, release its resources."""
         self._link.close()
         if self.exit_code is not None:
             self._process.close()
+
+
+start_worker: Callable[[WorkerSpec], WorkerHandle] = partial(LinkedProcess, worker_main)
+"""Starts a worker as a process of this host."""
 
 
 def take_crash_report(path: Path) -> str:
@@ -140,32 +156,6 @@ def take_crash_report(path: Path) -> str:
         if not report:
             path.unlink()
     return report
-
-
-class WorkerProcess(LinkedProcess, WorkerHandle):
-    """The process of a worker, and the link to it."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        try:
-            super().__init__(worker_main, spec, spec.worker_id)
-        except OSError:
-            raise
-        except Exception as error:  # the errors of pickle differ between versions of Python
-            raise ConfigError(
-                f"the config cannot be handed to a worker process: {error}; it must be plain "
-                "data, and functions at the top level of a module",
-                path="config",
-            ) from error
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        return map(json.loads, self.received())
-
-    def send_address(self, address: str) -> None:
-        """Send the coordinator's address to a worker whose spec has none."""
-        self.send(address.encode())
-
-    def send_stop(self) -> None:
-        self.send(b"")
 
 
 class Child:
@@ -307,7 +297,7 @@ class ProcessWorkers(WorkerGroup):
         workers: Sequence[tuple[str, str]],
         master: Master | Supervisor,
         clock: Callable[[], float] = time.monotonic,
-        start: Callable[[WorkerSpec], WorkerHandle] = WorkerProcess,
+        start: Callable[[WorkerSpec], WorkerHandle] = start_worker,
     ) -> None:
         self._cfg = cfg
         self._run_dir = run_dir
@@ -321,7 +311,7 @@ class ProcessWorkers(WorkerGroup):
     def prepare(self) -> None:
         """Start the processes, so that they import; they connect only after ``start``.
 
-        Only for ``WorkerProcess``. Imports take most of the time until the first env step, so
+        Only for processes of this host. Imports take most of the time until the first env step, so
         workers and coordinator import at the same time.
         """
         for member in self._members:
@@ -334,7 +324,7 @@ class ProcessWorkers(WorkerGroup):
             if member.process is None:
                 self._start(member)
             else:
-                cast(WorkerProcess, member.process).send_address(address)
+                member.process.send(address)
 
     def poll(self) -> None:
         now = self._clock()
@@ -366,6 +356,7 @@ class ProcessWorkers(WorkerGroup):
             member.close()
 
     def crash_report(self, worker_id: str) -> str:
+        """Return the crash report of a dead worker, ``""`` if there is none."""
         found = {each.worker_id: each.crash_report for each in self._members}
         return found.get(worker_id, "")
 

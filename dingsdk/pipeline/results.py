@@ -6,16 +6,17 @@ import dataclasses
 import io
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dingsdk.pipeline.context import Evaluation, RunResult
-from dingsdk.pipeline.run_folder import RESULT_FORMAT, RESULT_NAME, finite, versions
+from dingsdk.pipeline.context import Evaluation, RunContext, RunResult
+from dingsdk.pipeline.run_folder import CURVE_NAME, RESULT_FORMAT, RESULT_NAME, finite, versions
+from dingsdk.pipeline.start import origin_of
 from dingsdk.plugins import ask
-from dingsdk.runtime.files import Folder, atomic_write_json
+from dingsdk.runtime.files import Folder, Patience, atomic_write_json
 
 _log = logging.getLogger(__name__)
 
@@ -24,22 +25,30 @@ STOP = "#c4501b"
 INK = "#333333"
 
 
-def write_result(
-    run_dir: Path,
-    result: RunResult,
-    seed: int,
-    error: str | None = None,
-    patience: Callable[[Callable[[], object]], object] = lambda write: write(),
-    started_from: Mapping[str, Any] | None = None,
+def write_results(
+    context: RunContext, result: RunResult, error: str | None, patience: Patience
 ) -> dict[str, Any]:
-    """Write ``result.json`` in one atomic step, called by ``patience``; return its content."""
-    written = result_record(run_dir, result, seed, error, started_from)
+    """Write ``result.json`` and ``curve.png`` atomically; return the content of the former.
+
+    Without evaluations, there is no curve.
+
+    Raises:
+        RunFolderError, StorageFullError: a file cannot be written.
+    """
+    cfg, run_dir = context.cfg, context.run_dir
+    written = result_record(run_dir, result, cfg.seed, error, origin_of(cfg))
     for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
         try:
             written[name] = finite(msgspec.to_builtins(value, str_keys=True))
-        except TypeError as error:
-            _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
+        except TypeError as wrong:
+            _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, wrong)
     patience(lambda: atomic_write_json(run_dir / RESULT_NAME, written))
+    if result.evaluations:
+        title = f"{cfg.policy.type} on {context.task}, {result.mode}, seed {cfg.seed}"
+        picture = io.BytesIO()
+        _draw(result.evaluations, cfg.env.stop_value, title).savefig(picture, dpi=110)
+        with Folder(run_dir, create=False) as folder:
+            patience(lambda: folder.write_atomic(CURVE_NAME, [picture.getvalue()]))
     return written
 
 
@@ -80,35 +89,11 @@ def _relative(checkpoints: Mapping[str, Path], run_dir: Path) -> dict[str, str]:
     return {name: str(path.relative_to(run_dir)) for name, path in checkpoints.items()}
 
 
-def write_curve(
-    path: Path, evaluations: Sequence[Evaluation], stop_value: float, title: str
-) -> bool:
+def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:
     """Draw mean return against env steps, with the band from worst to best episode.
 
     If no env steps were taken, as in a run on a data set, it is drawn against train iterations.
-
-    Returns:
-        Whether a file was written; without evaluations, none is.
-
-    Raises:
-        RunFolderError, StorageFullError: the file cannot be written.
     """
-    if not evaluations:
-        return False
-    picture = io.BytesIO()
-    _draw(evaluations, stop_value, title).savefig(picture, dpi=110)
-    with Folder(path.parent, create=False) as folder:
-        folder.write_atomic(path.name, [picture.getvalue()])
-    return True
-
-
-def prepare_curve() -> None:
-    """Import what ``write_curve`` needs; that takes half a second."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
-
-
-def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:
     # A Figure without pyplot: it needs no global state and no display, and works in any thread.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

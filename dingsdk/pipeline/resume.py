@@ -165,9 +165,7 @@ def find_save(run: Path) -> Save:
         CheckpointVersionError: another version of dingsdk wrote it.
         CheckpointError: the save is not of the run in this folder.
     """
-    if (run / STATE_NAME).is_file():
-        return _of_its_run(_read(run))
-    found = _saves(run / RESUME_FOLDER)
+    found = [run] if (run / STATE_NAME).is_file() else _saves(run / RESUME_FOLDER)
     if not found:
         raise CheckpointMissingError(
             no_run_text(run)
@@ -176,10 +174,7 @@ def find_save(run: Path) -> Save:
             "none if it reached its stop value, or if system.journal is off (as with in_memory)",
             path=str(run),
         )
-    return _of_its_run(_read(found[-1]))
-
-
-def _of_its_run(save: Save) -> Save:
+    save = _read(found[-1])
     if (own := run_id(save.run_dir, create=False)) != save.state.run:
         raise CheckpointError(
             f"the save {save.path} is of another run: its id is {save.state.run!r:.80}, and that "
@@ -339,7 +334,7 @@ class RunSaver:
     def _wait_for_room(self, pause_s: float) -> bool:
         """Wait, also after a signal, as the run could not be resumed without its last save."""
         if self._context.stop.is_set():
-            self._context.break_after(pause_s + PATIENCE_S)  # not during the wait
+            self._context.signals.break_after(pause_s + PATIENCE_S)  # not during the wait
         time.sleep(pause_s)
         return False
 

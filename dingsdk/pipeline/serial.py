@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from easydict import EasyDict
@@ -68,7 +68,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
     """
     with ExitStack() as stack:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
-        with _breakable(context):
+        with context.signals.breakable():
             with seeds_recorded(int(context.cfg.seed)) as seeds:
                 team = _build(context, stack)
             with Folder(context.run_dir) as folder:
@@ -89,7 +89,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.has_begun = True
         context.recorder.mark_first_step()
         try:
-            with _breakable(context):
+            with context.signals.breakable():
                 reason = _run(context, team, saver)
         except (Exception, KeyboardInterrupt) as error:
             has_waited = isinstance(error, StorageFullError)
@@ -112,24 +112,10 @@ def serial_pipeline(context: RunContext) -> RunResult:
         return context.conclude(context.finish(reason, "serial"))
 
 
-@contextmanager
-def _breakable(context: RunContext, timeout_s: float | None = None) -> Iterator[bool]:
-    """In the block, allow to interrupt a part that does not return in time after ``context.stop``.
-
-    With ``timeout_s``, the part is also interrupted after that time. Yields whether a part can be
-    interrupted.
-    """
-    context.is_breakable = True
-    try:
-        yield timeout_s is None or context.break_after(timeout_s)
-    finally:
-        context.is_breakable = False
-
-
 def _call_last_hooks(context: RunContext, learner: Any) -> None:
     """Call the hooks after the run; their time is limited only if the run was interrupted."""
     try:
-        with _breakable(context, deadline.CLOSE_S if context.stop.is_set() else None):
+        with context.signals.breakable(deadline.CLOSE_S if context.stop.is_set() else None):
             learner.call_hook("after_run")
     except KeyboardInterrupt:
         _log.warning(
@@ -143,7 +129,7 @@ def _close(context: RunContext, path: str, close: Callable[[], object]) -> None:
     """Close the part of a config section; do not wait longer than ``CLOSE_S``."""
     try:
         # In this thread, if possible: some resources must be closed by the thread that made them.
-        with _breakable(context, deadline.CLOSE_S) as is_limited:
+        with context.signals.breakable(deadline.CLOSE_S) as is_limited:
             if is_limited:
                 close()
         if not is_limited:
@@ -250,7 +236,6 @@ def _evaluate(context: RunContext, workers: Workers) -> bool:
     context.recorder.add_evaluation(
         returns_of(info), envstep, train_iter, workers.player, opponent, numbers
     )
-    context.warn_of_missing_numbers()
     return bool(is_reached) and workers.player is None
 
 
@@ -322,7 +307,8 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     )
     stack.callback(_close, context, "policy.collect.collector", collector.close)
     evaluator = None
-    if _is_evaluated(cfg):
+    plays = plays_episodes(get_serial_evaluator_cls(policy_cfg.eval.evaluator))
+    if cfg.env.env_id is not None or not plays:
         evaluator = create_serial_evaluator(
             policy_cfg.eval.evaluator,
             env=make_eval_envs(cfg, "evaluator", cfg.env.evaluator_env_num),
@@ -386,12 +372,6 @@ def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
     return manager
-
-
-def _is_evaluated(cfg: Any) -> bool:
-    """Whether there is an env to evaluate in, or an evaluator that needs none."""
-    plays = plays_episodes(get_serial_evaluator_cls(cfg.policy.eval.evaluator))
-    return cfg.env.env_id is not None or not plays
 
 
 def make_eval_envs(cfg: Any, role: str, count: int) -> EnvManager | None:

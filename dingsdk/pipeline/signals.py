@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -26,7 +26,7 @@ def exit_code(received: int | None) -> int:
     return 128 + received if received is not None else 0
 
 
-def to_stderr(line: str) -> None:
+def _announce(line: str) -> None:
     """Write a line for the user, unless nobody can read it."""
     with contextlib.suppress(OSError, ValueError):  # the terminal is closed
         sys.stderr.write(f"{line}\n")
@@ -45,13 +45,10 @@ class StopOnSignal:
 
     Args:
         stop: The event that the first signal sets.
-        announce: Called with a line for the user at each signal; must not take a lock that
-            the main thread may hold.
-        doing: Text for that line: what happens after the first signal.
+        doing: What happens after the first signal, for the line that tells the user of it.
         saved: Returns a text that says what was saved, for the line of the second signal.
-        may_break: Called every ``PATIENCE_S`` after the first signal. If it returns True, a
-            KeyboardInterrupt is raised in the main thread, which may be in an env that never
-            returns. None if the main thread always checks ``stop``. Uses SIGALRM.
+        can_break: Whether parts in a block ``breakable`` are broken off, ``PATIENCE_S`` after the
+            first signal: they may be in an env that never returns. Uses SIGALRM.
 
     Attributes:
         received: The first signal; None before it.
@@ -60,16 +57,15 @@ class StopOnSignal:
     def __init__(
         self,
         stop: threading.Event,
-        announce: Callable[[str], None] = to_stderr,
         doing: str = "stopping and saving a checkpoint",
         saved: Callable[[], str] = str,
-        may_break: Callable[[], bool] | None = None,
+        can_break: bool = False,
     ) -> None:
         self._stop = stop
-        self._announce = announce
         self.doing = doing
         self._saved = saved
-        self._may_break = may_break
+        self._can_break = can_break
+        self._is_breakable = False
         self._previous: dict[int, Any] = {}
         self._is_armed = False
         self.received: signal.Signals | None = None
@@ -80,7 +76,7 @@ class StopOnSignal:
                 if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                     continue
                 self._previous[number] = signal.signal(number, self._handle)
-            if self._may_break is not None:
+            if self._can_break:
                 self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._break)
         return self
 
@@ -99,21 +95,21 @@ class StopOnSignal:
             if name is signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt
             saved = self._saved()
-            self._announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
+            _announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
             # Not sys.exit: cleanup code could delay it, and the second signal must exit at once.
             os._exit(exit_code(name))
         self.received = name
         again = "interrupt again to stop" if _is_interactive() else "press Ctrl-C again to exit"
-        self._announce(f"{name.name}: {self.doing}; {again} at once")
+        _announce(f"{name.name}: {self.doing}; {again} at once")
         self._stop.set()
         if not self._is_armed:
             self.break_after(PATIENCE_S)
 
     def break_after(self, timeout_s: float) -> bool:
-        """Call ``may_break`` every ``timeout_s`` seconds from now on, also without a signal.
+        """Break a part off after ``timeout_s`` seconds from now on, also without a signal.
 
         Returns:
-            Whether that is possible: False outside the main thread and without ``may_break``.
+            Whether that is possible: False outside the main thread and without ``can_break``.
         """
         if signal.SIGALRM not in self._previous:
             return False
@@ -121,6 +117,19 @@ class StopOnSignal:
         signal.setitimer(signal.ITIMER_REAL, timeout_s, timeout_s)
         return True
 
+    @contextlib.contextmanager
+    def breakable(self, timeout_s: float | None = None) -> Iterator[bool]:
+        """In the block, a part that does not return in time after a signal is broken off.
+
+        It ends by a KeyboardInterrupt. With ``timeout_s``, it is also broken off after that time.
+        Yields whether a part can be broken off.
+        """
+        self._is_breakable = True
+        try:
+            yield timeout_s is None or self.break_after(timeout_s)
+        finally:
+            self._is_breakable = False
+
     def _break(self, number: int, frame: FrameType | None) -> None:
-        if self._may_break is not None and self._may_break():
+        if self._is_breakable:
             raise KeyboardInterrupt

@@ -19,6 +19,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -30,8 +31,7 @@ import msgspec
 
 from dingsdk.config.section import Number
 from dingsdk.errors import DataCorruptError, DataMissingError, DingError, RunFolderError
-from dingsdk.pipeline.context import Mode, RunContext, RunStatus
-from dingsdk.pipeline.progress import RateMeter, RunRates
+from dingsdk.pipeline.context import RATE_S, Mode, RunContext, RunStatus
 from dingsdk.pipeline.run_folder import (
     PROGRESS_NAME,
     RESULT_NAME,
@@ -49,6 +49,8 @@ INTERVAL_S = 2.0
 """Longest time between two reports of a run's status."""
 FIRST_INTERVAL_S = 0.25
 """Shortest time between two reports of a run's status, used at its start."""
+LEAST_S = 0.05
+"""Shortest time between two snapshots from which a rate is computed."""
 LINES = 500
 """A line of the progress file is due after this fraction (1 / LINES) of the run's time."""
 CURVES = (
@@ -73,6 +75,43 @@ MAX_BYTES = 64 << 20
 """Largest file about a run that is read."""
 Scalar = bool | int | float | str | None
 _log = logging.getLogger(__name__)
+
+
+class RateMeter:
+    """Measures the rates of a run, from one snapshot to the next. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._seen = deque([(0.0, 0, 0)])
+
+    def measured(self, status: RunStatus) -> RunStatus:
+        """Return the newest snapshot with its rates and the time left."""
+        seen, elapsed_s = self._seen, status.elapsed_s
+        if elapsed_s - seen[-1][0] >= LEAST_S:
+            env_steps = status.env_steps - status.loaded_env_steps
+            # A learner that has not loaded its checkpoint yet reports no iterations.
+            train_iter = max(0, status.train_iter - status.loaded_train_iter)
+            seen.append((elapsed_s, env_steps, train_iter))
+        while len(seen) > 2 and seen[1][0] <= elapsed_s - RATE_S:
+            seen.popleft()
+        (start_s, *before), (end_s, *after) = seen[0], seen[-1]
+        # Counts fall when a learner continues from its checkpoint.
+        steps_per_s, updates_per_s = (
+            max(0, new - old) / (end_s - start_s) if end_s > start_s else 0.0
+            for old, new in zip(before, after, strict=True)
+        )
+        limits = (
+            (status.max_env_steps, status.env_steps, steps_per_s),
+            (status.max_train_iter, status.train_iter, updates_per_s),
+        )
+        left = (
+            max(0, most - now) / rate for most, now, rate in limits if most is not None and rate
+        )
+        return dataclasses.replace(
+            status,
+            env_steps_per_s=steps_per_s,
+            updates_per_s=updates_per_s,
+            left_s=min(left, default=None),
+        )
 
 
 class Reporter:
@@ -121,19 +160,17 @@ class Reporter:
 
     def report(self, *, is_over: bool = False) -> None:
         """Show the status now; if the run has begun, write it too."""
-        status = self._context.status()
-        rates = self._rates.of(status)
+        status = self._rates.measured(self._context.status())
         columns = _plain(ask().progress_columns(run_dir=self._context.run_dir))
         if self._shown is not None:
-            self._shown.show(status, rates, columns, is_over=is_over)
+            self._shown.show(status, columns, is_over=is_over)
         if self._context.has_begun:
-            self._write(status, rates, columns)
+            self._write(status, columns)
 
-    def _write(self, status: RunStatus, rates: RunRates, columns: Mapping[str, Any]) -> None:
+    def _write(self, status: RunStatus, columns: Mapping[str, Any]) -> None:
         context = self._context
         record = finite(
             dataclasses.asdict(status)
-            | rates._asdict()
             | {
                 "columns": columns,
                 "format": STATUS_FORMAT,
@@ -213,9 +250,6 @@ class StatusRecord(RunStatus):
     written_at: float
     pid: Number
     host: str
-    env_steps_per_s: float | None
-    updates_per_s: float | None
-    left_s: float | None
     columns: dict[str, Scalar]
     evaluations: list[dict[str, Scalar | dict[str, dict[str, Scalar]]]]
 

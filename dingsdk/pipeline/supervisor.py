@@ -9,27 +9,21 @@ their tasks.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from dingsdk import errors
 from dingsdk.config import to_plain
 from dingsdk.errors import DingError, StorageFullError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
-    Failed,
     Message,
     Observed,
     Order,
     Report,
     coordinator_main,
-    decode,
-    encode,
 )
 from dingsdk.pipeline.parallel import remove_served, worker_config
 from dingsdk.pipeline.process_group import (
@@ -37,9 +31,8 @@ from dingsdk.pipeline.process_group import (
     Child,
     LinkedProcess,
     ProcessWorkers,
-    WorkerProcess,
+    start_worker,
 )
-from dingsdk.pipeline.results import prepare_curve
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
@@ -73,7 +66,6 @@ class Supervisor:
         self._is_ending = False
         self._status = RunStatus()
         self._reason: Reason | None = None
-        self._has_prepared = False
 
     @property
     def workers(self) -> set[str]:
@@ -114,7 +106,7 @@ class Supervisor:
             # It may be silent while it ends the run.
             child.watch(self._clock(), is_heard=bool(messages) or self._is_ending)
             for message in messages:
-                self._take(decode(message))
+                self._take(message)
         elif self._clock() >= child.start_at:
             self._start()
         else:
@@ -146,12 +138,9 @@ class Supervisor:
         if isinstance(message, Report):
             self._follow(message)
         elif isinstance(message, Observed):
-            facts: dict[str, Any] = dict(message.facts)
-            if "path" in facts:
-                facts["path"] = Path(facts["path"])
-            getattr(observe(), message.hook)(**facts)
-        elif isinstance(message, Failed):
-            self._fail(self._error_of(message))
+            getattr(observe(), message.hook)(**message.facts)
+        elif isinstance(message, DingError):
+            self._fail(self._explained(message))
 
     def _fail(self, error: DingError) -> None:
         """Raise the error, or start the coordinator again if its storage was full on a restart."""
@@ -181,10 +170,6 @@ class Supervisor:
                 recorder.take(each)
         if not is_open:
             self._open(report.address)
-        if report.status.train_iter and not self._has_prepared:
-            # This process has time now, and the user waits at the end.
-            self._has_prepared = True
-            threading.Thread(target=prepare_curve, name="curve", daemon=True).start()
 
     def _open(self, address: str) -> None:
         self._coordinator.joined_at = self._clock()
@@ -201,7 +186,7 @@ class Supervisor:
 
     def _make_workers(self) -> None:
         cfg = worker_config(self._context.cfg, self._context.run_dir)
-        start = WorkerProcess if self._transport is None else self._transport.start_worker
+        start = start_worker if self._transport is None else self._transport.start_worker
         self._workers = ProcessWorkers(
             cfg, self._context.run_dir, worker_ids(cfg), self, start=start
         )
@@ -220,7 +205,7 @@ class Supervisor:
             is_resumed=context.has_begun or context.resumed is not None,
             rejoin_s=self._cfg.system.coordinator.lease_s if context.has_begun else 0.0,
         )
-        process = LinkedProcess(coordinator_main, spec, "coordinator")
+        process = LinkedProcess(coordinator_main, spec)
         self._coordinator.started(process, self._clock())
 
     def _restart(self, code: int) -> None:
@@ -234,7 +219,7 @@ class Supervisor:
 
     def _send(self, message: Message) -> None:
         if self._coordinator.process is not None:
-            self._coordinator.process.send(encode(message))
+            self._coordinator.process.send(message)
 
     def _close(self) -> None:
         context, child = self._context, self._coordinator
@@ -266,14 +251,10 @@ class Supervisor:
             transport.close()
             leave_data(transport, is_kept=(self._context.run_dir / JOURNAL_FOLDER).is_dir())
 
-    def _error_of(self, message: Failed) -> DingError:
-        kind = getattr(errors, message.code, DingError)
-        error: DingError = kind(message.text, **message.facts)
-        error.is_user_mistake = message.is_user_mistake
-        worker_id = str(message.facts.get("worker_id", ""))
+    def _explained(self, error: DingError) -> DingError:
+        """Add the crash report of its worker to an error without notes."""
+        worker_id = str(error.facts.get("worker_id", ""))
         report = self._workers.crash_report(worker_id) if self._workers is not None else ""
-        for note in message.notes:
-            error.add_note(note)
-        if report and not message.notes:
+        if report and not getattr(error, "__notes__", ()):
             error.add_note(f"raised by the worker:\n{report}")
         return error

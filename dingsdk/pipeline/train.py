@@ -25,9 +25,8 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
-from dingsdk.pipeline.results import write_curve, write_result
+from dingsdk.pipeline.results import write_results
 from dingsdk.pipeline.run_folder import (
-    CURVE_NAME,
     claim_run_folder,
     discard_run,
     find_checkpoints,
@@ -38,7 +37,7 @@ from dingsdk.pipeline.run_folder import (
     write_config,
 )
 from dingsdk.pipeline.signals import StopOnSignal
-from dingsdk.pipeline.start import begin_from, origin_of
+from dingsdk.pipeline.start import begin_from
 from dingsdk.pipeline.status_file import Reporter
 from dingsdk.plugins import default_manager, observe
 from dingsdk.runtime.files import Patience
@@ -262,13 +261,12 @@ def run_pipeline(
 ) -> RunResult:
     """Train in an existing run folder, and write the config, the result and the curve to it.
 
-    Replaces the recorder of ``context``. Arguments and errors are those of ``train``.
+    Replaces the recorder and the signals of ``context``. Arguments and errors are those of
+    ``train``.
     """
     cfg = context.cfg
-    signals = StopOnSignal(
-        context.stop,
-        saved=lambda: _saved(context.run_dir),
-        may_break=(lambda: context.is_breakable) if mode == "serial" else None,
+    context.signals = signals = StopOnSignal(
+        context.stop, saved=lambda: _saved(context.run_dir), can_break=mode == "serial"
     )
     # When the process ends, garbage collection takes half a second with torch; skip it.
     atexit.unregister(gc.freeze)
@@ -282,7 +280,6 @@ def run_pipeline(
             write_config(context.run_dir, cfg)
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
-        _warn_of_short_pieces(cfg)
         observe().run_started(config=cfg, run_dir=context.run_dir)
         shown = None
         if progress:
@@ -305,12 +302,12 @@ def run_pipeline(
             signals.doing = "the run is over, and its results are being written"
             reporter.reason = result.reason
             if context.has_begun or context.resumed is None:
-                records.append(_write(context, result, None, context.patience()))
+                records.append(write_results(context, result, None, context.patience()))
             else:
                 _log.warning("the run was not resumed yet; its files have not changed")
             return result
 
-        context.break_after, context.conclude = signals.break_after, conclude
+        context.conclude = conclude
         try:
             result = _pipeline(mode, context)(context)
         except (Exception, KeyboardInterrupt) as error:
@@ -334,27 +331,6 @@ def run_pipeline(
 def _check_progress(progress: Any) -> None:
     if not isinstance(progress, bool):
         raise wrong_type("progress", "True or False", progress)
-
-
-def _warn_of_short_pieces(cfg: Any) -> None:
-    policy, collect = cfg.policy, cfg.policy.collect
-    if policy.on_policy or policy.traj_len_inf or not collect.n_sample or collect.n_episode:
-        return
-    from dingsdk.worker.collector.factory import declared_piece, traj_len_of
-
-    env_num = cfg.env.collector_env_num
-    traj_len = traj_len_of(declared_piece(cfg), collect.n_sample, collect.unroll_len, env_num)
-    nstep = policy.nstep or 1  # None in a plugin's policy: another library decides
-    if traj_len is not None and traj_len < nstep:
-        _log.warning(
-            "policy.nstep is %d, but the longest sample spans %d: trajectories are cut after "
-            "policy.collect.n_sample %d / env.collector_env_num %d; for more raise n_sample or use "
-            "fewer envs",
-            nstep,
-            traj_len,
-            collect.n_sample,
-            env_num,
-        )
 
 
 def compile_run(
@@ -496,24 +472,12 @@ def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> Non
     try:
         has_waited = isinstance(error, StorageFullError)
         patience = Patience(0.0, context.stop.wait) if has_waited else context.patience()
-        record = _write(context, result, error_text(error), patience)
+        record = write_results(context, result, error_text(error), patience)
     except DingError as second:
         # Report the first error.
         error.add_note(f"the run folder lacks its result: {second}")
     else:
         observe().run_finished(run_dir=context.run_dir, result=record)
-
-
-def _write(
-    context: RunContext, result: RunResult, error: str | None, patience: Patience
-) -> Mapping[str, Any]:
-    """Write ``result.json`` and the curve; return the former's content."""
-    cfg, run_dir = context.cfg, context.run_dir
-    record = write_result(run_dir, result, cfg.seed, error, patience, origin_of(cfg))
-    title = f"{cfg.policy.type} on {context.task}, {result.mode}, seed {cfg.seed}"
-    curve = run_dir / CURVE_NAME
-    patience(lambda: write_curve(curve, result.evaluations, cfg.env.stop_value, title))
-    return record
 
 
 def _saved(run_dir: Path) -> str:

@@ -8,20 +8,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import json
 import os
 import queue
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dingsdk.errors import error_text
+from dingsdk.errors import error_text, traceback_text
 from dingsdk.plugins import Snapshot
 from dingsdk.runtime.files import ensure_dir, guarded, open_private
 
@@ -30,8 +28,6 @@ OUT_OF_MEMORY = 75
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 HANDLED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_MESSAGE_BYTES = 4096
-"""Largest message to a worker from its parent process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ def crash_file(run_dir: Path, worker_id: str) -> Path:
 def worker_main(spec: WorkerSpec, link: Connection) -> None:
     """Run the worker until the parent tells it to stop or has ended; never returns.
 
-    The parent sends the address over the link, if the spec has none, and later an empty message, to
+    The parent sends the address over the link, if the spec has none, and later an empty one, to
     stop the worker.
     """
     leave(_run(spec, link))
@@ -97,7 +93,7 @@ def crashes_recorded(path: Path) -> Iterator[None]:
 
 
 def _run(spec: WorkerSpec, link: Connection) -> int:
-    stop, is_at_work = threading.Event(), threading.Event()
+    stop = threading.Event()
     addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
     if spec.address:
         addresses.put(spec.address)
@@ -111,23 +107,20 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: end())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-    watch = threading.Thread(
-        target=_obey, args=(link, addresses.put, end, is_at_work), name="parent-watch", daemon=True
-    )
-    watch.start()
+    watch = (link, addresses.put, end)
+    threading.Thread(target=_obey, args=watch, name="parent-watch", daemon=True).start()
 
     def tell(message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the parent has ended
-            link.send_bytes(json.dumps(message).encode())
+            link.send(message)
 
-    return work(spec, stop, tell, is_at_work.set, addresses.get)
+    return work(spec, stop, tell, addresses.get)
 
 
 def work(
     spec: WorkerSpec,
     stop: threading.Event,
     tell: Callable[[dict[str, Any]], None],
-    on_imported: Callable[[], None] = lambda: None,
     find_address: Callable[[], str] | None = None,
 ) -> int:
     """Run a worker until ``stop`` is set, in a process that runs nothing else.
@@ -136,7 +129,6 @@ def work(
         spec: The arguments of the worker.
         stop: Set by the caller when the worker has to leave.
         tell: Called with ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
-        on_imported: Called once all is imported; from then on the worker checks ``stop``.
         find_address: Waits for the coordinator's address and returns it, or ``""`` if the worker
             has to leave. None if the spec contains the address.
 
@@ -150,7 +142,6 @@ def work(
             from dingsdk.plugins import default_manager
 
             default_manager().restore(spec.snapshot)
-            on_imported()
             address = spec.address if find_address is None else find_address()
             should_restart = bool(address) and run_worker(
                 spec.role,
@@ -166,7 +157,7 @@ def work(
             {
                 "event": "failed",
                 "text": error_text(error),
-                "traceback": "".join(traceback.format_exception(error)),
+                "traceback": traceback_text(error),
                 "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
             }
         )
@@ -174,19 +165,11 @@ def work(
     return OUT_OF_MEMORY if should_restart else 0
 
 
-def _obey(
-    link: Connection,
-    take_address: Callable[[str], None],
-    end: Callable[[], None],
-    is_at_work: threading.Event,
-) -> None:
+def _obey(link: Connection, take_address: Callable[[str], None], end: Callable[[], None]) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent has ended: stop, too
-        while address := link.recv_bytes(_MESSAGE_BYTES):
-            take_address(address.decode())
+        while address := link.recv():
+            take_address(address)
     end()
-    if not is_at_work.is_set():
-        # During imports there is nothing to clean up, and they may take longer than `LEAVE_S`.
-        os._exit(0)
-    # A job that does not end must not outlive the run.
+    # Imports that take long, or a job that does not end, must not outlive the run.
     threading.Event().wait(LEAVE_S)
-    os._exit(1)
+    os._exit(0)

@@ -182,13 +182,6 @@ def test_eval_of_a_missing_checkpoint_gives_one_line(run_copy: Path, shell: Shel
     assert len(shell.err.splitlines()) == 1, shell.err
 
 
-def test_saved_config_can_be_trained_again(trained: tuple[Path, str], shell: Shell) -> None:
-    cwd, _ = trained
-
-    assert shell.run("train", "runs/cartpole-dqn/config.yaml", "-q", cwd=cwd) == 0
-    assert "Limit reached" in shell.out
-
-
 @contextmanager
 def training(
     cwd: Path, *more: str, until: str = r"evaluation: .* iteration [1-9]"

@@ -24,7 +24,6 @@ from dingsdk.config import load_config
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
-    ConfigError,
     RunFolderError,
 )
 from dingsdk.pipeline.context import RunResult
@@ -289,14 +288,6 @@ def test_run_without_a_journal_cannot_be_resumed(tmp_path: Path) -> None:
     assert not (run / "journal").exists()
     with pytest.raises(CheckpointMissingError, match=r"system\.journal is off"):
         resume(run)
-
-
-@pytest.mark.parametrize("change", ["policy.learn.batch_size=16", "system.collector_num=3"])
-def test_settings_that_cannot_change_are_refused(run: Path, change: str) -> None:
-    before = contents(run)
-    with pytest.raises(ConfigError, match=f"{change.split('=')[0]} cannot change"):
-        resume(run, sets=[change])
-    assert contents(run) == before
 
 
 def test_damaged_journal_is_refused_in_one_line_and_nothing_changes(

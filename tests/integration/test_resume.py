@@ -351,16 +351,6 @@ def test_save_of_another_version_of_a_part_is_refused_and_nothing_changes(
     assert _without_logs(run) == before
 
 
-@pytest.mark.parametrize("name", ["ckpt/latest.json", "result.json", "seeds.json", "curve.png"])
-def test_folder_in_place_of_a_run_file_is_refused_and_nothing_changes(run: Path, name: str) -> None:
-    (run / name).unlink(missing_ok=True)
-    (run / name).mkdir()
-    before = _contents(run)
-    with pytest.raises(RunFolderError, match="it is a folder, not a regular file"):
-        resume(run)
-    assert _contents(run) == before
-
-
 def test_folder_without_a_save_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointMissingError, match="is not a run folder"):
         resume(tmp_path)

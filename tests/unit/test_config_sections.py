@@ -204,20 +204,6 @@ def test_alternatives_are_described_as_shortly_as_possible(
     assert (caught.value.path, caught.value.expected) == (path, expected)
 
 
-def test_error_for_a_key_with_one_possible_value_says_why() -> None:
-    class Fixed(Section, frozen=True, kw_only=True):
-        """A section with a key that cannot be chosen.
-
-        Attributes:
-            nstep: The targets of this policy are of one step.
-        """
-
-        nstep: Literal[1] = 1
-
-    with pytest.raises(ConfigTypeError, match="The targets of this policy are of one step"):
-        read_section(Fixed, {"nstep": 3}, "fixed")
-
-
 class Points(Section, frozen=True, kw_only=True):
     at: list[float] = msgspec.field(default_factory=list)
     grid: list[list[float]] = msgspec.field(default_factory=list)
@@ -311,23 +297,6 @@ def test_contradiction_in_a_section_is_named_by_its_path() -> None:
         complete(Holder, {"pair": {"low": 3}}, path="a")
 
     assert caught.value.path == "a.pair.low"
-
-
-class WrongDefault(Inner, frozen=True, kw_only=True):
-    """A section with a default that its type refuses."""
-
-    depth: int = "three"  # type: ignore[assignment]
-
-
-def test_error_for_a_wrong_default_names_its_class() -> None:
-    with pytest.raises(ConfigError) as caught:
-        complete(WrongDefault, {}, path="policy.learn")
-    assert caught.value.facts["path"] == "policy.learn.depth"
-    assert str(caught.value) == (
-        "policy.learn.depth: expected a whole number, found 'three' (str); that is its default in "
-        f"{__name__}:WrongDefault; correct it there"
-    )
-    assert complete(WrongDefault, {"depth": 3})["depth"] == 3
 
 
 def test_class_may_check_more_of_its_section() -> None:

@@ -14,21 +14,18 @@ from typing import Any
 import pytest
 
 from dingsdk.config import to_easydict
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline import coordinator_process
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     TELL_S,
-    Failed,
     Observed,
     Order,
     Report,
     _Context,
-    _failed,
     _Observers,
     _Parent,
-    decode,
-    encode,
+    sendable,
 )
 
 EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
@@ -64,7 +61,7 @@ def test_reports_contain_new_evaluations_until_the_one_that_says_the_run_is_endi
     parent.report("limit", is_ending=True)
     reports = []
     while ours.poll():
-        reports.append(decode(ours.recv_bytes()))
+        reports.append(ours.recv())
 
     assert reports == [
         Report("here", status, [EVALUATION]),
@@ -94,7 +91,7 @@ def test_coordinator_follows_its_parent_and_exits_when_it_is_gone(
 
     dead, hung = Order(lost="c0", why="it died"), Order(lost="c1", why="it hung")
     for message in (dead, hung, Order(reason)):
-        ours.send_bytes(encode(message))
+        ours.send(message)
     ours.close()
     parent.obey()
 
@@ -122,30 +119,41 @@ def test_limit_of_the_run_has_priority_over_the_reason_of_the_parent(
     assert context.why_end(9, 5) == "limit"
 
 
-def test_hook_calls_are_sent_to_the_parent_with_paths_as_text(
+def test_hook_calls_are_sent_to_the_parent(
     pipe: tuple[Connection, Connection],
 ) -> None:
     ours, theirs = pipe
     _Observers(_Parent(theirs)).after_checkpoint(path=Path("/run/ckpt"), iteration=2)
-    told = decode(ours.recv_bytes())
-    assert told == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 2})
+    told = ours.recv()
+    assert told == Observed("after_checkpoint", {"path": Path("/run/ckpt"), "iteration": 2})
 
 
-def raised(error: Exception) -> Failed:
-    error.add_note("at the door")
-    try:
-        raise error
-    except Exception as caught:
-        return _failed(caught)
+def test_error_is_sent_to_the_parent_with_its_facts_or_its_traceback(
+    pipe: tuple[Connection, Connection],
+) -> None:
+    class OwnError(ConfigError):
+        """A class that the parent does not have."""
 
-
-def test_error_is_sent_to_the_parent_with_its_facts_or_its_traceback() -> None:
-    known = raised(ConfigError("no such key", path="a.b"))
-    assert known == Failed("ConfigError", "no such key", {"path": "a.b"}, ["at the door"], True)
-
-    other = raised(ValueError("no"))
-    assert (other.code, other.text) == ("DingError", "the coordinator: ValueError: no")
+    ours, theirs = pipe
+    sent = []
+    for error in (
+        ConfigError("no such key", path="a.b", at=theirs),
+        OwnError("own"),
+        ValueError("no"),
+    ):
+        error.add_note("at the door")
+        try:
+            raise error
+        except Exception as caught:
+            theirs.send(sendable(caught))
+        sent.append(ours.recv())
+    known, own, other = sent
+    assert (type(known), str(known), known.is_user_mistake) == (ConfigError, "no such key", True)
+    assert known.facts == {"path": "a.b", "at": str(theirs)}
+    assert known.__notes__ == own.__notes__ == ["at the door"]
+    assert (type(own), own.is_user_mistake) == (DingError, True)
+    assert (type(other), str(other)) == (DingError, "the coordinator: ValueError: no")
     assert (other.facts, other.is_user_mistake) == ({}, False)
-    (note,) = other.notes
+    (note,) = other.__notes__
     assert note.startswith("Traceback")
     assert note.endswith("ValueError: no\nat the door\n")

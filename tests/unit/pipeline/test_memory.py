@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.pipeline.memory_watch import LOOK_S, SETTLED_S, MemoryWatch, resident_bytes
+from dingsdk.pipeline.worker import LOOK_S, SETTLED_S, MemoryWatch, resident_bytes
 
 MB = 10**6
 

@@ -17,14 +17,11 @@ from dingsdk.errors import (
     ConfigError,
     DingError,
     RunDirLockedError,
-    TaskFailedError,
-    WorkerCrashedError,
 )
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import (
     _finish_evaluations,
     _status,
-    _with_trace,
     keeps_journal,
     open_journal,
     parallel_pipeline,
@@ -39,29 +36,6 @@ from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from tests.unit.pipeline.coordinators import status
-
-
-class Group:
-    def crash_report(self, worker_id: str) -> str:
-        return f"the stack of {worker_id}" if worker_id == "c0" else ""
-
-
-@pytest.mark.parametrize(
-    ("failure", "note"),
-    [
-        (TaskFailedError("failed", traceback="its traceback"), "its traceback"),
-        (TaskFailedError("failed", traceback="t", result={"is_user_mistake": True}), None),
-        (WorkerCrashedError("died", worker_id="c0"), "the stack of c0"),
-        (WorkerCrashedError("died", worker_id="c1"), None),
-        (DingError("no worker of it is known"), None),
-    ],
-)
-def test_failure_gets_the_traceback_or_crash_report_of_its_worker(
-    failure: DingError, note: str | None
-) -> None:
-    assert _with_trace(failure, Group()) is failure  # type: ignore[arg-type]
-    notes = getattr(failure, "__notes__", [])
-    assert notes == ([] if note is None else [f"raised by the worker:\n{note}"])
 
 
 class Evaluating:

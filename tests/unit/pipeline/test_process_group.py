@@ -18,7 +18,7 @@ from dingsdk.pipeline.process_group import (
     START_S,
     LinkedProcess,
     ProcessWorkers,
-    WorkerProcess,
+    start_worker,
     take_crash_report,
 )
 from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec
@@ -51,8 +51,8 @@ class Process:
             self.sent.append({"event": "failed", **failure})
         self.exit_code = code
 
-    def send_address(self, address: str) -> None:
-        self.calls.append(address)
+    def send(self, message: str) -> None:
+        self.calls.append(message)
 
     def send_stop(self) -> None:
         self.calls.append("stop")
@@ -349,16 +349,16 @@ def test_config_with_unpicklable_data_is_a_config_error(tmp_path: Path, value: A
     resource_tracker.ensure_running()  # it keeps a file descriptor open
     opened, blocked = open_files(collect=True), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(ConfigError, match="cannot be handed to a worker process") as caught:
-        WorkerProcess(spec_of(tmp_path, value))
+        start_worker(spec_of(tmp_path, value))
     assert caught.value.path == "config"
     assert caught.value.__cause__ is not None
     assert open_files() == opened
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
 
 
-def test_process_that_does_not_end_in_time_is_killed() -> None:
-    process = LinkedProcess(print, "it takes longer to start", "printing")
+def test_process_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    process = LinkedProcess(print, spec_of(tmp_path, "it takes longer to start"))
     assert process.exit_code is None
     assert process.end(0.0) == -signal.SIGKILL
     assert process.end(0.0) == -signal.SIGKILL
-    process.send(b"to nobody")
+    process.send("to nobody")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dingsdk.pipeline.console import LINE_S, ConsoleProgress
 from dingsdk.pipeline.context import Evaluation, RunStatus
-from dingsdk.pipeline.progress import RateMeter
+from dingsdk.pipeline.status_file import RateMeter
 
 STATUS = RunStatus(
     env_steps=12_000,
@@ -34,7 +34,7 @@ def shown(status: RunStatus, *, is_terminal: bool) -> str:
     out = io.StringIO()
     progress = ConsoleProgress(Console(file=out, force_terminal=is_terminal, width=300), 500.0)
     columns = {"gpu": 0.512345, "phase": "warm"}
-    progress.show(status, RateMeter().of(status), columns, is_over=True)
+    progress.show(RateMeter().measured(status), columns, is_over=True)
     return without_codes(out)
 
 
@@ -96,7 +96,7 @@ def test_time_before_the_first_env_step_is_shown_as_starting(is_terminal: bool) 
     now[0] = 103.25
     progress.on_evaluation(Evaluation(0.0, 0, 0, 9.0, 9.0, 9.0, 1))
     now[0] = 104.5
-    progress.show(RunStatus(), RateMeter().of(RunStatus()), {})
+    progress.show(RunStatus(), {})
 
     text = without_codes(out)
     assert "[starting, 3.2 s] evaluation: mean return 9.0 " in text
@@ -110,10 +110,10 @@ def test_line_is_printed_every_two_seconds_if_the_status_has_changed() -> None:
     progress = ConsoleProgress(Console(file=out, width=300), 500.0, clock=lambda: now[0])
     for now[0], env_steps in ((1.9, 10), (LINE_S, 20), (3.9, 30), (2 * LINE_S, 40), (9.0, 40)):
         status = RunStatus(env_steps=env_steps)
-        progress.show(status, RateMeter().of(status), {})
+        progress.show(RateMeter().measured(status), {})
     for _ in range(2):
         last = RunStatus(env_steps=50)
-        progress.show(last, RateMeter().of(last), {}, is_over=True)
+        progress.show(RateMeter().measured(last), {}, is_over=True)
 
     steps = [line.split(" env steps")[0].split("] ")[1] for line in out.getvalue().splitlines()]
     assert steps == ["20", "40", "50"]
@@ -127,11 +127,11 @@ def test_progress_says_that_a_run_still_trains_after_the_last_env_step(is_termin
     console = Console(file=out, force_terminal=is_terminal, width=300)
     progress = ConsoleProgress(console, 500.0, clock=lambda: now[0])
     now[0] = LINE_S
-    progress.show(status, RateMeter().of(status), {})
+    progress.show(RateMeter().measured(status), {})
     assert text in out.getvalue()
     out.truncate(0)
     last = dataclasses.replace(status, train_iter=3_001)
-    progress.show(last, RateMeter().of(last), {}, is_over=True)
+    progress.show(RateMeter().measured(last), {}, is_over=True)
     assert text not in out.getvalue()
     assert "0 s left" in out.getvalue()
 

@@ -14,7 +14,7 @@ import pytest
 
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, best_of
-from dingsdk.pipeline.results import _draw, write_result
+from dingsdk.pipeline.results import _draw, result_record
 from dingsdk.pipeline.run_folder import (
     check_run_folder,
     claim_run_folder,
@@ -159,9 +159,8 @@ def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "latest.json").write_text("{}")
 
-    write_result(tmp_path, context.finish("limit", "serial"), seed=4)
+    found = result_record(tmp_path, context.finish("limit", "serial"), seed=4)
 
-    found = json.loads((tmp_path / "result.json").read_text())
     assert (found["reason"], found["reached"], found["seed"]) == ("limit", False, 4)
     assert found["evaluations"][0]["mean"] == 2.0
     assert found["checkpoints"] == {"latest": "ckpt/latest.json"}

@@ -13,9 +13,7 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.errors import (
     ConfigError,
-    DingError,
     StorageFullError,
-    TaskFailedError,
     WorkerCrashedError,
 )
 from dingsdk.pipeline.context import (
@@ -27,13 +25,10 @@ from dingsdk.pipeline.context import (
 )
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
-    Failed,
     Message,
     Observed,
     Order,
     Report,
-    decode,
-    encode,
 )
 from dingsdk.pipeline.process_group import KILL_S
 from dingsdk.pipeline.supervisor import (
@@ -53,30 +48,6 @@ def report(address: str = ADDRESS, status: RunStatus | None = None, **facts: Any
     return Report(address, status or RunStatus(), **{"evaluations": [], **facts})
 
 
-def error_of(run_dir: Path, message: Failed, report: str = "") -> DingError:
-    """Return the error for a message. The worker in its facts has the crash report ``report``."""
-    cfg = to_easydict({"system": {"restarts": 1}})
-    supervisor = Supervisor(RunContext(cfg=cfg, run_dir=run_dir))
-    reports = {message.facts.get("worker_id", ""): report}
-    supervisor._workers = SimpleNamespace(crash_report=lambda worker_id: reports.get(worker_id, ""))
-    return supervisor._error_of(message)
-
-
-@pytest.mark.parametrize("is_user_mistake", [False, True])
-def test_error_keeps_its_class_facts_and_notes(tmp_path: Path, is_user_mistake: bool) -> None:
-    facts: dict[str, Any] = {"worker_id": "w0", "task": "t1"}
-    notes = ["the first", "the second"]
-    message = Failed("TaskFailedError", "it broke", facts, notes, is_user_mistake)
-
-    error = error_of(tmp_path, message)
-
-    assert type(error) is TaskFailedError
-    assert str(error) == "it broke"
-    assert (error.facts["worker_id"], error.facts["task"]) == ("w0", "t1")
-    assert error.__notes__ == notes
-    assert error.is_user_mistake is is_user_mistake
-
-
 @pytest.mark.parametrize(
     ("notes", "expected"),
     [([], [f"raised by the worker:\n{REPORT}"]), (["its traceback"], ["its traceback"])],
@@ -84,8 +55,13 @@ def test_error_keeps_its_class_facts_and_notes(tmp_path: Path, is_user_mistake: 
 def test_crash_report_of_the_worker_is_added_to_an_error_without_notes(
     tmp_path: Path, notes: list[str], expected: list[str]
 ) -> None:
-    message = Failed("WorkerCrashedError", "w0 died", {"worker_id": "w0"}, notes, False)
-    assert error_of(tmp_path, message, REPORT).__notes__ == expected
+    cfg = to_easydict({"system": {"restarts": 1}})
+    supervisor = Supervisor(RunContext(cfg=cfg, run_dir=tmp_path))
+    supervisor._workers = SimpleNamespace(crash_report={"w0": REPORT}.get)
+    error = WorkerCrashedError("w0 died", worker_id="w0")
+    for note in notes:
+        error.add_note(note)
+    assert supervisor._explained(error).__notes__ == expected
 
 
 class Coordinator:
@@ -100,15 +76,15 @@ class Coordinator:
         self.ends: list[float] = []
         self.is_closed = False
 
-    def received(self, timeout_s: float = 0.0) -> list[bytes]:
+    def received(self, timeout_s: float = 0.0) -> list[Message]:
         self.waits_s.append(timeout_s)
         messages, self.told = self.told, []
         if any(isinstance(message, Report) and message.reason for message in messages):
             self.exit_code = 0
-        return [encode(message) for message in messages]
+        return messages
 
-    def send(self, message: bytes) -> None:
-        self.heard.append(decode(message))
+    def send(self, message: Message) -> None:
+        self.heard.append(message)
 
     def kill(self) -> None:
         self.exit_code = -9
@@ -139,7 +115,7 @@ class Site:
         names = ("close", "keep_data", "remove_data", "launch", "start_worker")
         self.transport = SimpleNamespace(**{name: self.noting(name) for name in names})
 
-        def start(main: Any, spec: CoordinatorSpec, name: str) -> Coordinator:
+        def start(main: Any, spec: CoordinatorSpec) -> Coordinator:
             self.started.append(Coordinator(spec))
             self.newest.told, self.script = self.script, []
             return self.started[-1]
@@ -198,7 +174,7 @@ def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path, monkeypatch)
 
 
-FULL = Failed("StorageFullError", "no room", {"path": "p", "reason": "ENOSPC"}, [], False)
+FULL = StorageFullError("no room", path="p", reason="ENOSPC")
 
 
 def test_dead_coordinator_is_replaced_on_the_same_port(
@@ -338,13 +314,13 @@ def test_messages_of_a_coordinator_are_passed_on(
     site.open()
     connected = (WorkerStatus("c0", "collector", 3.0),)
     status = RunStatus(env_steps=5, train_iter=2, connected=connected)
-    facts = {"path": "/run/ckpt", "iteration": 2}
+    facts = {"path": Path("/run/ckpt"), "iteration": 2}
     told = report(status=status, evaluations=[EVALUATION])
     site.tell(told, Observed("after_checkpoint", facts))
     site.tell(Observed("after_task", {"task_id": "t1"}))
     assert (site.supervisor._status, site.supervisor.workers) == (status, {"c0"})
     assert site.context.recorder.all_evaluations == (EVALUATION,)
-    assert hooks == [{"path": Path("/run/ckpt"), "iteration": 2}, {"task_id": "t1"}]
+    assert hooks == [facts, {"task_id": "t1"}]
     site.supervisor.lose("c0", "it died")
     assert site.newest.heard == [Order(lost="c0", why="it died")]
     assert site.calls.count("workers poll") == 3
@@ -402,8 +378,7 @@ def test_coordinator_of_a_run_without_a_journal_is_not_replaced(site: Site) -> N
 
 
 def test_error_of_a_coordinator_interrupts_the_run(idle: Site) -> None:
-    broken = Failed("ConfigError", "no such key", {"path": "a"}, [], True)
-    idle.script = [report(), broken]
+    idle.script = [report(), ConfigError("no such key", path="a")]
     with pytest.raises(ConfigError, match="no such key"):
         idle.supervisor.run()
     assert idle.newest.heard == [Order("interrupted")]

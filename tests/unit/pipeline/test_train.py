@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import sys
 import threading
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,12 @@ from dingsdk.config import save_config, to_plain
 from dingsdk.errors import CheckpointMissingError, ConfigError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.results import write_results
 from dingsdk.pipeline.resume import changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.train import (
     _finish_failed,
-    _warn_of_short_pieces,
-    _write,
     compile_run,
     run_pipeline,
     train,
@@ -86,9 +83,9 @@ def test_signal_while_results_are_written_prints_that_the_run_is_over(
 ) -> None:
     def write(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return _write(*args)
+        return write_results(*args)
 
-    monkeypatch.setattr("dingsdk.pipeline.train._write", write)
+    monkeypatch.setattr("dingsdk.pipeline.train.write_results", write)
     sets = (*SETS, "policy.learn.learner.train_iterations=4")
     result = train("cartpole-dqn", sets=sets, seed=0, output=tmp_path)
     told = "SIGINT: the run is over, and its results are being written; press Ctrl-C again"
@@ -123,38 +120,21 @@ def test_failure_is_raised_with_a_note_if_its_checkpoint_cannot_be_saved(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-@pytest.mark.parametrize("may_break", [True, False])
+@pytest.mark.parametrize("can_break", [True, False])
 def test_code_that_ignores_the_stop_event_is_interrupted_if_allowed(
-    monkeypatch: pytest.MonkeyPatch, may_break: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], can_break: bool
 ) -> None:
     monkeypatch.setattr(signals, "PATIENCE_S", 0.05)
-    stop, told = threading.Event(), list[str]()
-    answers = [may_break]  # once: a loaded machine may be late to leave the block
-    asked = partial(next, iter(answers), False)
-    with signals.StopOnSignal(stop, told.append, may_break=asked) as handled:
+    stop = threading.Event()
+    with signals.StopOnSignal(stop, can_break=True) as handled:
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt) if may_break else nullcontext():
-            threading.Event().wait(60.0 if may_break else 0.2)
+        block = handled.breakable() if can_break else nullcontext()
+        with pytest.raises(KeyboardInterrupt) if can_break else nullcontext(), block:
+            threading.Event().wait(60.0 if can_break else 0.2)
 
     assert (stop.is_set(), handled.received) == (True, signal.SIGINT)
-    assert told == ["SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once"]
-
-
-@pytest.mark.parametrize(
-    ("sets", "spans"),
-    [
-        (("policy.collect.n_sample=8",), ["4"]),
-        (("policy.collect.n_sample=9",), []),
-        (("policy.collect.n_sample=8", "policy.nstep=4"), []),
-        (("policy.collect.n_sample=8", "policy.traj_len_inf=true"), []),
-    ],
-)
-def test_nstep_longer_than_the_collected_pieces_is_a_warning(
-    caplog: pytest.LogCaptureFixture, sets: tuple[str, ...], spans: list[str]
-) -> None:
-    _warn_of_short_pieces(compile_run("cartpole-dqn", sets=(*SETS, "policy.nstep=5", *sets)))
-    assert re.findall(r"spans (\d+):", caplog.text) == spans
-    assert len(caplog.messages) == len(spans)
+    told = "SIGINT: stopping and saving a checkpoint; press Ctrl-C again to exit at once\n"
+    assert capsys.readouterr().err == told
 
 
 def test_new_goal_of_a_resumed_run_also_changes_its_evaluator() -> None:
@@ -191,16 +171,18 @@ def test_unknown_mode_is_refused() -> None:
     assert caught.value.path == "mode"
 
 
-def test_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_exits_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     codes: list[int] = []
-    told: list[str] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     stop = threading.Event()
-    with signals.StopOnSignal(stop, told.append, saved=lambda: "a file was saved") as handled:
+    with signals.StopOnSignal(stop, saved=lambda: "a file was saved") as handled:
         os.kill(os.getpid(), signal.SIGTERM)
         assert (handled.received, stop.is_set(), codes) == (signal.SIGTERM, True, [])
         os.kill(os.getpid(), signal.SIGINT)
     assert codes == [130]
+    told = capsys.readouterr().err.splitlines()
     assert told[1] == "SIGINT again: exiting at once; a file was saved"
 
 
@@ -227,18 +209,18 @@ def test_second_interrupt_in_a_notebook_ends_the_run_but_not_the_process(
 
 
 def test_terminal_that_closes_with_several_signals_stops_the_run_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
-    told: list[str] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     try:
-        with signals.StopOnSignal(threading.Event(), told.append) as handled:
+        with signals.StopOnSignal(threading.Event()) as handled:
             for _ in range(3):
                 signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+    told = capsys.readouterr().err.splitlines()
     assert (handled.received, len(told), codes) == (signal.SIGHUP, 1, [])
     assert signals.exit_code(handled.received) == 129
 

@@ -144,7 +144,7 @@ def test_worker_over_its_memory_limit_leaves_if_no_work_is_lost(
     leaves: bool,
 ) -> None:
     module = "dingsdk.pipeline.worker"
-    monkeypatch.setattr("dingsdk.pipeline.memory_watch.LOOK_S", 0.0)
+    monkeypatch.setattr("dingsdk.pipeline.worker.LOOK_S", 0.0)
     monkeypatch.setattr(f"{module}.POLL_S", 0.001)
     monkeypatch.setattr(f"{module}.LEAST_WORK_S", least_work_s)
     worker = WorkerOfTasks(tasks_done, has_job)
