@@ -26,13 +26,17 @@ def group() -> None:
 def show(config: str, mode: Any, sets: tuple[str, ...]) -> None:
     """Print CONFIG as YAML, with the default of every key that it does not set.
 
-    The command imports plugins and the modules in import_names, but not the env. What only the env
-    can tell is null.
+    The command imports plugins and the modules in import_names, but not the env. A comment in the
+    first line names the keys whose values only the env can tell.
     """
     from dingsdk.config import dump_config
+    from dingsdk.pipeline.env_probe import unknown_without_env
     from dingsdk.pipeline.train import compile_run
 
-    click.echo(dump_config(compile_run(config, mode, sets=sets, makes_env=False)), nl=False)
+    cfg = compile_run(config, mode, sets=sets, makes_env=False)
+    if unknown := unknown_without_env(cfg):
+        click.echo(f"# only the env can tell: {', '.join(unknown)}")
+    click.echo(dump_config(cfg), nl=False)
 
 
 @group.command("validate", short_help="Check configs without starting a run.")

@@ -346,6 +346,10 @@ def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any
         try:
             converted = msgspec.convert(_plain(value, whole=True), kind)
         except msgspec.ValidationError:
+            if len(choices := _choices(field.type)) == 1:
+                raise _only(
+                    path, choices[0], value, documentation_of(section)[field.name]
+                ) from None
             wrong = _not_valid(path, error, field, value)
             if isinstance(value, Mapping) and not _SCHEDULE_KEYS.isdisjoint(value):
                 fields = fields_of(section).values()
@@ -403,6 +407,13 @@ def _not_valid(
             words = (getattr(mark, "description", None) for mark in get_args(field.type)[1:])
             expected += f" of {next(filter(None, words), 'another form')}"
     return _wrong(path + inside.rstrip("`"), expected, value)
+
+
+def _only(path: str, choice: Any, value: Any, text: str) -> ConfigTypeError:
+    """Return the error for a key with one possible value; its documentation says why."""
+    word = str(choice).lower() if isinstance(choice, bool) else str(choice)
+    text = text.replace("``", "`")
+    return wrong_type(path, word, value, f". {text}" if text else "; leave it out")
 
 
 def _contradiction(message: str, section: type[Section], path: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dingsdk.worker import LearnerHook
     from dingsdk.worker.comm.master import Master
 
+_log = logging.getLogger(__name__)
 
 RECENT_EPISODES = 100
 """Training episodes whose numbers a run shows."""
@@ -410,6 +412,7 @@ class RunContext:
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)
     loaded: PlayerProgress = NO_PROGRESS
+    _has_missed: bool = False
 
     @property
     def task(self) -> str:
@@ -428,6 +431,22 @@ class RunContext:
             for name, value in setting.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
+
+    def warn_of_missing_numbers(self) -> None:
+        """Warn, once, of names in ``env.info_numbers`` that no evaluated episode has had so far."""
+        chosen = self.cfg.env.get("info_numbers") or ()
+        if self._has_missed or isinstance(chosen, str):
+            return
+        found = {name for each in self.recorder.all_evaluations for name in each.numbers}
+        missing = [name for name in chosen if name not in found]
+        if missing:
+            self._has_missed = True
+            _log.warning(
+                "env.info_numbers names %s, and so far no last info of an evaluated episode had a "
+                "finite number there%s",
+                ", ".join(map(repr, missing)),
+                f"; it had {', '.join(sorted(found))}" if found else "",
+            )
 
     def known(self, players: Mapping[str, PlayerProgress]) -> dict[str, Any]:
         """Return the fields of ``RunStatus`` that the context knows; ``players`` are in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from math import inf
 from typing import Any
@@ -13,6 +14,8 @@ from dingsdk.data import Dataset
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import DatasetError
 from dingsdk.worker.run_view import BUFFER, COLLECTOR, RunView, refusal
+
+_log = logging.getLogger(__name__)
 
 
 def _check_evaluation_env(env: Mapping[str, Any], wrappers: list[Any], made: Any) -> None:
@@ -35,6 +38,27 @@ def _check_evaluation_env(env: Mapping[str, Any], wrappers: list[Any], made: Any
                 )
     finally:
         close_quietly(other)
+
+
+def _warn_of_statistics(made: Any) -> None:
+    """Warn of wrappers whose statistics differ between envs, as gymnasium's Normalize... do."""
+    layer = made
+    while (inner := vars(layer).get("env")) is not None:
+        if hasattr(type(layer), "update_running_mean"):
+            instead = (
+                "policy.normalize.obs, or the wrapper normalize_obs with a file of "
+                "dingsdk.envs.measure_observations"
+                if hasattr(layer, "obs_rms")
+                else "policy.normalize.reward, or the wrapper clip_reward"
+            )
+            _log.warning(
+                "env.wrappers: %s measures its mean and deviation during the run, in each env for "
+                "itself: envs give different values for the same state, evaluations begin without "
+                "what training has measured, and a resumed run has lost it; use %s",
+                type(layer).__name__,
+                instead,
+            )
+        layer = inner
 
 
 def try_env(run: RunView, data: Dataset | None = None) -> None:
@@ -77,6 +101,7 @@ def try_env(run: RunView, data: Dataset | None = None) -> None:
         max_steps = None if made.spec is None else made.spec.max_episode_steps
         if make.wrappers:
             _check_evaluation_env(env, make.wrappers, made)
+        _warn_of_statistics(made)
     finally:
         close_quietly(made)
     if data is not None:
@@ -234,6 +259,13 @@ def _check_active(count: int, run: RunView) -> None:
         why = "a replay server holds the samples of one; leave out system.replay.type"
     if why:
         raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")
+
+
+def unknown_without_env(cfg: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a config whose values only its env can tell: those that are None."""
+    spaces = [f"env.{name}" for name in ("observation_space", "action_space")]
+    model = [f"policy.model.{name}" for name in cfg["policy"].get("model", {})]
+    return [path for path in (*spaces, *model) if find(cfg, path) is None]
 
 
 def _fill_in(section: dict[str, Any], read: Mapping[str, Any], source: str, path: str) -> None:

@@ -82,6 +82,7 @@ class ParallelResults:
         evaluation = self._context.recorder.add_evaluation(
             returns, env_steps, int(info["train_iter"]), player, info.get("opponent"), numbers
         )
+        self._context.warn_of_missing_numbers()
         self.coordinator.note_evaluation(dataclasses.asdict(evaluation))
         if self._is_due("evaluate", player):
             write_statistics(

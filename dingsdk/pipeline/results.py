@@ -89,6 +89,12 @@ def _relative(checkpoints: Mapping[str, Path], run_dir: Path) -> dict[str, str]:
     return {name: str(path.relative_to(run_dir)) for name, path in checkpoints.items()}
 
 
+def prepare_curve() -> None:
+    """Import what ``write_curve`` needs; that takes half a second."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
+
+
 def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:
     """Draw mean return against env steps, with the band from worst to best episode.
 

@@ -236,6 +236,7 @@ def _evaluate(context: RunContext, workers: Workers) -> bool:
     context.recorder.add_evaluation(
         returns_of(info), envstep, train_iter, workers.player, opponent, numbers
     )
+    context.warn_of_missing_numbers()
     return bool(is_reached) and workers.player is None
 
 

@@ -9,6 +9,7 @@ their tasks.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,7 @@ from dingsdk.pipeline.process_group import (
     ProcessWorkers,
     start_worker,
 )
+from dingsdk.pipeline.results import prepare_curve
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
@@ -66,6 +68,7 @@ class Supervisor:
         self._is_ending = False
         self._status = RunStatus()
         self._reason: Reason | None = None
+        self._has_prepared = False
 
     @property
     def workers(self) -> set[str]:
@@ -170,6 +173,10 @@ class Supervisor:
                 recorder.take(each)
         if not is_open:
             self._open(report.address)
+        if report.status.train_iter and not self._has_prepared:
+            # This process has time now, and the user waits at the end.
+            self._has_prepared = True
+            threading.Thread(target=prepare_curve, name="curve", daemon=True).start()
 
     def _open(self, address: str) -> None:
         self._coordinator.joined_at = self._clock()

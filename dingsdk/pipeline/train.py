@@ -280,6 +280,7 @@ def run_pipeline(
             write_config(context.run_dir, cfg)
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
+        _warn_of_short_pieces(cfg)
         observe().run_started(config=cfg, run_dir=context.run_dir)
         shown = None
         if progress:
@@ -331,6 +332,27 @@ def run_pipeline(
 def _check_progress(progress: Any) -> None:
     if not isinstance(progress, bool):
         raise wrong_type("progress", "True or False", progress)
+
+
+def _warn_of_short_pieces(cfg: Any) -> None:
+    policy, collect = cfg.policy, cfg.policy.collect
+    if policy.on_policy or policy.traj_len_inf or not collect.n_sample or collect.n_episode:
+        return
+    from dingsdk.worker.collector.factory import declared_piece, traj_len_of
+
+    env_num = cfg.env.collector_env_num
+    traj_len = traj_len_of(declared_piece(cfg), collect.n_sample, collect.unroll_len, env_num)
+    nstep = policy.nstep or 1  # None in a plugin's policy: another library decides
+    if traj_len is not None and traj_len < nstep:
+        _log.warning(
+            "policy.nstep is %d, but the longest sample spans %d: trajectories are cut after "
+            "policy.collect.n_sample %d / env.collector_env_num %d; for more raise n_sample or use "
+            "fewer envs",
+            nstep,
+            traj_len,
+            collect.n_sample,
+            env_num,
+        )
 
 
 def compile_run(

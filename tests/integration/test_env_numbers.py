@@ -157,3 +157,18 @@ def test_chosen_name_without_a_number_ends_the_run_with_one_error(
         DingError, match=r"env\.info_numbers names 'text', .*Scored has 'on its way'"
     ):
         run(tmp_path, mode, sets=sets)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_name_that_no_episode_brings_is_reported_once(
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = ["env.info_numbers=[score, is_sucess]", "policy.eval.evaluator.eval_freq=5"]
+
+    result, _ = run(tmp_path, mode, sets=sets)
+
+    assert len(result.evaluations) > 1
+    texts = [each.getMessage() for each in caplog.records if "info_numbers" in each.getMessage()]
+    (text,) = texts
+    assert "names 'is_sucess', and so far no last info" in text
+    assert text.endswith("it had score")

@@ -390,3 +390,17 @@ def test_config_of_a_part_that_is_no_section_is_refused_with_the_class(declared:
         ConfigTypeError, match=r"Mine\.Config is .*must be a subclass of the base's"
     ):
         type("Mine", (Configurable,), {"Config": declared})
+
+
+def test_error_for_a_key_with_one_possible_value_says_why() -> None:
+    class Fixed(Section, frozen=True, kw_only=True):
+        """A section with a key that cannot be chosen.
+
+        Attributes:
+            nstep: The targets of this policy are of one step.
+        """
+
+        nstep: Literal[1] = 1
+
+    with pytest.raises(ConfigTypeError, match="The targets of this policy are of one step"):
+        read_section(Fixed, {"nstep": 3}, "fixed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -987,3 +988,25 @@ def test_wrong_default_of_a_plain_config_is_refused(base: type, value: Any) -> N
 
     with pytest.raises(ConfigError, match=r"learn\.batch_size: Expected"):
         compile_config(MINIMAL, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "instead"),
+    [
+        ("NormalizeObservation", "policy.normalize.obs"),
+        ("NormalizeReward", "policy.normalize.reward"),
+        ("ClipReward", None),
+    ],
+)
+def test_wrapper_that_measures_while_it_runs_is_reported(
+    wrapper: str, instead: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    section = {"type": wrapper, **({} if instead else {"max_reward": 1})}
+    compile_config(config_of("", f"env.wrappers=[{json.dumps(section)}, TimeAwareObservation]"))
+    found = [each.getMessage() for each in caplog.records if wrapper in each.getMessage()]
+    if instead is None:
+        assert found == []
+    else:
+        assert "evaluations begin without" in found[0]
+        assert instead in found[0]
+        assert len(found) == 1

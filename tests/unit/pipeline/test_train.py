@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -24,6 +25,7 @@ from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.train import (
     _finish_failed,
+    _warn_of_short_pieces,
     compile_run,
     run_pipeline,
     train,
@@ -389,3 +391,20 @@ def test_error_of_the_run_is_kept_if_its_result_cannot_be_written(tmp_path: Path
     assert results == ["ValueError: no"]
     (note,) = error.__notes__
     assert note.startswith("the run folder lacks its result: ")
+
+
+@pytest.mark.parametrize(
+    ("sets", "spans"),
+    [
+        (("policy.collect.n_sample=8",), ["4"]),
+        (("policy.collect.n_sample=9",), []),
+        (("policy.collect.n_sample=8", "policy.nstep=4"), []),
+        (("policy.collect.n_sample=8", "policy.traj_len_inf=true"), []),
+    ],
+)
+def test_nstep_longer_than_the_collected_pieces_is_a_warning(
+    caplog: pytest.LogCaptureFixture, sets: tuple[str, ...], spans: list[str]
+) -> None:
+    _warn_of_short_pieces(compile_run("cartpole-dqn", sets=(*SETS, "policy.nstep=5", *sets)))
+    assert re.findall(r"spans (\d+):", caplog.text) == spans
+    assert len(caplog.messages) == len(spans)
