@@ -17,6 +17,7 @@ from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
+from dingsdk.worker.comm.files import Version
 from dingsdk.worker.comm.requests import Answer, LinkError
 from dingsdk_ray.cluster import NAMESPACE
 from dingsdk_ray.frames import POLICY, joined
@@ -51,10 +52,10 @@ class Gateway:
         self._policies = policies
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._newest: dict[str, tuple[tuple[str, int], int, Any]] = {}
+        self._newest: dict[str, tuple[list[Version], int, Any]] = {}
         """For each policy: the latest version seen, the number that was read then, and its frame.
 
-        The first one is a result of ``SharedPolicyStore.latest``.
+        A damaged latest version is not the one that was read.
         """
         threading.Thread(target=self._watch, name="gateway-watch", daemon=True).start()
 
@@ -113,11 +114,11 @@ class Gateway:
         import ray
 
         with self._lock:
-            there = self._policies.latest(policy_id)
-            if there is None:
+            there = self._policies.versions(policy_id)[:1]
+            if not there:
                 self._newest.pop(policy_id, None)
                 return None
-            known, version, reference = self._newest.get(policy_id, (None, 0, None))
+            known, version, reference = self._newest.get(policy_id, ([], 0, None))
             if there != known:
                 found = self._policies.newest(policy_id)
                 if found is None:  # it was discarded just now
