@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import is_held
 
-from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
+from dingsdk.data import decode_batch, decode_frame, encode_frame
 from dingsdk.worker.comm.files import Version
 from dingsdk.worker.comm.requests import Answer, LinkError
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import POLICY, joined
+from dingsdk_ray.gateway_client import POLICY, joined
 
 if TYPE_CHECKING:
     from dingsdk_ray.transport import RayTransport
@@ -46,10 +47,10 @@ class Gateway:
         self, transport: type[RayTransport], section: Mapping[str, Any], run_dir: Path
     ) -> None:
         self._transport = transport({**section, "address": "local"}, run_dir)
-        self._data = self._transport.data_store()
-        policies = self._transport.policy_store()
-        assert isinstance(policies, SharedPolicyStore)  # that of this node
-        self._policies = policies
+        data, policies = self._transport.data_store(), self._transport.policy_store()
+        assert isinstance(data, SharedDataStore)  # those of this node
+        assert isinstance(policies, SharedPolicyStore)
+        self._data, self._policies = data, policies
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._newest: dict[str, tuple[list[Version], int, Any]] = {}
@@ -80,18 +81,14 @@ class Gateway:
         for data_id, frame in frames.items():
             self._data.put(data_id, decode_batch(memoryview(frame)))
 
-    def get(self, data_id: str, digest: str | None, wait_s: float) -> Any:
-        """Return the frame of a payload; raises the errors of the store."""
-        if digest is None:
-            batch = self._data.get(data_id, wait_s)
-        else:
-            batch = self._data.get_verified(data_id, digest, wait_s)
-        buffers, info = encode_batch(batch)
-        return joined(buffers, info.size_bytes)
+    def get(self, data_id: str) -> Any:
+        """Return the frame of a payload, None if it is not there."""
+        frame = self._data.read(data_id)
+        return None if frame is None else joined([frame], len(frame))
 
-    def has(self, data_id: str, wait_s: float) -> bool:
-        """Whether a payload is stored, or is stored within ``wait_s``."""
-        return self._data.has(data_id, wait_s)
+    def has(self, data_id: str) -> bool:
+        """Whether a payload is stored."""
+        return self._data.is_there(data_id)
 
     def delete(self, data_ids: Iterable[str]) -> None:
         """Delete payloads."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import ray
 import torch
-from dingsdk_ray.frames import SMALL_BYTES
 from dingsdk_ray.gateway_client import (
+    SMALL_BYTES,
     GatewayCalls,
     GatewayDataStore,
     GatewayPolicyStore,
@@ -145,7 +145,7 @@ def test_missing_gateway_is_reported_as_a_lost_worker(gone: None) -> None:
         assert "x" * 180 in str(caught.value)
         assert "x" * 200 not in str(caught.value)
     assert not data.has("a", 0.0)
-    with pytest.raises(DataMissingError, match=r"'a' within 0\.0 s: get: no actor run") as missing:
+    with pytest.raises(DataMissingError, match=r"'a' within 0\.0 s") as missing:
         data.get("a", 0.0)
     assert missing.value.facts["data_id"] == "a"
     calls.close()
