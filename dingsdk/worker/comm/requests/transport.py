@@ -84,6 +84,21 @@ class RequestMasterEnd(MasterEnd):
                 self._until_close = undo.pop_all()
         return address
 
+    def handler_of(
+        self, listener: MasterListener, folder: PrivateDir, max_bytes: int, max_polls: int
+    ) -> RequestHandler:
+        """Begin an epoch of the run in its folder; return the handler of its requests."""
+        run, epoch = begin_epoch(folder)
+        return RequestHandler(
+            listener,
+            run,
+            epoch,
+            max_bytes=max_bytes,
+            max_polls=max_polls,
+            lease_s=self.lease_s,
+            scheduler=ThreadScheduler(),
+        )
+
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         self._opened().send(worker_id, incarnation, task)
 
