@@ -215,11 +215,11 @@ class FileDataStore(WaitingDataStore):
         folder, name = self._place_of(data_id)
         if folder.stat(name) is None:
             return False
-        aside = f"{data_id[:40]}-{secrets.token_hex(8)}{_SUFFIX}"
+        # A file of an earlier damaged payload may have this name, and is replaced.
+        aside = f"{self.corrupt_count % _KEEP_QUARANTINED:02d}{_SUFFIX}"
         try:
             if folder.move(name, self._quarantine, aside):
                 _logger.warning("damaged payload %s moved to quarantine/%s", data_id, aside)
-            self._trim_quarantine()
         except (RunFolderError, StorageFullError) as error:
             _logger.warning("cannot set the damaged payload %s aside: %s", data_id, error)
         return True
@@ -297,14 +297,6 @@ class FileDataStore(WaitingDataStore):
         if encode_batch(stored)[1].digest != encode_batch(batch)[1].digest:
             raise conflict(data_id)
         return True
-
-    def _trim_quarantine(self) -> None:
-        names = self._quarantine.names()
-        if len(names) > _KEEP_QUARANTINED:
-            found = {name: self._quarantine.stat(name) for name in names}
-            aged = sorted(names, key=lambda n: s.st_ctime_ns if (s := found[n]) else 0)
-            for name in aged[: len(names) - _KEEP_QUARANTINED]:
-                self._quarantine.unlink(name)
 
     def _remove(self, folder: PrivateDir, name: str) -> bool:
         try:
