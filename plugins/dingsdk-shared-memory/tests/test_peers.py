@@ -53,9 +53,7 @@ class Served:
         return made
 
     def introduced(self) -> Channel:
-        memory = self.transport._memory
-        assert memory is not None
-        secret = find_secret(memory.folder)
+        secret = find_secret(self.transport.memory.folder)
         assert secret is not None
         channel = Channel(self.dial(), 1 << 20)
         channel.greet(secret, "0" * 32, 10.0)
@@ -128,7 +126,12 @@ def test_other_version_of_the_protocol_is_named(tmp_path: Path) -> None:
         listener.listen()
         connection = Connection(path, 1024)
         newer = struct.pack("<4sIQ", MAGIC[:3] + b"9", 64, 0)
-        serving = threading.Thread(target=lambda: listener.accept()[0].sendall(newer))
+
+        def run() -> None:
+            with listener.accept()[0] as peer:
+                peer.sendall(newer)
+
+        serving = threading.Thread(target=run)
         serving.start()
         with pytest.raises(ForeignAnswerError, match="version b'9'"):
             connection.post("/v1/turn", b"", SECRET, deadline())

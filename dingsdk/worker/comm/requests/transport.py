@@ -257,10 +257,6 @@ class RequestTransport(Transport):
     def make_policy_store(self) -> PolicyStore:
         """Return the store for policies; called once, with the lock held."""
 
-    def release(self) -> None:
-        """Close the stores and other resources; all ends are closed, and the lock is held."""
-        self.until_close.close()
-
     def slave_end_of(
         self, where: str, connect: Callable[[], Link[_Key]], find_key: Callable[[str], _Key]
     ) -> RequestSlaveEnd[_Key]:
@@ -312,4 +308,4 @@ class RequestTransport(Transport):
             master.close(timeout_s)
         self._scheduler.close(timeout_s)
         with self._lock:
-            self.release()
+            self.until_close.close()
