@@ -110,8 +110,8 @@ class Gateway:
         """
         import ray
 
-        with self._lock:
-            there = self._policies.versions(policy_id)[:1]
+        with self._lock, self._policies.opened(policy_id) as place:
+            there = self._policies.versions(place)[:1]
             if not there:
                 self._newest.pop(policy_id, None)
                 return None

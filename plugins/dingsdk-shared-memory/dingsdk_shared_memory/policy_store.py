@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dingsdk_shared_memory.segments import Segments
 _REST = re.compile(r"([0-9a-f]{16})-([0-9]{12})")
 
 
-class SharedPolicyStore(VersionedPolicyStore):
+class SharedPolicyStore(VersionedPolicyStore[str]):
     """Policies of one host, see ``VersionedPolicyStore``.
 
     A version is a payload ``<hash of the policy's id>-<life>-<version>``.
@@ -50,28 +51,28 @@ class SharedPolicyStore(VersionedPolicyStore):
         return found
 
     def discard(self, policy_id: str) -> None:
-        check_id(policy_id, "policy_id")
-        self.remove(policy_id, reversed(self.versions(policy_id)))  # so that no old one is newest
+        with self.opened(check_id(policy_id, "policy_id")) as place:
+            self.remove(place, reversed(self.versions(place)))  # so that no old one is newest
         self._returned.pop(policy_id, None)
 
-    def versions(self, policy_id: str, floor: int = 0) -> list[Version]:
-        prefix = _prefix_of(policy_id)
-        names = self.segments.ids(prefix)
-        found = (_REST.fullmatch(name, len(prefix)) for name in names)
+    def opened(self, policy_id: str, *, create: bool = True) -> AbstractContextManager[str]:
+        """Return the beginning of the names of a policy's versions."""
+        return nullcontext(hashlib.sha256(policy_id.encode()).hexdigest()[:16] + "-")
+
+    def versions(self, place: str, floor: int = 0) -> list[Version]:
+        found = (_REST.fullmatch(name, len(place)) for name in self.segments.ids(place))
         return sorted((Version(int(match[2]), match[1]) for match in found if match), reverse=True)
 
-    def read(self, policy_id: str, version: Version) -> Buffer | None:
-        frame = self.segments.read(_name_of(policy_id, version))
+    def read(self, place: str, version: Version) -> Buffer | None:
+        frame = self.segments.read(_name_of(place, version))
         return None if frame is None else np.frombuffer(frame, np.uint8).copy().data
 
-    def add(
-        self, policy_id: str, version: Version, buffers: Sequence[Buffer], size_bytes: int
-    ) -> None:
-        self.segments.add(_name_of(policy_id, version), buffers, size_bytes)
+    def add(self, place: str, version: Version, buffers: Sequence[Buffer], size_bytes: int) -> None:
+        self.segments.add(_name_of(place, version), buffers, size_bytes)
 
-    def remove(self, policy_id: str, versions: Iterable[Version]) -> None:
+    def remove(self, place: str, versions: Iterable[Version]) -> None:
         for each in versions:
-            self.segments.delete(_name_of(policy_id, each))
+            self.segments.delete(_name_of(place, each))
         if self._until_clear:
             self._until_clear -= 1
             self.segments.clear_dead()  # earlier publishers
@@ -86,9 +87,5 @@ class SharedPolicyStore(VersionedPolicyStore):
         return super().corrupt_count + self.segments.damaged_count
 
 
-def _prefix_of(policy_id: str) -> str:
-    return hashlib.sha256(policy_id.encode()).hexdigest()[:16] + "-"
-
-
-def _name_of(policy_id: str, version: Version) -> str:
-    return f"{_prefix_of(policy_id)}{version.life}-{version.number:012d}"
+def _name_of(place: str, version: Version) -> str:
+    return f"{place}{version.life}-{version.number:012d}"

@@ -71,6 +71,11 @@ def damage(store: SharedPolicyStore, version: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
+def numbers(store: SharedPolicyStore) -> list[int]:
+    with store.opened("p") as place:
+        return [version.number for version in store.versions(place)]
+
+
 def test_memory_of_old_versions_is_reused(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, folder: Path
 ) -> None:
@@ -78,7 +83,7 @@ def test_memory_of_old_versions_is_reused(
         publisher.publish("p", weights(version), version)
         assert is_whole(reader.newest("p"), version)
 
-    assert [version.number for version in reader.versions("p")] == [11, 10, 9]
+    assert numbers(reader) == [11, 10, 9]
     assert len(list(folder.glob("*.slot"))) == 4  # three kept versions, and one to write
 
 
@@ -95,7 +100,7 @@ def test_damaged_newest_version_falls_back_and_can_be_published_again(
     assert publisher.newest("p", newer_than=2) is None
     publisher.publish("p", weights(3), 3)
     assert is_whole(reader.newest("p", newer_than=2), 3)
-    assert [version.number for version in reader.versions("p")] == [3, 2, 1]
+    assert numbers(reader) == [3, 2, 1]
 
 
 def test_memory_of_a_dead_publisher_is_freed_once_its_versions_are_old(

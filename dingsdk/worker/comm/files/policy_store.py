@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -41,7 +41,7 @@ class _Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     life: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
-class FilePolicyStore(VersionedPolicyStore):
+class FilePolicyStore(VersionedPolicyStore[PrivateDir]):
     """Policies as files, see ``VersionedPolicyStore``.
 
     Args:
@@ -69,51 +69,52 @@ class FilePolicyStore(VersionedPolicyStore):
         with path if isinstance(path, PrivateDir) else PrivateDir(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
 
-    def versions(self, policy_id: str, floor: int = 0) -> list[Version]:
-        try:
-            with self._policies.sub(policy_id, create=False) as folder:
-                latest = _read_pointer(folder)
-                if latest is not None and latest.number < floor:
-                    return []
-                names = (_VERSION_FILE.fullmatch(name) for name in folder.names())
-                there = {Version(int(match[1]), match[2]) for match in names if match}
-                if latest is not None:
-                    # A version newer than the pointer is not announced: its publisher died, or has
-                    # not replaced the pointer yet.
-                    there = {each for each in there if each.number < latest.number} | {latest}
-                return sorted(there, reverse=True)
-        except DataMissingError:
-            return []
+    def opened(self, policy_id: str, *, create: bool) -> PrivateDir:
+        return self._policies.sub(policy_id, create)
 
-    def read(self, policy_id: str, version: Version) -> Buffer | None:
+    def versions(self, place: PrivateDir, floor: int = 0) -> Iterator[Version]:
         try:
-            with self._policies.sub(policy_id, create=False) as folder:
-                return folder.read(_file_of(version), self._max_bytes)
+            latest = _read_pointer(place)
         except DataMissingError:
-            return None
+            return  # nothing was published
+        if latest is not None:
+            if latest.number < floor:
+                return
+            yield latest
+        names = (_VERSION_FILE.fullmatch(name) for name in place.names())
+        there = (Version(int(match[1]), match[2]) for match in names if match)
+        for version in sorted(there, reverse=True):
+            # A version newer than the pointer is not announced: its publisher died, or has not
+            # replaced the pointer yet.
+            if latest is None or version.number < latest.number:
+                yield version
+
+    def read(self, place: PrivateDir, version: Version) -> Buffer | None:
+        with suppress(DataMissingError):
+            return place.read(_file_of(version), self._max_bytes)
+        return None
 
     def add(
-        self, policy_id: str, version: Version, buffers: Sequence[Buffer], size_bytes: int
+        self, place: PrivateDir, version: Version, buffers: Sequence[Buffer], size_bytes: int
     ) -> None:
         pointer = encode_json(_POINTER_KIND, {"version": version.number, "life": version.life})
-        with self._policies.sub(policy_id) as folder:
-            check_free(folder, size_bytes, self._min_free_bytes)
-            folder.write_atomic(_file_of(version), buffers, durable=self._is_durable)
-            folder.write_atomic(POINTER, [pointer], durable=self._is_durable)
+        check_free(place, size_bytes, self._min_free_bytes)
+        place.write_atomic(_file_of(version), buffers, durable=self._is_durable)
+        place.write_atomic(POINTER, [pointer], durable=self._is_durable)
 
-    def remove(self, policy_id: str, versions: Iterable[Version]) -> None:
-        with self._policies.sub(policy_id) as folder:
-            try:
-                for each in versions:
-                    folder.unlink(_file_of(each))
-                folder.sweep()  # nobody else writes here
-            except (RunFolderError, StorageFullError) as error:
-                # The version is published; the next publication tries to remove them again.
-                if policy_id not in self._crowded:  # a learner publishes many times per second
-                    _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
-                self._crowded.add(policy_id)
-            else:
-                self._crowded.discard(policy_id)
+    def remove(self, place: PrivateDir, versions: Iterable[Version]) -> None:
+        policy_id = place.path.name
+        try:
+            for each in versions:
+                place.unlink(_file_of(each))
+            place.sweep()  # nobody else writes here
+        except (RunFolderError, StorageFullError) as error:
+            # The version is published; the next publication tries to remove them again.
+            if policy_id not in self._crowded:  # a learner publishes many times per second
+                _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
+            self._crowded.add(policy_id)
+        else:
+            self._crowded.discard(policy_id)
 
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")

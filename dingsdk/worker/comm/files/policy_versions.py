@@ -6,14 +6,21 @@ import logging
 import secrets
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from dingsdk.data import FrameInfo, decode_frame, encode_frame
 from dingsdk.data.columns import NUMERIC_KINDS
-from dingsdk.errors import ConfigError, DataCorruptError, ProtocolError, SchemaMismatchError
+from dingsdk.errors import (
+    ConfigError,
+    DataCorruptError,
+    DataMissingError,
+    ProtocolError,
+    SchemaMismatchError,
+)
 from dingsdk.runtime import Buffer, check_id
 from dingsdk.worker.comm.transport import PolicyStore
 
@@ -23,6 +30,7 @@ _MOVED_ON_TRIES = 1000
 """How often a reader tries again because versions were replaced while it read them."""
 _KEEP_KEY = "system.transport.keep_policy_versions"
 _logger = logging.getLogger(__name__)
+_Place = TypeVar("_Place")
 
 
 class Version(NamedTuple):
@@ -36,7 +44,7 @@ class Version(NamedTuple):
     life: str
 
 
-class VersionedPolicyStore(PolicyStore):
+class VersionedPolicyStore(PolicyStore, Generic[_Place]):
     """One process publishes a policy, any number of processes read it; a subclass stores versions.
 
     Each store object counts as one reader: it never returns an older version of a policy than
@@ -64,65 +72,60 @@ class VersionedPolicyStore(PolicyStore):
         self._damaged: set[tuple[str, Version]] = set()
 
     @abstractmethod
-    def versions(self, policy_id: str, floor: int = 0) -> list[Version]:
+    def opened(self, policy_id: str, *, create: bool) -> AbstractContextManager[_Place]:
+        """Open the place of a policy's versions; raises DataMissingError if there is none."""
+
+    @abstractmethod
+    def versions(self, place: _Place, floor: int = 0) -> Iterable[Version]:
         """Return the published versions, newest first; maybe none if all are below ``floor``."""
 
     @abstractmethod
-    def read(self, policy_id: str, version: Version) -> Buffer | None:
+    def read(self, place: _Place, version: Version) -> Buffer | None:
         """Return the content of a version, None if it is not there; raises DataCorruptError."""
 
     @abstractmethod
     def add(
-        self, policy_id: str, version: Version, buffers: Sequence[Buffer], size_bytes: int
+        self, place: _Place, version: Version, buffers: Sequence[Buffer], size_bytes: int
     ) -> None:
         """Publish a version, whose content has ``size_bytes``; raises StorageFullError."""
 
     @abstractmethod
-    def remove(self, policy_id: str, versions: Iterable[Version]) -> None:
+    def remove(self, place: _Place, versions: Iterable[Version]) -> None:
         """Remove versions, in this order."""
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
         # The newest version can be published again if `newest` of this store found it damaged.
         _check(policy_id, state, version)
-        with self._publishing:
-            there = self.versions(policy_id)
+        with self._publishing, self.opened(policy_id, create=True) as place:
+            there = list(self.versions(place))
             life = there[0].life if there else secrets.token_hex(8)
             if there and there[0].number >= version:
                 if there[0].number > version or (policy_id, there[0]) not in self._damaged:
                     return  # a learner that resumed from a checkpoint has to catch up first
                 life = secrets.token_hex(8)  # with the old life, readers would skip it as damaged
-                self.remove(policy_id, [there.pop(0)])
+                self.remove(place, [there.pop(0)])
             buffers, info = encode_policy(
                 policy_id, state, version, self._max_bytes, self._algorithm
             )
-            self.add(policy_id, Version(version, life), buffers, info.size_bytes)
-            self.remove(policy_id, there[self._keep_versions - 1 :])
+            self.add(place, Version(version, life), buffers, info.size_bytes)
+            self.remove(place, there[self._keep_versions - 1 :])
 
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
         check_id(policy_id, "policy_id")
-        floor = 0 if newer_than is None else newer_than + 1
         gone: set[Version] = set()
         for _ in range(_MOVED_ON_TRIES):
             # Read before the versions: another thread may return a newer one after that.
             seen = self._returned.get(policy_id)
-            there = [
-                each
-                for each in self.versions(policy_id, floor)
-                if each.number >= floor
-                and (seen is None or seen.life != each.life or seen.number <= each.number)
-            ]
-            skipped = gone | {each for name, each in self._damaged if name == policy_id}
-            usable = (each for each in there if each not in skipped)
-            version = next(usable, None)
-            if version is None:
-                if newer_than is None and there:
-                    raise DataCorruptError(
-                        f"policy {policy_id!r}: no version is whole", where=policy_id
-                    )
+            try:
+                with self.opened(policy_id, create=False) as place:
+                    version = self._find(place, policy_id, newer_than, seen, gone)
+                    if version is None:
+                        return None
+                    state = self._load(place, policy_id, version)
+            except DataMissingError:
                 return None
-            state = self._load(policy_id, version)
             if state is None:
                 gone.add(version)
             elif self._note(policy_id, seen, version):
@@ -134,10 +137,32 @@ class VersionedPolicyStore(PolicyStore):
         """Number of damaged versions found."""
         return len(self._damaged)
 
-    def _load(self, policy_id: str, version: Version) -> dict[str, Any] | None:
+    def _find(
+        self,
+        place: _Place,
+        policy_id: str,
+        newer_than: int | None,
+        seen: Version | None,
+        gone: Collection[Version],
+    ) -> Version | None:
+        """Return the newest version to try; raises DataCorruptError if all are damaged."""
+        floor = 0 if newer_than is None else newer_than + 1
+        is_any = False
+        for version in self.versions(place, floor):
+            is_older = seen is not None and seen.life == version.life and seen > version
+            if is_older or version.number < floor:
+                continue
+            if version not in gone and (policy_id, version) not in self._damaged:
+                return version
+            is_any = True
+        if newer_than is None and is_any:
+            raise DataCorruptError(f"policy {policy_id!r}: no version is whole", where=policy_id)
+        return None
+
+    def _load(self, place: _Place, policy_id: str, version: Version) -> dict[str, Any] | None:
         """Return the tensors of a version; None if it is damaged, or was removed meanwhile."""
         try:
-            content = self.read(policy_id, version)
+            content = self.read(place, version)
             if content is None:
                 return None
             found = decode_frame(_KIND, content, self._max_bytes)
