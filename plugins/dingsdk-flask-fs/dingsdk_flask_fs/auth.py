@@ -39,8 +39,8 @@ _HEADER = re.compile(
 )
 
 
-class Signer:
-    """Signs the requests of one session, and checks the answers.
+class _Keyed:
+    """Has the run's secret, and the time.
 
     Args:
         secret: The run's secret.
@@ -49,8 +49,16 @@ class Signer:
 
     def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
         self._key = secret.reveal()
-        self._keyid = _key_id(self._key)
+        # An id that reveals nothing about the key.
+        self._keyid = hmac.digest(self._key, b"dingsdk key id", "sha256").hex()[:16]
         self._clock = clock
+
+
+class Signer(_Keyed):
+    """Signs the requests of one session, and checks the answers."""
+
+    def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(secret, clock)
         self._session = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
@@ -67,18 +75,11 @@ class Signer:
         return hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode())
 
 
-class Verifier:
-    """Verifies requests and signs answers, for the server. Thread safe.
-
-    Args:
-        secret: The run's secret.
-        clock: Wall clock in seconds.
-    """
+class Verifier(_Keyed):
+    """Verifies requests and signs answers, for the server. Thread safe."""
 
     def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
-        self._key = secret.reveal()
-        self._keyid = _key_id(self._key)
-        self._clock = clock
+        super().__init__(secret, clock)
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[int, float]] = {}
         """The highest number of each session, and when it was received."""
@@ -135,11 +136,6 @@ class Verifier:
             if number <= highest:
                 raise _refused("replay")
             self._sessions[session] = number, now
-
-
-def _key_id(key: bytes) -> str:
-    """Return an id for the key that reveals nothing about the key."""
-    return hmac.digest(key, b"dingsdk key id", "sha256").hex()[:16]
 
 
 def _mac(key: bytes, *fields: str, body: bytes) -> str:
