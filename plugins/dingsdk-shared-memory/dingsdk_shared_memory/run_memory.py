@@ -109,33 +109,35 @@ class RunMemory:
                     f"another process has locked {path} for {SWEPT_S:.0f} s", path=str(path)
                 )
             time.sleep(0.01)
-        try:
-            self.folder = PrivateDir(path, create=False)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._unlock)
+            self.folder = undo.enter_context(PrivateDir(path, create=False))
             self._claim()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
         """Stop using the folder; idempotent."""
-        with contextlib.suppress(AttributeError):  # it was not opened
-            self.folder.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self.folder.close()
+        self._unlock()
 
     def _begin(self) -> bool:
         """Lock the folder as in use; False while another process removes it."""
         PrivateDir(self.path).close()
+        is_locked = False
         try:
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(self._lock), os.lstat(self.path)):
-                return True
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        self.close()
-        return False
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                is_locked = os.path.samestat(os.fstat(self._lock), os.lstat(self.path))
+        finally:
+            if not is_locked:
+                self._unlock()
+        return is_locked
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _claim(self) -> None:
         """Write this run as the owner of the folder, or check that it is the owner."""
