@@ -167,22 +167,34 @@ SHIPPED: Mapping[tuple[str, str], str] = {
 }
 """(kind, type key or class name) -> distribution, for the plugins of this repository; used in
 messages about plugins that are not installed."""
+_NEEDS = {
+    "dingsdk-rl-ray": ("dingsdk-rl-shared-memory",),
+    "dingsdk-rl-watch": ("dingsdk-rl-flask-fs",),
+}
+"""The other plugins of this repository that one needs: pip must not look for them elsewhere."""
 
 
 def install_command(distribution: str, extra: str = "", checkout: Path | None = None) -> str:
     """Return the command that installs a distribution of this repository, with an extra of it.
 
     Our distributions are not on a package index, where others could take their names. So the
-    command names a folder: in this checkout, if dingsdk runs from one.
+    command names a folder, and those of the plugins that it needs: in this checkout, if dingsdk
+    runs from one.
     """
     checkout = checkout or _CHECKOUT
-    folder = distribution.replace(OWN_DISTRIBUTION, "dingsdk")
-    place = "." if distribution == OWN_DISTRIBUTION else f"./plugins/{folder}"
-    here = checkout / place
-    is_here = (here / "pyproject.toml").is_file()
-    what = str(here if is_here else place)
-    what = f"'{what}[{extra}]'" if extra else what
+    folders = [_folder_of(each) for each in (*_NEEDS.get(distribution, ()), distribution)]
+    is_here = all((checkout / each / "pyproject.toml").is_file() for each in folders)
+    places = [str(checkout / each) if is_here else each for each in folders]
+    if extra:
+        places[-1] = f"'{places[-1]}[{extra}]'"
+    what = " ".join(places)
     return f"pip install {what}" + ("" if is_here else ", in a clone of the dingsdk repository")
+
+
+def _folder_of(distribution: str) -> str:
+    if distribution == OWN_DISTRIBUTION:
+        return "."
+    return f"./plugins/{distribution.replace(OWN_DISTRIBUTION, 'dingsdk')}"
 
 
 def install_extra_command(extra: str, checkout: Path = _CHECKOUT) -> str:

@@ -78,16 +78,6 @@ def test_worker_leaves_once_when_the_reply_is_lost(bench: Bench, fault: Fault) -
     assert len(bench.listener.of("left", worker_id)) == 1
 
 
-@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_REPLY, Fault.DROP])
-def test_renewal_is_repeated_until_it_is_confirmed(bench: Bench, fault: Fault) -> None:
-    worker_id = f"r{next(_NUMBERS)}"
-    with FaultProxy(_address(bench), [Fault.PASS, Fault.PASS, fault, fault]) as proxy:
-        end = bench.join(worker_id, proxy.address)
-        end.renew(7)
-        assert set(bench.listener.expect("renewed", worker_id)) == {7}
-        end.close(5.0)
-
-
 def _address(bench: Bench) -> str:
     _ = bench.master
     return bench.address

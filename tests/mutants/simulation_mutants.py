@@ -446,8 +446,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A policy is read while others replace it": [
         Mutant(
             "an older policy replaces a newer one",
-            f"{_COMM}.files.policy_store:FilePolicyStore.publish",
-            "if newest >= version:",
+            f"{_COMM}.files.policy_versions:VersionedPolicyStore.publish",
+            "if there and there[0].number >= version:",
             "if False:",
             71,
         ),
@@ -455,8 +455,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The newest policy or checkpoint is damaged": [
         Mutant(
             "a damaged policy ends the worker that reads it",
-            f"{_COMM}.files.policy_store:FilePolicyStore._load",
-            "self._damaged.add(key)",
+            f"{_COMM}.files.policy_versions:VersionedPolicyStore._load",
+            "self._damaged.add((policy_id, version))",
             "raise",
             27,
         ),

@@ -701,7 +701,7 @@ class Simulation:
                 name.endswith(".ding") for name in disk.files
             ):
                 self._damaged.add(fault.kind)
-                disk.damages_next = r"[0-9]+\.ding"
+                disk.damages_next = r"[0-9]+-[0-9a-f]+\.ding"
             case "damage_checkpoint" if fault.kind not in self._damaged and self._saved:
                 self._damaged.add(fault.kind)
                 disk.damages_next = r"iteration_.*|latest\.json"

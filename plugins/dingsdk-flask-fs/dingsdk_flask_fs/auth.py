@@ -5,11 +5,10 @@ its method, its target, the time, a nonce and the hash of its body. The answer's
 the request's nonce, the status and the body, so that another program that took the master's port
 cannot answer for the master.
 
-A nonce is the random name of a client's session and the number of the request in it. For each
-session the verifier keeps the highest number, and which of the last ``WINDOW`` numbers it has
-received, as IPsec does: a request is accepted only once, with a few bytes of state per session. A
-restarted master has no such state. It refuses older requests by their signed body, which has the
-epoch of an earlier start.
+A nonce is the random name of a session, which is a client's connection, and the number of the
+request in it. A client sends the requests of a session one after the other, so the verifier keeps
+only the highest number of each session: a request is accepted only once. A restarted master has no
+such state. It refuses older requests by their signed body, which has the epoch of an earlier start.
 """
 
 from __future__ import annotations
@@ -22,22 +21,17 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal
 
 from dingsdk.errors import AuthError
 from dingsdk.worker.comm.requests import Secret
 
 SKEW_S = 60
 """How much the clocks of a worker and of the master may differ."""
-WINDOW = 1024
-"""The last requests of a session that may arrive out of order, once each."""
 SWEEP_S = 60.0
 """How often silent sessions are deleted."""
 _KEPT_S = 2 * SKEW_S + 1
 """Silence after which a session is deleted: its requests are no longer valid by then."""
 MAC_HEADER = "X-Ding-Mac"
-
-Standing = Literal["stranger", "claimant", "known"]
 
 _HEADER = re.compile(
     r"DING-HMAC keyid=([0-9a-f]{16}),ts=([0-9]{1,12}),"
@@ -45,8 +39,8 @@ _HEADER = re.compile(
 )
 
 
-class Signer:
-    """Signs requests and checks answers, for clients. Thread safe.
+class _Keyed:
+    """Has the run's secret, and the time.
 
     Args:
         secret: The run's secret.
@@ -55,8 +49,16 @@ class Signer:
 
     def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
         self._key = secret.reveal()
-        self._keyid = _key_id(self._key)
+        # An id that reveals nothing about the key.
+        self._keyid = hmac.digest(self._key, b"dingsdk key id", "sha256").hex()[:16]
         self._clock = clock
+
+
+class Signer(_Keyed):
+    """Signs the requests of one session, and checks the answers."""
+
+    def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(secret, clock)
         self._session = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
@@ -73,33 +75,27 @@ class Signer:
         return hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode())
 
 
-class Verifier:
-    """Verifies requests and signs answers, for the server. Thread safe.
-
-    Args:
-        secret: The run's secret.
-        clock: Wall clock in seconds.
-    """
+class Verifier(_Keyed):
+    """Verifies requests and signs answers, for the server. Thread safe."""
 
     def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
-        self._key = secret.reveal()
-        self._keyid = _key_id(self._key)
-        self._clock = clock
+        super().__init__(secret, clock)
         self._lock = threading.Lock()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, tuple[int, float]] = {}
+        """The highest number of each session, and when it was received."""
         self._sweep_at = 0.0
 
-    def standing(self, header: str) -> Standing:
-        """Classify a request by its header, without checking the signature.
+    def is_known(self, header: str) -> bool:
+        """Return whether the session that a header names has sent genuine requests recently.
 
-        A *stranger* does not name our key, and a *claimant* does. For *known*, the session has
-        also sent genuine requests recently. Only ``verify`` checks whether the claim is true.
+        Only ``verify`` checks whether the request is one of that session.
+
+        Raises:
+            AuthError: the header does not name our key.
         """
-        found = _HEADER.fullmatch(header)
-        if found is None or found[1] != self._keyid:
-            return "stranger"
+        session = self._fields_of(header)[2]
         with self._lock:
-            return "known" if found[3] in self._sessions else "claimant"
+            return session in self._sessions
 
     def verify(self, header: str, method: str, target: str, body: bytes) -> str:
         """Check that a request is genuine, timely and new; return its nonce.
@@ -107,12 +103,7 @@ class Verifier:
         Raises:
             AuthError: it is not; ``reason`` is for the log, not for the peer.
         """
-        found = _HEADER.fullmatch(header)
-        if found is None:
-            raise _refused("malformed" if header else "missing")
-        keyid, ts, session, number, mac = found.groups()
-        if keyid != self._keyid:  # no constant-time check: the key id is not secret
-            raise _refused("key")
+        _, ts, session, number, mac = self._fields_of(header)
         nonce = f"{session}-{number}"
         expected = _mac(self._key, "request", method, target, ts, nonce, body=body)
         if not hmac.compare_digest(mac.encode(), expected.encode()):
@@ -127,44 +118,24 @@ class Verifier:
         """Return the MAC header's value for the answer to a verified request."""
         return _mac(self._key, "answer", nonce, str(status), body=body)
 
-    def _take(self, name: str, number: int, now: float) -> None:
+    def _fields_of(self, header: str) -> tuple[str, ...]:
+        found = _HEADER.fullmatch(header)
+        if found is None:
+            raise _refused("malformed" if header else "missing")
+        if found[1] != self._keyid:  # no constant-time check: the key id is not secret
+            raise _refused("key")
+        return found.groups()
+
+    def _take(self, session: str, number: int, now: float) -> None:
         with self._lock:
             if now >= self._sweep_at or now < self._sweep_at - 2 * SWEEP_S:
                 # Requests of a session are too old to be accepted before it is deleted.
-                kept = {k: s for k, s in self._sessions.items() if now - s.seen_at <= _KEPT_S}
+                kept = {k: s for k, s in self._sessions.items() if now - s[1] <= _KEPT_S}
                 self._sessions, self._sweep_at = kept, now + SWEEP_S
-            session = self._sessions.setdefault(name, _Session())
-            if not session.take(number):
+            highest, _ = self._sessions.get(session, (0, 0.0))
+            if number <= highest:
                 raise _refused("replay")
-            session.seen_at = now
-
-
-class _Session:
-    __slots__ = ("highest", "seen", "seen_at")
-
-    def __init__(self) -> None:
-        self.highest = 0
-        self.seen = 0  # bit i: number highest - i was taken
-        self.seen_at = 0.0
-
-    def take(self, number: int) -> bool:
-        """Record a number; False if it was recorded before or is too old to know."""
-        ahead = number - self.highest
-        if ahead > 0:
-            shifted = self.seen << ahead if ahead < WINDOW else 0
-            self.seen = (shifted | 1) & ((1 << WINDOW) - 1)
-            self.highest = number
-            return True
-        bit = 1 << -ahead
-        if -ahead >= WINDOW or self.seen & bit:
-            return False
-        self.seen |= bit
-        return True
-
-
-def _key_id(key: bytes) -> str:
-    """Return an id for the key that reveals nothing about the key."""
-    return hmac.digest(key, b"dingsdk key id", "sha256").hex()[:16]
+            self._sessions[session] = number, now
 
 
 def _mac(key: bytes, *fields: str, body: bytes) -> str:

@@ -19,7 +19,13 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.response import assert_header_parsing
 
-from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError, ReconnectingLink
+from dingsdk.worker.comm.requests import (
+    Answer,
+    ForeignAnswerError,
+    LinkError,
+    ReconnectingLink,
+    Secret,
+)
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0
@@ -27,7 +33,7 @@ CONNECT_TIMEOUT_S = 2.0
 _LENGTH = re.compile(r"[0-9]{1,12}")
 
 
-class Connection(ReconnectingLink[Signer, "_Link"]):
+class Connection(ReconnectingLink[Secret, "_Link"]):
     """A connection to the master. Thread safe: requests on one connection wait for each other.
 
     Args:
@@ -42,9 +48,13 @@ class Connection(ReconnectingLink[Signer, "_Link"]):
         super().__init__()
         self._address = (host, port)
         self._max_bytes = max_bytes
+        self._secret: Secret | None = None
+        self._signer: Signer
 
-    def exchange(self, target: str, body: bytes, key: Signer, deadline: float) -> Answer:
-        authorization, nonce = key.sign("POST", target, body)
+    def exchange(self, target: str, body: bytes, key: Secret, deadline: float) -> Answer:
+        if self._secret is not key:
+            self._secret, self._signer = key, Signer(key)
+        authorization, nonce = self._signer.sign("POST", target, body)
         link = self._linked(deadline)
         sent = {"Authorization": authorization, "Content-Type": "application/json"}
         link.request("POST", target, body, sent, preload_content=False, decode_content=False)
@@ -56,7 +66,7 @@ class Connection(ReconnectingLink[Signer, "_Link"]):
             if int(length) > self._max_bytes:
                 raise LinkError(f"an answer of {length} bytes; at most {self._max_bytes} are read")
             content = answer.read()
-        if not key.is_answer(headers.get(MAC_HEADER, ""), nonce, status, content):
+        if not self._signer.is_answer(headers.get(MAC_HEADER, ""), nonce, status, content):
             raise _foreign(status, headers)
         return Answer(status, content)
 

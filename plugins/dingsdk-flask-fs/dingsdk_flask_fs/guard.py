@@ -19,18 +19,17 @@ BURST = 32
 PER_S = 1.0
 """Failures per second that an address may have after that."""
 MAX_ENTRIES = 4096
-"""Largest number of stored pairs of an address and a kind of sender."""
+"""Largest number of stored addresses."""
 SMALL_BYTES = 16 << 10
 """Largest request of a new worker whose signature is checked even after many failures: the check
 costs less than refusing the request. A join is smaller."""
 
 
 class Throttle:
-    """Limits the failures of each address and kind of sender. Thread safe.
+    """Limits the failures of each address. Thread safe.
 
-    A failure uses up one of ``BURST`` allowed failures; they refill at ``PER_S``. While none is
-    left, the server does no work for this sender. Memory is bounded: the entry with the oldest
-    failure is deleted.
+    A failure uses up one of ``BURST`` allowed failures; they refill at ``PER_S``. Memory is
+    bounded: the entry with the oldest failure is deleted.
 
     Args:
         clock: Monotonic seconds.
@@ -39,21 +38,21 @@ class Throttle:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._left: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of stored entries."""
         return len(self._left)
 
-    def wait_s(self, address: str, kind: str) -> float:
-        """Return how many seconds this kind of sender has to wait, 0 if it may send now."""
+    def wait_s(self, address: str) -> float:
+        """Return how many seconds an address has to wait, 0 if it may send now."""
         with self._lock:
-            left = self._allowance((network_of(address), kind))
+            left = self._allowance(network_of(address))
         return 0.0 if left >= 1 else (1 - left) / PER_S
 
-    def note_failure(self, address: str, kind: str) -> None:
+    def note_failure(self, address: str) -> None:
         """Count a failed request from an address."""
-        key = network_of(address), kind
+        key = network_of(address)
         with self._lock:
             # Requests that are checked at the same time may use more than is left, but not
             # without limit.
@@ -63,7 +62,7 @@ class Throttle:
             if len(self._left) > MAX_ENTRIES:
                 self._left.popitem(last=False)
 
-    def _allowance(self, key: tuple[str, str]) -> float:
+    def _allowance(self, key: str) -> float:
         left, since = self._left.get(key, (float(BURST), 0.0))
         return min(float(BURST), left + (self._clock() - since) * PER_S)
 
@@ -81,14 +80,12 @@ def network_of(address: str) -> str:
 class Guard(HttpGuard):
     """Also checks a request's method, length and type, and whether the sender knows the secret.
 
-    A sender that fails the last check too often gets 429 without a check of the signature. All
-    workers of a host share an address, on loopback with all other programs of the host, so an
-    address alone must never lock out a worker. Failures are therefore counted separately for
-    requests that name our key and requests that do not. Small requests that name it are always
-    checked, as a worker's first request is small. Requests of sessions that have sent genuine
-    requests are also always checked, as only someone who can read a worker's requests knows its
-    session's name (64 random bits). So the requests of others cannot keep a worker from joining or
-    working.
+    A request that does not name our key is refused at once. Addresses that send wrong signatures of
+    our key too often get 429 without a check of the signature. All workers of a host share an
+    address, on loopback with all other programs of the host, so an address alone must never lock
+    out a worker. Small requests are therefore always checked, as a worker's first request is small.
+    Requests of sessions that have sent genuine requests are also always checked, as only someone
+    who can read a worker's requests knows its session's name (64 random bits).
 
     Args:
         verifier: Checks the signature.
@@ -129,7 +126,10 @@ class Guard(HttpGuard):
         kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         if kind != "application/json" or "HTTP_CONTENT_ENCODING" in environ:
             raise Refusal(415, "UnsupportedMediaError", "messages are application/json")
-        body, nonce = self._authenticate(environ, method, target, int(length))
+        try:
+            body, nonce = self._authenticate(environ, method, target, int(length))
+        except AuthError as error:
+            raise Refusal(401, "AuthError", "not authorized") from error
         environ["dingsdk.body"] = body  # type: ignore[index]
         return nonce
 
@@ -138,16 +138,15 @@ class Guard(HttpGuard):
     ) -> tuple[bytes, str]:
         address = str(environ.get("REMOTE_ADDR", ""))
         header = environ.get("HTTP_AUTHORIZATION", "")
-        standing = self._verifier.standing(header)
-        is_cheap = standing == "claimant" and length <= SMALL_BYTES
-        if standing != "known" and not is_cheap:
-            wait_s = self._throttle.wait_s(address, standing)
+        is_known = self._verifier.is_known(header)
+        if not is_known and length > SMALL_BYTES:
+            wait_s = self._throttle.wait_s(address)
             if wait_s > 0:
                 raise Refusal(429, "AuthError", "too many failures from this address", wait_s)
         body = environ["wsgi.input"].read(length)
         try:
             return body, self._verifier.verify(header, method, target, body)
-        except AuthError as error:
-            if standing != "known":
-                self._throttle.note_failure(address, standing)
-            raise Refusal(401, "AuthError", "not authorized") from error
+        except AuthError:
+            if not is_known:
+                self._throttle.note_failure(address)
+            raise

@@ -17,15 +17,13 @@ from dingsdk.runtime import (
     ip_address_of,
     is_loopback,
 )
-from dingsdk.worker.comm import MasterListener, ThreadScheduler
+from dingsdk.worker.comm import MasterListener
 from dingsdk.worker.comm.requests import (
     BODIES,
     RequestHandler,
     RequestMasterEnd,
     answer_of,
-    begin_epoch,
     create_secret,
-    decode_request,
     error_answer,
 )
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
@@ -80,16 +78,8 @@ class HttpMasterEnd(RequestMasterEnd):
                 read_s=cfg.request_timeout_s,
             )
             undo.callback(server.close)
-            run, epoch = begin_epoch(self._folder)
-            handler = RequestHandler(
-                listener,
-                run,
-                epoch,
-                max_bytes=max_bytes,
-                max_polls=max(1, cfg.threads - max(MIN_FREE_THREADS, cfg.threads // 4)),
-                lease_s=self.lease_s,
-                scheduler=ThreadScheduler(),
-            )
+            max_polls = max(1, cfg.threads - max(MIN_FREE_THREADS, cfg.threads // 4))
+            handler = self.handler_of(listener, self._folder, max_bytes, max_polls)
             verifier = Verifier(secret)
             guard = Guard(
                 verifier,
@@ -97,7 +87,7 @@ class HttpMasterEnd(RequestMasterEnd):
                 any_address=_is_wildcard(host),
                 max_bytes=max_bytes,
             )
-            server.start(create_app(handler, guard, verifier, max_bytes))
+            server.start(create_app(handler, guard, verifier))
             undo.pop_all()
         name = socket.gethostname() if _is_wildcard(host) else host
         return handler, server, f"http://{format_address(name, server.port)}"
@@ -115,9 +105,7 @@ def _is_wildcard(host: str) -> bool:
     return host == "" if address is None else address.is_unspecified
 
 
-def create_app(
-    handler: RequestHandler, guard: Guard, verifier: Verifier, max_bytes: int
-) -> flask.Flask:
+def create_app(handler: RequestHandler, guard: Guard, verifier: Verifier) -> flask.Flask:
     """Return the WSGI application of a master.
 
     Answers to requests that passed the guard are signed. Errors are
@@ -134,8 +122,7 @@ def create_app(
     def serve() -> flask.Response:
         # The kind is the route's name, so that a request cannot name another kind.
         kind = str(flask.request.endpoint)
-        body = flask.request.environ["dingsdk.body"]
-        return _response(200, handler.handle(decode_request(body, kind, max_bytes)))
+        return _response(*handler.answer(kind, flask.request.environ["dingsdk.body"]))
 
     def sign(response: flask.Response) -> flask.Response:
         nonce = flask.request.environ.get(_NONCE)

@@ -15,7 +15,7 @@ from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
 from waitress.task import ThreadedTaskDispatcher, WSGITask  # type: ignore[import-untyped]
 
-from dingsdk.errors import ConfigError, PortInUseError
+from dingsdk.errors import PortInUseError
 from dingsdk.runtime import BACKLOG, format_address, listen, why_not_bound
 
 _log = logging.getLogger(__name__)
@@ -48,8 +48,7 @@ class HttpServer:
             counted from the start of the connection.
 
     Raises:
-        PortInUseError: the address is in use, or this host may not use it.
-        ConfigError: the host has no address.
+        PortInUseError: the address is in use, or not one of this host.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         try:
             taken: bool = super().received(data)
         except ValueError:
-            # Waitress reads a Content-Length of any number of digits, which int() refuses. Left
+            # Waitress raises for some addresses, and for a Content-Length of 5,000 digits. Left
             # alone, anybody could write an error to the log as often as they like.
             self.will_close = True
             return False
@@ -237,17 +236,13 @@ class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    where = format_address(host, port)
     try:
         listener = listen(host, port)
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"system.transport: {where} is no address of this host: {error}",
-            path="system.transport.host",
-        ) from error
     except OSError as error:
         raise PortInUseError(
-            f"cannot listen on {where}: {why_not_bound(error)}", host=host, port=port
+            f"cannot listen on {format_address(host, port)}: {why_not_bound(error)}",
+            host=host,
+            port=port,
         ) from error
     listener.setblocking(False)
     return listener

@@ -22,11 +22,11 @@ from dingsdk.worker.comm.requests import (
     FILE_VARIABLE,
     RequestSlaveEnd,
     RequestTransport,
+    Secret,
     find_run_secret,
     named_secret,
 )
 from dingsdk.worker.comm.requests import FILE_NAME as SECRET_NAME
-from dingsdk_flask_fs.auth import Signer
 from dingsdk_flask_fs.connection import Connection
 from dingsdk_flask_fs.folder_lock import LOCK_NAME, folder_lock
 from dingsdk_flask_fs.master_end import HttpMasterEnd
@@ -85,7 +85,7 @@ class FlaskFSTransport(RequestTransport):
     def make_master_end(self) -> HttpMasterEnd:
         return HttpMasterEnd(self.cfg, self._folder)
 
-    def make_slave_end(self, address: str) -> RequestSlaveEnd[Signer]:
+    def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
         host, port = parse_address(address)
         folder = self._folder
 
@@ -93,7 +93,7 @@ class FlaskFSTransport(RequestTransport):
             return Connection(host, port, self.cfg.max_message_bytes)
 
         return self.slave_end_of(
-            format_address(host, port), connect, lambda run: Signer(find_run_secret(folder, run))
+            format_address(host, port), connect, lambda run: find_run_secret(folder, run)
         )
 
     def make_data_store(self) -> FileDataStore:

@@ -1,63 +1,10 @@
-"""Test servers in place of a master: a proxy that loses replies, and impostors."""
+"""Test servers in place of a master."""
 
 from __future__ import annotations
 
 import socket
 import threading
 from collections.abc import Callable
-
-
-class Proxy:
-    """A proxy between a worker and its master; drops the replies to the targets in ``swallow``."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.swallow: list[bytes] = []
-        self.swallowed: list[bytes] = []
-        self._links: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                link, _ = self._listener.accept()
-            except OSError:
-                return
-            self._links.append(link)
-            thread = threading.Thread(target=self._carry, args=(link,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _carry(self, link: socket.socket) -> None:
-        with link, socket.create_connection(("127.0.0.1", self._port)) as master:
-            self._links.append(master)
-            try:
-                while request := read_message(link):
-                    # Forwarded as it is: the Host header names the proxy, as the client sent it.
-                    master.sendall(request)
-                    reply = read_message(master)
-                    target = request.split(b" ", 2)[1]
-                    if target in self.swallow:
-                        self.swallow.remove(target)
-                        self.swallowed.append(target)
-                        return
-                    link.sendall(reply)
-            except OSError:
-                return
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for link in self._links:
-            try:
-                link.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-        for thread in self._threads:
-            thread.join(5.0)
 
 
 def read_message(link: socket.socket) -> bytes:

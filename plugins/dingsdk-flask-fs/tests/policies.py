@@ -25,6 +25,11 @@ def folder_of(tmp_path: Path, policy_id: str = "p") -> Path:
     return tmp_path / "run" / "policy" / policy_id
 
 
+def file_of(tmp_path: Path, version: int, policy_id: str = "p") -> Path:
+    (found,) = folder_of(tmp_path, policy_id).glob(f"{version:012d}-*.ding")
+    return found
+
+
 def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -35,4 +40,4 @@ def publish_damaged(publisher: FilePolicyStore, tmp_path: Path, *versions: int) 
     """Publish versions of the policy ``p``, and damage the last one."""
     for version in versions:
         publisher.publish("p", weights(version), version)
-    damage(folder_of(tmp_path) / f"{versions[-1]:012d}.ding")
+    damage(file_of(tmp_path, versions[-1]))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from dingsdk_flask_fs.auth import Signer, Verifier
+from dingsdk_flask_fs.auth import Verifier
 from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
@@ -21,7 +21,7 @@ from .conftest import SECRET
 from .network import IMPOSTORS, Impostor, read_message, read_request
 
 KEY = Secret(SECRET.encode(), source="test", is_explicit=True)
-SIGNER, VERIFIER = Signer(KEY), Verifier(KEY)
+VERIFIER = Verifier(KEY)
 
 
 @pytest.fixture(params=IMPOSTORS, ids=lambda behaviour: behaviour.__name__)
@@ -59,7 +59,7 @@ def test_connection_is_closed_if_the_answer_asks_for_it(header: bytes, links: in
     impostor = Impostor(answer)
     link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
     for _ in range(3):
-        assert link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 5.0).status == 200
+        assert link.post("/v1/turn", b"{}", KEY, time.monotonic() + 5.0).status == 200
     link.close()
     impostor.close()
     assert len(dialled) == links
@@ -89,7 +89,7 @@ def test_invalid_answer_is_a_link_error(answer: bytes, caplog: pytest.LogCapture
     impostor = Impostor(speak)
     link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
     with pytest.raises(LinkError) as caught:
-        link.post("/v1/join", b"{}", SIGNER, time.monotonic() + 5.0)
+        link.post("/v1/join", b"{}", KEY, time.monotonic() + 5.0)
     assert not isinstance(caught.value, ForeignAnswerError)
     assert "parse headers" not in caplog.text  # of urllib3, with a traceback
     link.close()
@@ -118,7 +118,7 @@ def test_unsigned_answer_is_reported_by_its_status_and_read_up_to_the_limit(
     impostor = Impostor(speak)
     link = Connection(*parse_address(impostor.address), max_bytes=4)
     with pytest.raises(LinkError) as caught:
-        link.post("/v1/join", b"{}", SIGNER, time.monotonic() + 5.0)
+        link.post("/v1/join", b"{}", KEY, time.monotonic() + 5.0)
     link.close()
     impostor.close()
 
@@ -152,7 +152,7 @@ def test_connection_is_closed_after_an_invalid_answer(answer: bytes) -> None:
     impostor = Impostor(speak)
     connection = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
     with pytest.raises(LinkError):
-        connection.post("/v1/join", b"{}", SIGNER, time.monotonic() + (5.0 if answer else LATE_S))
+        connection.post("/v1/join", b"{}", KEY, time.monotonic() + (5.0 if answer else LATE_S))
     impostor.close()  # waits until the impostor has seen the end of the connection
     heard = list(ends)
     connection.close()

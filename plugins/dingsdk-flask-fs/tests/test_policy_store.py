@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data import decode_frame, decode_json, encode_json
+from dingsdk.data import decode_frame, encode_json
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -20,10 +20,11 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime import Folder
-from dingsdk.worker.comm.files.policy_store import FilePolicyStore, Returned, encode_policy
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore
+from dingsdk.worker.comm.files.policy_versions import Version, encode_policy
 from tools.os_calls import recorded_writes
 
-from .policies import damage, folder_of, is_whole, publish_damaged, weights
+from .policies import damage, file_of, folder_of, is_whole, publish_damaged, weights
 
 
 def test_a_reader_does_not_follow_a_pointer_that_went_back(
@@ -55,12 +56,8 @@ def test_newest_version_that_is_damaged_can_be_published_again(
 def test_old_versions_are_deleted(publisher: FilePolicyStore, tmp_path: Path) -> None:
     for version in range(0, 50, 10):
         publisher.publish("p", weights(version), version)
-    assert sorted(path.name for path in folder_of(tmp_path).iterdir()) == [
-        "000000000020.ding",
-        "000000000030.ding",
-        "000000000040.ding",
-        "LATEST.json",
-    ]
+    found = sorted(path.name.partition("-")[0] for path in folder_of(tmp_path).iterdir())
+    assert found == ["000000000020", "000000000030", "000000000040", "LATEST.json"]
 
 
 @pytest.mark.parametrize("is_durable", [False, True])
@@ -71,8 +68,8 @@ def test_a_durable_version_and_its_pointer_survive_a_power_cut(
     with recorded_writes() as log:
         store.publish("p", weights(1), 1)
     store.close()
-    for name in ("000000000001.ding", "LATEST.json"):
-        assert log.is_durable(folder_of(tmp_path) / name) is is_durable
+    for path in (file_of(tmp_path, 1), folder_of(tmp_path) / "LATEST.json"):
+        assert log.is_durable(path) is is_durable
 
 
 def test_publish_succeeds_if_older_versions_cannot_be_removed(
@@ -92,11 +89,11 @@ def test_publish_succeeds_if_older_versions_cannot_be_removed(
             publisher.publish("p", weights(version), version)
             assert is_whole(reader.newest("p"), version)
     text = "cannot remove old versions of policy p: cannot delete "
-    assert caplog.messages == [f"{text}000000000000.ding"]
+    assert [each.partition("-")[0] for each in caplog.messages] == [f"{text}000000000000"]
     publisher.publish("p", weights(5), 5)  # removes them
     monkeypatch.setattr(Folder, "unlink", refuse)
     publisher.publish("p", weights(6), 6)
-    assert caplog.messages[1:] == [f"{text}000000000003.ding"]
+    assert [each.partition("-")[0] for each in caplog.messages[1:]] == [f"{text}000000000003"]
 
 
 def test_policy_that_restarts_in_the_same_folder_is_read(
@@ -142,8 +139,8 @@ def test_file_of_another_policy_or_version_counts_as_damaged(
 ) -> None:
     publisher.publish("q", weights(2), 2)
     publish_damaged(publisher, tmp_path, 1, 2, 3)
-    content = (folder_of(tmp_path, policy_id) / f"{version:012d}.ding").read_bytes()
-    (folder_of(tmp_path) / f"{2:012d}.ding").write_bytes(content)
+    content = file_of(tmp_path, version, policy_id).read_bytes()
+    file_of(tmp_path, 2).write_bytes(content)
     assert is_whole(reader.newest("p"), 1)
     assert reader.corrupt_count == 2
 
@@ -155,7 +152,7 @@ def test_read_without_an_undamaged_version_is_an_error(
     for version in (1, 2):
         publisher.publish("p", weights(version), version)
         assert not was_read or is_whole(reader.newest("p"), version)
-        damage(folder_of(tmp_path) / f"{version:012d}.ding")
+        damage(file_of(tmp_path, version))
     with pytest.raises(DataCorruptError, match="whole"):
         reader.newest("p")
     assert reader.newest("p", newer_than=0) is None
@@ -175,31 +172,43 @@ def test_read_without_an_undamaged_version_is_an_error(
     ],
 )
 def test_version_is_not_returned_if_another_reader_got_a_newer_one(
-    before: tuple[str, int] | None, now: tuple[str, int] | None, is_given: bool
+    reader: FilePolicyStore,
+    before: tuple[str, int] | None,
+    now: tuple[str, int] | None,
+    is_given: bool,
 ) -> None:
-    returned = Returned()
-    if now is not None:
-        assert returned.note("p", None, *now)
-    assert returned.note("p", before, "a", 5) is is_given
-    assert returned.newest("p") == (("a", 5) if is_given else now)
-    returned.forget("p")
-    returned.forget("p")
-    assert returned.newest("p") is None
+    seen, newer = (None if each is None else Version(each[1], each[0]) for each in (before, now))
+    if newer is not None:
+        assert reader._note("p", None, newer)
+    assert reader._note("p", seen, Version(5, "a")) is is_given
+    assert reader._returned.get("p") == (Version(5, "a") if is_given else newer)
+
+
+def test_version_that_is_removed_while_it_is_read_is_not_missed(
+    publisher: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.publish("p", weights(1), 1)
+    real = reader.read
+
+    def late(*args: Any) -> Any:
+        monkeypatch.undo()
+        for version in range(2, 6):
+            publisher.publish("p", weights(version), version)
+        return real(*args)
+
+    monkeypatch.setattr(reader, "read", late)
+    assert is_whole(reader.newest("p"), 5)
 
 
 def test_an_announced_version_that_is_not_there_falls_back(
-    publisher: FilePolicyStore,
-    reader: FilePolicyStore,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     for version in (1, 2):
         publisher.publish("p", weights(version), version)
-    content = (folder_of(tmp_path) / "000000000002.ding").read_bytes()
-    (folder_of(tmp_path) / "000000000002.ding").unlink()
+    file, content = file_of(tmp_path, 2), file_of(tmp_path, 2).read_bytes()
+    file.unlink()
     assert is_whole(reader.newest("p"), 1)
-    assert caplog.messages == ["policy p: version 2 is announced, not there"]
-    (folder_of(tmp_path) / "000000000002.ding").write_bytes(content)
+    file.write_bytes(content)
     assert is_whole(reader.newest("p", newer_than=1), 2)
 
 
@@ -227,11 +236,11 @@ def test_damaged_pointer_is_ignored(
     for version in (1, 2):
         publisher.publish("p", weights(version), version)
     pointer = folder_of(tmp_path) / "LATEST.json"
-    fields = decode_json("newest-policy", pointer.read_bytes()) | change
-    pointer.write_bytes(encode_json("newest-policy", fields))
+    fields: dict[str, Any] = {"version": 2, "life": "0" * 16}
+    pointer.write_bytes(encode_json("newest-policy", fields | change))
     assert is_whole(reader.newest("p"), 2)
     (message,) = caplog.messages
-    assert message.startswith(f"the versions of policy p are looked through: {pointer}: ")
+    assert message.startswith(f"{pointer} is damaged, the folder is listed: ")
     publisher.publish("p", weights(2), 2)
     publisher.publish("p", weights(3), 3)
     assert is_whole(reader.newest("p", newer_than=2), 3)
@@ -241,7 +250,7 @@ def test_planted_links_and_pipes_are_refused(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     publisher.publish("p", weights(1), 1)
-    version = folder_of(tmp_path) / "000000000001.ding"
+    version = file_of(tmp_path, 1)
     (tmp_path / "theirs").write_bytes(version.read_bytes())
     for plant in (lambda: version.symlink_to(tmp_path / "theirs"), lambda: os.mkfifo(version)):
         version.unlink()

@@ -188,9 +188,10 @@ def test_content_length_that_is_not_a_number_is_refused(served: Any, length: str
     still_serves(served)
 
 
-def test_content_length_of_thousands_of_digits_is_refused_without_a_log_line(
+def test_request_that_waitress_cannot_read_is_refused_without_a_log_line(
     served: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert raw(served, b"GET http://[ HTTP/1.1\r\n\r\n") == b""
     for digit in "09":
         assert raw(served, f"{HEAD}Content-Length: {digit * 5000}\r\n\r\nabcde".encode()) == b""
     still_serves(served)

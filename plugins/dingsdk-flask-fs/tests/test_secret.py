@@ -176,3 +176,13 @@ def test_address_that_other_hosts_reach_needs_a_secret_of_the_user(
     assert caplog.messages == []
     check_reach(host, chosen, "system.transport.host")
     assert [f"listening on {host}: " in each for each in caplog.messages] == [True] * is_reached
+
+
+def test_worker_with_another_secret_gets_a_clear_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", "another secret of good length")
+    end = served.transport.slave_end(served.address)
+    with pytest.raises(AuthError, match="secret is another one, or the clocks differ"):
+        end.join(WorkerInfo("w0", "collector"), 5.0)
+    assert served.listener.events == []

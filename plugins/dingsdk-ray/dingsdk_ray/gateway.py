@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import is_held
 
-from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
+from dingsdk.data import decode_batch, decode_frame, encode_frame
+from dingsdk.worker.comm.files import Version
 from dingsdk.worker.comm.requests import Answer, LinkError
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import POLICY, joined
+from dingsdk_ray.gateway_client import POLICY, joined
 
 if TYPE_CHECKING:
     from dingsdk_ray.transport import RayTransport
@@ -45,16 +47,16 @@ class Gateway:
         self, transport: type[RayTransport], section: Mapping[str, Any], run_dir: Path
     ) -> None:
         self._transport = transport({**section, "address": "local"}, run_dir)
-        self._data = self._transport.data_store()
-        policies = self._transport.policy_store()
-        assert isinstance(policies, SharedPolicyStore)  # that of this node
-        self._policies = policies
+        data, policies = self._transport.data_store(), self._transport.policy_store()
+        assert isinstance(data, SharedDataStore)  # those of this node
+        assert isinstance(policies, SharedPolicyStore)
+        self._data, self._policies = data, policies
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._newest: dict[str, tuple[tuple[str, int], int, Any]] = {}
+        self._newest: dict[str, tuple[list[Version], int, Any]] = {}
         """For each policy: the latest version seen, the number that was read then, and its frame.
 
-        The first one is a result of ``SharedPolicyStore.latest``.
+        A damaged latest version is not the one that was read.
         """
         threading.Thread(target=self._watch, name="gateway-watch", daemon=True).start()
 
@@ -79,18 +81,14 @@ class Gateway:
         for data_id, frame in frames.items():
             self._data.put(data_id, decode_batch(memoryview(frame)))
 
-    def get(self, data_id: str, digest: str | None, wait_s: float) -> Any:
-        """Return the frame of a payload; raises the errors of the store."""
-        if digest is None:
-            batch = self._data.get(data_id, wait_s)
-        else:
-            batch = self._data.get_verified(data_id, digest, wait_s)
-        buffers, info = encode_batch(batch)
-        return joined(buffers, info.size_bytes)
+    def get(self, data_id: str) -> Any:
+        """Return the frame of a payload, None if it is not there."""
+        frame = self._data.read(data_id)
+        return None if frame is None else joined([frame], len(frame))
 
-    def has(self, data_id: str, wait_s: float) -> bool:
-        """Whether a payload is stored, or is stored within ``wait_s``."""
-        return self._data.has(data_id, wait_s)
+    def has(self, data_id: str) -> bool:
+        """Whether a payload is stored."""
+        return self._data.is_there(data_id)
 
     def delete(self, data_ids: Iterable[str]) -> None:
         """Delete payloads."""
@@ -112,12 +110,12 @@ class Gateway:
         """
         import ray
 
-        with self._lock:
-            there = self._policies.latest(policy_id)
-            if there is None:
+        with self._lock, self._policies.opened(policy_id) as place:
+            there = self._policies.versions(place)[:1]
+            if not there:
                 self._newest.pop(policy_id, None)
                 return None
-            known, version, reference = self._newest.get(policy_id, (None, 0, None))
+            known, version, reference = self._newest.get(policy_id, ([], 0, None))
             if there != known:
                 found = self._policies.newest(policy_id)
                 if found is None:  # it was discarded just now

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from dingsdk_shared_memory.data_store import encode
 
-from dingsdk.data import FrameInfo, SampleBatch, decode_batch, decode_frame, encode_frame
-from dingsdk.errors import (
-    ClosedError,
-    DataCorruptError,
-    DataMissingError,
-    DingError,
-    StorageFullError,
-    WorkerLostError,
-)
-from dingsdk.runtime import check_id, checked_timeout
-from dingsdk.worker.comm import PolicyStore, StepDataStore
+from dingsdk.data import FrameInfo, SampleBatch, decode_frame, encode_frame
+from dingsdk.errors import ClosedError, DingError, StorageFullError, WorkerLostError
+from dingsdk.runtime import Buffer, check_id
+from dingsdk.worker.comm import PolicyStore
+from dingsdk.worker.comm.files import WaitingDataStore
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 
+POLICY = "policy"
+"""Kind of the frames of policies."""
+SMALL_BYTES = 64 << 10
+"""Frames up to this size are sent as bytes; larger ones as arrays, which Ray shares."""
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is called again."""
 _WAITING = ("join", "turn")
+_log = logging.getLogger(__name__)
 
 
 class GatewayGoneError(Exception):
@@ -153,17 +153,20 @@ class GatewayLink(Link[bool]):
         self._calls.close()
 
 
-class GatewayDataStore(StepDataStore):
+class GatewayDataStore(WaitingDataStore):
     """Payloads on the coordinator's node. Safe for use from many threads.
 
-    Calls that write raise WorkerLostError if the gateway does not answer.
+    Calls that write raise WorkerLostError if the gateway does not answer; for others, a gateway
+    that does not answer has no payloads.
 
     Args:
         calls: Calls of the gateway.
         timeout_s: How long the gateway may take to answer, or to be started again.
-        max_payload_bytes: Largest payload to write.
+        max_payload_bytes: Largest payload to write or read.
         algorithm: Algorithm of the digests, as on the coordinator's node.
     """
+
+    pauses_s = (0.01, 0.5)
 
     def __init__(
         self,
@@ -173,9 +176,9 @@ class GatewayDataStore(StepDataStore):
         max_payload_bytes: int = 1 << 62,
         algorithm: str = "head",
     ) -> None:
+        super().__init__(max_payload_bytes)
         self._calls = calls
         self._timeout_s = timeout_s
-        self._max_bytes = max_payload_bytes
         self._algorithm = algorithm
         self._lock = threading.Lock()
         self._unsent: dict[str, Any] = {}
@@ -207,18 +210,17 @@ class GatewayDataStore(StepDataStore):
                 self._unsent = unsent
                 raise
 
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._get(data_id, None, timeout_s)
+    def read(self, data_id: str) -> Buffer | None:
+        found = self._look("get", data_id)
+        return None if found is None else memoryview(found)
 
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._get(data_id, digest, timeout_s)
+    def is_there(self, data_id: str) -> bool:
+        return bool(self._look("has", data_id))
 
-    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        check_id(data_id, "data_id")
-        try:
-            return bool(self._wait("has", data_id, timeout_s=timeout_s))
-        except GatewayGoneError:
-            return False
+    def set_aside(self, data_id: str, why: str) -> bool:
+        self.delete([data_id])
+        _log.warning("a damaged payload is deleted: %s", why)
+        return True
 
     def delete(self, data_ids: Iterable[str]) -> None:
         names = [check_id(data_id, "data_id") for data_id in data_ids]
@@ -235,23 +237,12 @@ class GatewayDataStore(StepDataStore):
     def _send(self, frames: Mapping[str, Any]) -> None:
         self._calls.ask("put", frames, timeout_s=self._timeout_s)
 
-    def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
+    def _look(self, method: str, data_id: str) -> Any:
         check_id(data_id, "data_id")
         try:
-            return decode_batch(memoryview(self._wait("get", data_id, digest, timeout_s=timeout_s)))
-        except GatewayGoneError as error:
-            raise DataMissingError(
-                f"no payload {data_id!r} within {timeout_s} s: {error}", data_id=data_id
-            ) from error
-        except DataCorruptError as error:
-            raise DataCorruptError(
-                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
-            ) from error
-
-    def _wait(self, method: str, *args: Any, timeout_s: float) -> Any:
-        wait_s = checked_timeout(timeout_s)
-        limit_s = checked_timeout(wait_s + self._timeout_s)
-        return self._calls.call(method, *args, wait_s, timeout_s=limit_s, waits=wait_s > 0)
+            return self._calls.call(method, data_id, timeout_s=self._timeout_s)
+        except GatewayGoneError:
+            return None
 
 
 class GatewayPolicyStore(PolicyStore):
@@ -297,3 +288,10 @@ class GatewayPolicyStore(PolicyStore):
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
+
+
+def joined(buffers: Sequence[Buffer], size_bytes: int) -> Any:
+    """Return a frame as one object: bytes if it is small, else an array that Ray shares."""
+    if size_bytes <= SMALL_BYTES:
+        return b"".join(buffers)
+    return np.concatenate([np.frombuffer(each, np.uint8) for each in buffers])

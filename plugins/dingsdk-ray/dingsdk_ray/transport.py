@@ -6,7 +6,7 @@ On that node it is the shared_memory transport. Workers on other nodes use the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -114,7 +114,8 @@ class RayTransport(SharedMemoryTransport):
         demands = [(worker_id, self._options_of(role)) for role, worker_id in workers]
         num_cpus = max(1.0, sum(each["num_cpus"] for _, each in demands))
         self._connect(num_cpus=num_cpus, shows_logs=True)
-        self._workers = Workers(demands, self.cfg.placement, self.cfg.start_timeout_s)
+        started = Workers(demands, self.cfg.placement, self.cfg.start_timeout_s)
+        self._workers = self.until_close.enter_context(closing(started))
 
     def start_worker(self, spec: Any) -> WorkerHandle:
         assert self._workers is not None  # launched
@@ -122,7 +123,7 @@ class RayTransport(SharedMemoryTransport):
 
     def make_master_end(self) -> SocketMasterEnd:
         end = super().make_master_end()
-        return end if self.cfg.address == "local" else _ClusterMasterEnd(self, self._own_memory())
+        return end if self.cfg.address == "local" else _ClusterMasterEnd(self, self.memory)
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Any]:
         if address.startswith(SCHEME):
@@ -134,11 +135,12 @@ class RayTransport(SharedMemoryTransport):
                 path="system.transport.address",
             )
         if self.is_on(node_id):
-            return super().make_slave_end(SCHEME + self._own_memory().socket)
+            return super().make_slave_end(SCHEME + self.memory.socket)
         if self._gateway_calls is None:
             if self._data_store is not None or self._policy_store is not None:
                 raise RuntimeError("call data_store() and policy_store() after slave_end()")
-            self._gateway_calls = GatewayCalls(name)
+            # Used also after the close: its stores raise errors, and no store of this node is made.
+            self._gateway_calls = self.until_close.enter_context(closing(GatewayCalls(name)))
         return self.slave_end_of(address, lambda: GatewayLink(name), lambda run: True)
 
     def make_data_store(self) -> StepDataStore:
@@ -155,20 +157,6 @@ class RayTransport(SharedMemoryTransport):
         if self._gateway_calls is None:
             return super().make_policy_store()
         return GatewayPolicyStore(self._gateway_calls, self.cfg.lost_after_s)
-
-    def release(self) -> None:
-        super().release()
-        with self._lock:
-            # Kept: its stores raise errors, and no store of this node is made.
-            calls = self._gateway_calls
-            workers, self._workers = self._workers, None
-            was_connected, self._is_connected = self._is_connected, False
-        if calls is not None:
-            calls.close()
-        if workers is not None:
-            workers.close()
-        if was_connected:
-            cluster.disconnect()
 
     def is_on(self, node_id: str) -> bool:
         """Join the cluster, and return whether this process is on that node."""
@@ -192,11 +180,11 @@ class RayTransport(SharedMemoryTransport):
 
     def connection(self) -> Connection:
         """Return an unused connection to the coordinator, which is on this node."""
-        return Connection(self._own_memory().socket, self.cfg.max_message_bytes)
+        return Connection(self.memory.socket, self.cfg.max_message_bytes)
 
     def secret(self) -> Secret | None:
         """Return the secret of the run, or None before its coordinator has opened."""
-        return find_secret(self._own_memory().folder)
+        return find_secret(self.memory.folder)
 
     def _connect(self, *, num_cpus: float = 1.0, shows_logs: bool = False) -> None:
         with self._lock:
@@ -209,6 +197,7 @@ class RayTransport(SharedMemoryTransport):
                     shows_logs=shows_logs,
                 )
                 self._is_connected = True
+                self.until_close.callback(cluster.disconnect)
 
     def _options_of(self, role: str) -> dict[str, Any]:
         found = msgspec.convert(self.cfg.resources.get(role, {}), RoleResources)

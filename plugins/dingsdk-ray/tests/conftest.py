@@ -29,6 +29,7 @@ class FarTransport(RayTransport):
     def find_gateway(self) -> None:
         """Find the gateway without joining the coordinator, which normally names it."""
         self._gateway_calls = GatewayCalls(folder_of(self.run_dir).name)
+        self.until_close.callback(self._gateway_calls.close)
 
 
 class UnwatchedGateway(Gateway):

@@ -15,7 +15,7 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)
 
 import numpy as np
 import ray
-from dingsdk_ray.frames import SMALL_BYTES
+from dingsdk_ray.gateway_client import SMALL_BYTES
 from dingsdk_ray.transport import RayTransport
 from dingsdk_ray.workers import Workers
 from ray.cluster_utils import Cluster

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import ray
 import torch
-from dingsdk_ray.frames import SMALL_BYTES
 from dingsdk_ray.gateway_client import (
+    SMALL_BYTES,
     GatewayCalls,
     GatewayDataStore,
     GatewayPolicyStore,
@@ -52,12 +52,13 @@ def test_small_payloads_are_stored_together_by_the_first_flush_that_finds_room(
     assert store.get("b", 0.0) == BATCH
 
 
-def test_damaged_payload_is_named(here: GatewayHere) -> None:
+def test_damaged_payload_is_named_and_deleted(here: GatewayHere) -> None:
     store = GatewayDataStore(GatewayCalls("run"), 5.0)
     info = store.put("a", BATCH)
     with pytest.raises(DataCorruptError, match=r"^payload 'a': ") as caught:
         store.get_verified("a", info.digest[:-1] + "x", 0.0)
     assert caught.value.facts["data_id"] == "a"
+    assert (store.has("a", 0.0), store.corrupt_count) == (False, 1)
 
 
 def test_next_gateway_is_used_after_one_has_died(
@@ -145,7 +146,7 @@ def test_missing_gateway_is_reported_as_a_lost_worker(gone: None) -> None:
         assert "x" * 180 in str(caught.value)
         assert "x" * 200 not in str(caught.value)
     assert not data.has("a", 0.0)
-    with pytest.raises(DataMissingError, match=r"'a' within 0\.0 s: get: no actor run") as missing:
+    with pytest.raises(DataMissingError, match=r"'a' within 0\.0 s") as missing:
         data.get("a", 0.0)
     assert missing.value.facts["data_id"] == "a"
     calls.close()

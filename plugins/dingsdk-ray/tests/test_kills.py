@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import ray
 from dingsdk_ray.cluster import NAMESPACE
-from dingsdk_ray.frames import SMALL_BYTES
+from dingsdk_ray.gateway_client import SMALL_BYTES
 from dingsdk_ray.transport import RayTransport
 from dingsdk_shared_memory.run_memory import folder_of
 
@@ -133,7 +133,7 @@ def test_gateway_that_does_not_answer_ends_calls_at_their_deadlines(
         os.kill(pid, signal.SIGSTOP)
         try:
             started = time.monotonic()
-            with pytest.raises(DataMissingError, match="did not answer"):
+            with pytest.raises(DataMissingError):
                 store.get("large", timeout_s=0.5)
             assert not store.has("large", 0.0)
             with pytest.raises(WorkerLostError, match="did not answer"):

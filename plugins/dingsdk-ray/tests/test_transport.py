@@ -142,3 +142,17 @@ def test_coordinator_whose_gateway_does_not_start_closes_its_socket(
         transport.close()
         transport.remove_data()
     assert set(threading.enumerate()) <= threads
+
+
+def test_cluster_is_joined_once_and_left_at_the_close(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr("dingsdk_ray.cluster.connect", lambda *_, **__: calls.append("join"))
+    monkeypatch.setattr("dingsdk_ray.cluster.disconnect", lambda: calls.append("leave"))
+    transport = RayTransport({"address": "auto"}, tmp_path)
+    for _ in range(2):
+        transport._connect()
+    for _ in range(2):
+        transport.close()
+    assert calls == ["join", "leave"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from dingsdk.data import FrameInfo, SampleBatch, decode_batch
-from dingsdk.errors import ConflictError, DataCorruptError
+from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.runtime import Buffer, check_id
-from dingsdk.worker.comm.files import WaitingDataStore, encode_payload
+from dingsdk.worker.comm.files import WaitingDataStore, conflict, encode_payload
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 
 _log = logging.getLogger(__name__)
@@ -40,11 +39,9 @@ class SharedDataStore(WaitingDataStore):
         max_payload_bytes: int = 1 << 62,
         algorithm: str = "head",
     ) -> None:
-        super().__init__()
-        self._max_bytes = max_payload_bytes
+        super().__init__(max_payload_bytes)
         self._algorithm = algorithm
         self.segments = segments
-        self._damaged_frames = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         check_id(data_id, "data_id")
@@ -53,15 +50,20 @@ class SharedDataStore(WaitingDataStore):
         if found is None:
             self.segments.add(data_id, buffers, info.size_bytes)
         elif bytes(found) != b"".join(buffers):
-            raise ConflictError(
-                f"payload {data_id!r} exists with another content, which stays; ids are used once",
-                data_id=data_id,
-            )
+            raise conflict(data_id)
         return info
 
     def delete(self, data_ids: Iterable[str]) -> None:
         for data_id in data_ids:
             self.segments.delete(data_id)
+
+    def read(self, data_id: str) -> Buffer | None:
+        return self.segments.read(data_id)
+
+    def set_aside(self, data_id: str, why: str) -> bool:
+        self.segments.delete(data_id)
+        _log.warning("a damaged payload is deleted: %s", why)
+        return True
 
     def is_there(self, data_id: str) -> bool:
         return self.segments.has(data_id)
@@ -72,7 +74,7 @@ class SharedDataStore(WaitingDataStore):
     @property
     def corrupt_count(self) -> int:
         """Number of damaged payloads found, in their frames or in the table of payloads."""
-        return self._damaged_frames + self.segments.damaged_count
+        return super().corrupt_count + self.segments.damaged_count
 
     def __len__(self) -> int:
         return len(self.segments.ids())
@@ -81,16 +83,3 @@ class SharedDataStore(WaitingDataStore):
         """Release the memory; calls that wait end with ClosedError."""
         self._closed.set()
         self.segments.close()
-
-    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
-        try:
-            frame = self.segments.read(data_id)
-            if frame is not None:
-                return decode_batch(frame, self._max_bytes, expected_digest=digest)
-        except DataCorruptError as error:
-            self._damaged_frames += 1
-            self.segments.delete(data_id)
-            text = f"payload {data_id!r}: {error}"  # the error itself would keep the slot in use
-            _log.warning("a damaged payload is deleted: %s", text)
-            raise DataCorruptError(text, where=error.where, data_id=data_id) from error
-        return None

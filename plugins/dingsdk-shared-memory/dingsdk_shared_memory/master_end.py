@@ -6,17 +6,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from dingsdk.runtime import locked_folder
-from dingsdk.worker.comm import MasterListener, ThreadScheduler
-from dingsdk.worker.comm.requests import (
-    Answer,
-    RequestHandler,
-    RequestMasterEnd,
-    answer_of,
-    begin_epoch,
-    create_secret,
-    decode_request,
-)
-from dingsdk_shared_memory.run_memory import RunMemory, remove_stale
+from dingsdk.worker.comm import MasterListener
+from dingsdk.worker.comm.requests import RequestHandler, RequestMasterEnd, create_secret
+from dingsdk_shared_memory.run_memory import DATA, RunMemory, remove_stale
 from dingsdk_shared_memory.server import SocketServer
 
 if TYPE_CHECKING:
@@ -50,30 +42,17 @@ class SocketMasterEnd(RequestMasterEnd):
         """
         cfg, folder = self._cfg, self._memory.folder
         taken = f"another coordinator of the run is using {self._memory.path}"
-        until_close.enter_context(locked_folder(self._memory.path, taken))
+        # Not the folder itself, which each process of the run has locked as in use.
+        until_close.enter_context(locked_folder(self._memory.path / DATA, taken))
         remove_stale()
         secret = create_secret(folder)
-        run, epoch = begin_epoch(folder)
-        handler = RequestHandler(
-            listener,
-            run,
-            epoch,
-            max_bytes=cfg.max_message_bytes,
-            max_polls=cfg.max_connections,  # each has a thread of its own
-            lease_s=self.lease_s,
-            scheduler=ThreadScheduler(),
+        # Each connection has a thread of its own, so that all may wait.
+        handler = self.handler_of(
+            listener, folder, cfg.max_message_bytes, max_polls=cfg.max_connections
         )
-
-        def serve(kind: str, body: bytes) -> Answer:
-            try:
-                request = decode_request(body, kind, cfg.max_message_bytes)
-                return Answer(200, handler.handle(request))
-            except Exception as error:
-                return answer_of(error)
-
         server = SocketServer(
             self._memory.socket,
-            serve,
+            handler.answer,
             secret,
             connections=cfg.max_connections,
             max_bytes=cfg.max_message_bytes,

@@ -2,7 +2,7 @@
 
 Files in ``/dev/shm/dingsdk-<user>-<hash of the run folder>/`` are segments of shared memory. They
 exist until they are unlinked, even if all processes end. Every process of the run holds a shared
-lock on ``lock``. If no process holds that lock and no run holds the run folder, the folder is
+lock on the folder. If no process holds that lock and no run holds the run folder, the folder is
 *stale*: the next master on this host removes it.
 
 Payloads of a run that can be resumed are moved to ``transport/`` in its run folder, on the disk,
@@ -20,7 +20,6 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -36,16 +35,14 @@ from dingsdk.errors import (
     DingError,
     RunDirLockedError,
 )
-from dingsdk.runtime import Folder, PrivateDir, is_locked, open_private
+from dingsdk.runtime import Folder, PrivateDir, is_locked, locked_folder
 from dingsdk_shared_memory.segments import Segments
 
 ROOT = Path("/dev/shm")
-LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
+OWNER, SOCKET = "run.json", "socket"
 FORMAT = 6
 """Version of the folder's format; other versions of this package may use another one."""
 DATA, KEPT, JOURNAL = "data", "transport", "journal"
-UNCLAIMED_S = 60.0
-"""Age at which a folder without an owner is stale: the process that makes it writes the owner."""
 SWEPT_S = 5.0
 """How long the removal of a dead run's files in the same folder may take."""
 _FRAME = "frame"
@@ -109,35 +106,38 @@ class RunMemory:
         while not self._begin():
             if time.monotonic() >= deadline:
                 raise RunDirLockedError(
-                    f"another process has held {path / LOCK} for {SWEPT_S:.0f} s",
-                    path=str(path),
+                    f"another process has locked {path} for {SWEPT_S:.0f} s", path=str(path)
                 )
             time.sleep(0.01)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._unlock)
+            self.folder = undo.enter_context(PrivateDir(path, create=False))
             self._claim()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
         """Stop using the folder; idempotent."""
         self.folder.close()
+        self._unlock()
+
+    def _begin(self) -> bool:
+        """Lock the folder as in use; False while another process removes it."""
+        PrivateDir(self.path).close()
+        is_locked = False
+        try:
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                is_locked = os.path.samestat(os.fstat(self._lock), os.lstat(self.path))
+        finally:
+            if not is_locked:
+                self._unlock()
+        return is_locked
+
+    def _unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _begin(self) -> bool:
-        """Open the folder and lock it as in use; False while another process removes it."""
-        self.folder = PrivateDir(self.path)
-        try:
-            self._lock = _lock_file(self.path, fcntl.LOCK_SH)
-            if _is_same(self._lock, self.path / LOCK):
-                return True
-            os.close(self._lock)
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        self.folder.close()
-        return False
 
     def _claim(self) -> None:
         """Write this run as the owner of the folder, or check that it is the owner."""
@@ -168,9 +168,8 @@ def remove(path: Path) -> None:
             found = None if name.startswith(".") else folder.stat(name)
             if found is not None and stat.S_ISDIR(found.st_mode):
                 folder.remove_tree(name)
-            elif name != LOCK:
+            else:
                 folder.unlink(name)
-        folder.unlink(LOCK)  # last: if this process dies before, the folder still counts as stale
     with contextlib.suppress(OSError):  # not empty: it has files that are not ours
         path.rmdir()
 
@@ -235,41 +234,26 @@ def remove_stale(root: Path = ROOT) -> int:
         if name is None or int(name[1]) != os.geteuid():
             continue
         try:
-            with _alone(path) as is_alone:
-                if is_alone:
-                    _clear(path)
+            with locked_folder(path, "it is in use"):
+                run_dir = _run_dir_of(path)
+                # A run may be active although its processes that used the folder died.
+                if run_dir is None or not is_held(run_dir):
+                    _clear(path, run_dir)
                     _log.info("removed %s, which a dead run left", path)
                     count += 1
+        except RunDirLockedError:
+            continue
         except (OSError, DingError) as error:
             # As text: the error in a stored log record would keep the callers' files open.
             _log.warning("what a dead run left stays in %s: %s", path, str(error))
     return count
 
 
-def _clear(path: Path) -> None:
-    run_dir = _run_dir_of(path)
+def _clear(path: Path, run_dir: Path | None) -> None:
     if run_dir is not None and (run_dir / JOURNAL).is_dir():
         keep(path, run_dir)
     else:
         remove(path)
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Yield whether no process uses a folder; none can begin to use it within the block."""
-    with contextlib.ExitStack() as stack:
-        try:
-            lock = _lock_file(path, fcntl.LOCK_EX, create=False)
-        except BlockingIOError:
-            yield False
-            return
-        except FileNotFoundError:
-            yield path.is_dir() and time.time() - path.stat().st_mtime > UNCLAIMED_S
-            return
-        stack.callback(os.close, lock)
-        run_dir = _run_dir_of(path)
-        # A run may be active although its processes that used the folder died.
-        yield run_dir is None or not is_held(run_dir)
 
 
 def _run_dir_of(path: Path) -> Path | None:
@@ -299,23 +283,3 @@ def _owner_of(folder: PrivateDir) -> _Owner:
             expected=FORMAT,
         )
     return owner
-
-
-def _lock_file(path: Path, how: int, *, create: bool = True) -> int:
-    flags = os.O_RDWR | (os.O_CREAT if create else 0)
-    descriptor = open_private(str(path / LOCK), flags)
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _is_same(descriptor: int, path: Path) -> bool:
-    try:
-        found = path.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(descriptor)
-    return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -61,14 +62,13 @@ class SharedMemoryTransport(RequestTransport):
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self.data_dir = Path(self.cfg.data_dir) if self.cfg.data_dir else folder_of(Path(run_dir))
-        self._memory: RunMemory | None = None
 
     def make_master_end(self) -> SocketMasterEnd:
         # Before the coordinator checks which payloads of its journal are stored.
         store = self.data_store()
         assert isinstance(store, SharedDataStore)  # a coordinator is on the node of its run
         bring_back(store.segments, self.run_dir)
-        return SocketMasterEnd(self.cfg, self._own_memory())
+        return SocketMasterEnd(self.cfg, self.memory)
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
         path = address.removeprefix(SCHEME)
@@ -78,7 +78,7 @@ class SharedMemoryTransport(RequestTransport):
                 f"{SCHEME}{self.data_dir}/socket",
                 path="system.transport",
             )
-        folder = self._own_memory().folder
+        folder = self.memory.folder
         return self.slave_end_of(
             path,
             lambda: Connection(path, self.cfg.max_message_bytes),
@@ -102,10 +102,6 @@ class SharedMemoryTransport(RequestTransport):
         )
         return self.until_close.enter_context(closing(store))
 
-    def release(self) -> None:
-        super().release()
-        self._memory = None
-
     def remove_data(self) -> None:
         remove(self.data_dir)
         forget_kept(self.run_dir)
@@ -113,15 +109,14 @@ class SharedMemoryTransport(RequestTransport):
     def keep_data(self) -> None:
         keep(self.data_dir, self.run_dir)
 
-    def _own_memory(self) -> RunMemory:
-        if self._memory is None:
-            memory = RunMemory(self.data_dir, self.run_dir)
-            self._memory = self.until_close.enter_context(closing(memory))
-        return self._memory
+    @cached_property
+    def memory(self) -> RunMemory:
+        """The run's folder in shared memory."""
+        return self.until_close.enter_context(closing(RunMemory(self.data_dir, self.run_dir)))
 
     def _digest(self) -> str:
-        is_memory = self._own_memory().path.stat().st_dev == ROOT.stat().st_dev
+        is_memory = self.memory.path.stat().st_dev == ROOT.stat().st_dev
         return self.cfg.digest if is_memory or self.cfg.digest != "head" else "xxh3-128"
 
     def _segments(self, name: str) -> Segments:
-        return Segments(self._own_memory().folder.sub(name), self.cfg.min_free_bytes)
+        return Segments(self.memory.folder.sub(name), self.cfg.min_free_bytes)

@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,6 @@ from pathlib import Path
 import pytest
 from dingsdk_shared_memory.run_memory import (
     FORMAT,
-    LOCK,
     OWNER,
     RunMemory,
     remove,
@@ -36,6 +34,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.runtime import locked_folder
 from dingsdk.testing import open_files
 from tools.os_calls import failing_calls
 
@@ -104,20 +103,6 @@ def test_folder_that_others_can_write_to_is_refused(transport: SharedMemoryTrans
     transport.data_dir.chmod(0o700)
 
 
-def test_link_in_place_of_the_folder_is_refused(
-    transport: SharedMemoryTransport, tmp_path: Path
-) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    transport.data_dir.symlink_to(target)
-    try:
-        with pytest.raises(RunFolderError):
-            transport.data_store()
-    finally:
-        transport.data_dir.unlink()
-    assert list(target.iterdir()) == []
-
-
 def test_host_without_shared_memory_is_named(run_dir: Path, tmp_path: Path) -> None:
     transport = SharedMemoryTransport({"data_dir": str(tmp_path / "none" / "here")}, run_dir)
     with pytest.raises(ConfigError, match="choose another transport"):
@@ -142,26 +127,35 @@ def test_path_that_is_too_long_for_a_socket_is_refused(run_dir: Path, length: in
     assert not transport.data_dir.exists()
 
 
-def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None:
-    path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
-    path.mkdir(mode=0o700)
-    for age_s, is_stale in ((0, False), (30, False), (61, True)):
-        made_at = time.time() - age_s
-        os.utime(path, (made_at, made_at))
-        assert remove_stale(tmp_path) == int(is_stale)
-        assert path.is_dir() != is_stale
-
-
 def test_folder_whose_creator_died_before_it_had_an_owner_is_stale(tmp_path: Path) -> None:
     path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
     path.mkdir(mode=0o700)
-    (path / "lock").touch(0o600)
     assert remove_stale(tmp_path) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lock_is_the_last_file_of_a_folder_that_is_removed(run_dir: Path, tmp_path: Path) -> None:
-    path = tmp_path / "shm"
+def test_folder_that_is_removed_while_a_process_begins_to_use_it_is_made_again(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, removed = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}", list[int]()
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if not removed:
+            monkeypatch.undo()
+            removed.append(remove_stale(tmp_path))
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    memory = RunMemory(path, run_dir)
+    assert removed == [1]
+    assert remove_stale(tmp_path) == 0
+    assert (path / OWNER).is_file()
+    memory.close()
+
+
+def test_folder_that_is_removed_in_part_is_stale(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
     for at in itertools.count(1):
         RunMemory(path, run_dir).close()
         (path / "payload").touch(0o600)
@@ -170,8 +164,8 @@ def test_lock_is_the_last_file_of_a_folder_that_is_removed(run_dir: Path, tmp_pa
                 remove(path)
             if calls() < at:
                 break
-        assert (path / LOCK).exists()  # without it no process could detect that the folder is stale
-    assert at == 4
+        assert remove_stale(tmp_path) == 1
+    assert at == 3
     assert not path.exists()
 
 
@@ -199,10 +193,11 @@ def test_folder_that_another_process_locks_for_too_long_is_refused(
     path = tmp_path / "shm"
     RunMemory(path, run_dir).close()
     before = open_files()
-    with (path / "lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunDirLockedError, match=r"has held .*/lock for") as caught:
-            RunMemory(path, run_dir)
+    with (
+        locked_folder(path, ""),
+        pytest.raises(RunDirLockedError, match=r"has locked .*/shm for") as caught,
+    ):
+        RunMemory(path, run_dir)
     assert caught.value.facts["path"] == str(path)
     del caught
     assert open_files() == before

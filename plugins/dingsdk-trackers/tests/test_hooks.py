@@ -8,43 +8,9 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import HookError
-from dingsdk.policy import LearnMode
-from dingsdk.worker import BaseLearner
+from tests.unit.learner.conftest import make_learner, scripted
 
-
-@pytest.fixture
-def scripted():
-    """A learn mode with a given ``forward`` and a small state."""
-
-    def create(forward, monitor_vars=("loss",)):
-        state = {"model": {}, "count": 0}
-        return LearnMode(
-            forward=forward,
-            reset=lambda ids=None: None,
-            info=lambda: "scripted policy",
-            monitor_vars=lambda: list(monitor_vars),
-            get_attribute={"batch_size": 8}.__getitem__,
-            set_attribute=lambda name, value: None,
-            state_dict=lambda: dict(state),
-            load_state_dict=state.update,
-        )
-
-    return create
-
-
-@pytest.fixture
-def make_learner(tmp_path):
-    made = []
-
-    def create(policy=None, cfg=None, **kwargs):
-        kwargs.setdefault("exp_name", str(tmp_path / "run"))
-        learner = BaseLearner(cfg or {}, policy, **kwargs)
-        made.append(learner)
-        return learner
-
-    yield create
-    for learner in made:
-        learner.close()
+__all__ = ["make_learner", "scripted"]  # fixtures
 
 
 class Called:

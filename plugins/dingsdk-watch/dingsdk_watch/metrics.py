@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -31,6 +32,14 @@ GAUGES = {
 LIVE = ("env_steps_per_s", "updates_per_s", "workers", "left_s")
 """Gauges that only runs under way have, as leases and paces of workers: others make no progress."""
 SAMPLES = ("collected", "acknowledged", "trained")
+NAMED = {
+    "exploration": ("Settings of the collect policy.", "exploration"),
+    "policy_lag": ("Versions that trained samples are old.", "policy_lag"),
+    "number": ("Means of the env's numbers, last evaluation.", "numbers"),
+    "column": ("What plugins show.", "columns"),
+}
+_Row = tuple[Mapping[str, Any], tuple[str, ...], Any]
+"""A run, the values of further labels, and a number."""
 
 
 def exposition(runs: Sequence[Run]) -> bytes:
@@ -47,69 +56,51 @@ class _Collector:
         self._live = [run for run in found if run["state"] == "under way"]
 
     def collect(self) -> Iterator[Any]:
-        up = GaugeMetricFamily("dingsdk_up", "Whether the run is under way.", labels=["run"])
+        ups = ((run, (), float(run["state"] == "under way")) for run in self._found)
+        yield _gauge("up", "Whether the run is under way.", (), ups)
+        for names, make in ((COUNTERS, _counter), (GAUGES, _gauge)):
+            for name, text in names.items():
+                runs = self._live if name in LIVE else self._found
+                yield make(name, text, (), [(run, (), run["status"].get(name)) for run in runs])
+        yield _counter("samples", "Samples, by event.", ("event",), self._of("samples", SAMPLES))
+        left = [
+            (run, (reason,), count)
+            for run in self._found
+            for reason, count in ((run["status"].get("samples") or {}).get("evicted") or {}).items()
+        ]
+        yield _counter("evicted_samples", "Samples that left the buffer.", ("reason",), left)
+        leases = [
+            (run, (each["worker_id"], each["role"]), each["lease_s"])
+            for run in self._live
+            for each in run["status"].get("connected") or ()
+        ]
+        text = "Seconds until a worker must be heard from."
+        yield _gauge("worker_lease_s", text, ("worker", "role"), leases)
+        paces = [
+            (run, (task["worker_id"], task["kind"]), task["per_s"])
+            for run in self._live
+            for task in run["status"].get("tasks") or ()
+        ]
+        text = "Env steps or iterations a second of a worker."
+        yield _gauge("worker_per_s", text, ("worker", "kind"), paces)
+        for name, (text, field) in NAMED.items():
+            yield _gauge(name, text, ("name",), self._of(field))
+
+    def _of(self, field: str, keys: Sequence[str] | None = None) -> Iterator[_Row]:
+        """Yield the values of a field of each status, all or those of some keys, else 0."""
         for run in self._found:
-            up.add_metric([run["name"]], float(run["state"] == "under way"))
-        yield up
-        for name, text in COUNTERS.items():
-            counter = CounterMetricFamily(f"dingsdk_{name}", text, labels=["run"])
-            yield self._filled(counter, name)
-        for name, text in GAUGES.items():
-            yield self._filled(GaugeMetricFamily(f"dingsdk_{name}", text, labels=["run"]), name)
-        yield from self._samples()
-        yield from self._of_workers()
-        yield from self._named("exploration", "Settings of the collect policy.", "exploration")
-        yield from self._named("policy_lag", "Versions that trained samples are old.", "policy_lag")
-        yield from self._named("number", "Means of the env's numbers, last evaluation.", "numbers")
-        yield from self._named("column", "What plugins show.", "columns")
+            values = run["status"].get(field) or {}
+            for key in values if keys is None else keys:
+                yield run, (key,), values.get(key, 0)
 
-    def _filled(self, family: Any, name: str) -> Any:
-        for run in self._live if name in LIVE else self._found:
-            value = run["status"].get(name)
-            if isinstance(value, int | float):
-                family.add_metric([run["name"]], float(value))
-        return family
 
-    def _samples(self) -> Iterator[Any]:
-        events = CounterMetricFamily(
-            "dingsdk_samples", "Samples, by event.", labels=["run", "event"]
-        )
-        left = CounterMetricFamily(
-            "dingsdk_evicted_samples", "Samples that left the buffer.", labels=["run", "reason"]
-        )
-        for run in self._found:
-            samples = run["status"].get("samples") or {}
-            for event in SAMPLES:
-                events.add_metric([run["name"], event], float(samples.get(event, 0)))
-            for reason, count in (samples.get("evicted") or {}).items():
-                left.add_metric([run["name"], reason], float(count))
-        yield events
-        yield left
+def _family(kind: Any, name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Any:
+    family = kind(f"dingsdk_{name}", text, labels=["run", *labels])
+    for run, values, number in rows:
+        if isinstance(number, int | float):
+            family.add_metric([run["name"], *values], float(number))
+    return family
 
-    def _of_workers(self) -> Iterator[Any]:
-        lease = GaugeMetricFamily(
-            "dingsdk_worker_lease_s",
-            "Seconds until a worker must be heard from.",
-            labels=["run", "worker", "role"],
-        )
-        pace = GaugeMetricFamily(
-            "dingsdk_worker_per_s",
-            "Env steps or iterations a second of a worker.",
-            labels=["run", "worker", "kind"],
-        )
-        for run in self._live:
-            for each in run["status"].get("connected") or ():
-                lease.add_metric([run["name"], each["worker_id"], each["role"]], each["lease_s"])
-            for task in run["status"].get("tasks") or ():
-                if task["per_s"] is not None:
-                    pace.add_metric([run["name"], task["worker_id"], task["kind"]], task["per_s"])
-        yield lease
-        yield pace
 
-    def _named(self, metric: str, text: str, field: str) -> Iterator[Any]:
-        family = GaugeMetricFamily(f"dingsdk_{metric}", text, labels=["run", "name"])
-        for run in self._found:
-            for name, value in (run["status"].get(field) or {}).items():
-                if isinstance(value, int | float):
-                    family.add_metric([run["name"], name], float(value))
-        yield family
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)

@@ -297,6 +297,30 @@ def test_silence_is_counted_from_the_first_request_without_an_answer(
     site.handler.close()
 
 
+class Deaf(Site):
+    """A site whose master answers requests for tasks, and no renewals."""
+
+    def post(self, target: str, body: bytes, key: str, deadline: float) -> Answer:
+        if not target.endswith("renew"):
+            return super().post(target, body, key, deadline)
+        assert self.end.next_task(0.0) is None
+        assert isinstance(self.scheduler, SetClock)
+        self.scheduler.now += 1.0
+        raise LinkError("silent")
+
+
+def test_renewal_without_answers_ends_although_requests_for_tasks_are_answered() -> None:
+    site = Deaf(SetClock(), lost_after_s=3.0)
+    site.join()
+    with pytest.raises(WorkerLostError, match=r"here for 3\.0 s: silent"):
+        site.end.renew(1)
+    with pytest.raises(WorkerLostError):
+        site.end.next_task(0.0)
+    assert site.waits.most == [0.05, 0.1]
+    site.end.close()
+    site.handler.close()
+
+
 def reply(status: int, **content: Any) -> Answer:
     return Answer(status, json.dumps(content).encode())
 

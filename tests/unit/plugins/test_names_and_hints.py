@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -78,11 +79,16 @@ def test_hints_name_exactly_what_the_distributions_of_this_repository_advertise(
 
 def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(tmp_path: Path) -> None:
     for file in (CHECKOUT / "plugins").glob("*/pyproject.toml"):
-        distribution = tomllib.loads(file.read_text())["project"]["name"]
+        project = tomllib.loads(file.read_text())["project"]
+        distribution = project["name"]
+        found = (re.match(r"dingsdk-rl-([a-z-]+)", each) for each in project["dependencies"])
+        names = [f"dingsdk-{each[1]}" for each in found if each]
 
         here = install_command(distribution)
         elsewhere = install_command(distribution, checkout=tmp_path)
 
-        assert here == f"pip install {file.parent}"
-        assert elsewhere.startswith(f"pip install ./plugins/{file.parent.name}, ")
-        assert install_command(distribution, "x") == f"pip install '{file.parent}[x]'"
+        folders = [str(CHECKOUT / "plugins" / each) for each in names]
+        assert here == " ".join(["pip install", *folders, str(file.parent)])
+        places = [f"./plugins/{each}" for each in (*names, file.parent.name)]
+        assert elsewhere.startswith(f"pip install {' '.join(places)}, ")
+        assert install_command(distribution, "x").endswith(f" '{file.parent}[x]'")

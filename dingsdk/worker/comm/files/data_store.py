@@ -57,23 +57,52 @@ class WaitingDataStore(StepDataStore):
     """Looks for a payload that is not there until it appears, or until a deadline.
 
     Args:
+        max_payload_bytes: Largest payload to write or read.
         clock: Returns the time in seconds, from any start.
     """
 
     pauses_s: ClassVar[tuple[float, float]]
     """First and longest pause between two looks; each pause is twice the one before."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_payload_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes = max_payload_bytes
         self._clock = clock
         self._closed = threading.Event()
+        self._damaged_count = 0
 
     @abstractmethod
-    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
-        """Return a payload if it is there now; raises DataCorruptError if it is damaged."""
+    def read(self, data_id: str) -> Buffer | None:
+        """Return the frame of a payload if it is there now; raises DataCorruptError."""
 
     @abstractmethod
     def is_there(self, data_id: str) -> bool:
         """Return whether a payload is there now, damaged or not."""
+
+    @abstractmethod
+    def set_aside(self, data_id: str, why: str) -> bool:
+        """Remove a damaged payload, and log why; False if it was deleted meanwhile."""
+
+    @property
+    def corrupt_count(self) -> int:
+        """Number of damaged payloads found."""
+        return self._damaged_count
+
+    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
+        """Return a payload if it is there now, as read-only views.
+
+        Raises:
+            DataCorruptError: the payload is not the one that was put; it is set aside.
+        """
+        try:
+            frame = self.read(data_id)
+            if frame is not None:
+                return decode_batch(frame, self._max_bytes, expected_digest=digest)
+        except DataCorruptError as error:
+            text = f"payload {data_id!r}: {error}"  # the error itself would keep the frame in use
+            if self.set_aside(data_id, text):
+                self._damaged_count += 1
+                raise DataCorruptError(text, where=error.where, data_id=data_id) from error
+        return None
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
         return self._get(data_id, None, timeout_s)
@@ -139,14 +168,11 @@ class FileDataStore(WaitingDataStore):
         pool_bytes: int = 512 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(clock)
-        self._max_bytes = max_payload_bytes
+        super().__init__(max_payload_bytes, clock)
         self._min_free_bytes = min_free_bytes
         self._is_durable = is_durable
         self._algorithm = algorithm
         self._ownerless_since: dict[str, float] = {}
-        self.corrupt_count = 0
-        """Number of damaged payloads found."""
         with PrivateDir(path) as root:
             with root.sub("data") as data:
                 # Kept open: opening a folder takes a third of the time of a small payload's put.
@@ -173,29 +199,30 @@ class FileDataStore(WaitingDataStore):
         self._write(folder, name, buffers, info.size_bytes)
         return info
 
-    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
-        """Return a payload as read-only views; a large one is memory-mapped.
-
-        Raises:
-            DataCorruptError: the file differs from the payload that was put; it is quarantined.
-        """
+    def read(self, data_id: str) -> Buffer | None:
+        """Return the content of a payload's file; that of a large one is memory-mapped."""
         folder, name = self._place_of(data_id)
         try:
-            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-            return decode_batch(content, self._max_bytes, expected_digest=digest)
+            return folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
         except DataMissingError:
             return None
-        except DataCorruptError as error:
-            if folder.stat(name) is None:
-                return None  # deleted while we read it
-            self._set_aside(folder, data_id)
-            raise DataCorruptError(
-                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
-            ) from error
 
     def is_there(self, data_id: str) -> bool:
         folder, name = self._place_of(data_id)
         return folder.stat(name) is not None
+
+    def set_aside(self, data_id: str, why: str) -> bool:
+        folder, name = self._place_of(data_id)
+        if folder.stat(name) is None:
+            return False
+        # A file of an earlier damaged payload may have this name, and is replaced.
+        aside = f"{self.corrupt_count % _KEEP_QUARANTINED:02d}{_SUFFIX}"
+        try:
+            if folder.move(name, self._quarantine, aside):
+                _logger.warning("damaged payload %s moved to quarantine/%s", data_id, aside)
+        except (RunFolderError, StorageFullError) as error:
+            _logger.warning("cannot set the damaged payload %s aside: %s", data_id, error)
+        return True
 
     def delete(self, data_ids: Iterable[str]) -> None:
         for folder, name in [self._place_of(each) for each in data_ids]:
@@ -268,29 +295,8 @@ class FileDataStore(WaitingDataStore):
         if stored is None:
             return False
         if encode_batch(stored)[1].digest != encode_batch(batch)[1].digest:
-            raise ConflictError(
-                f"payload {data_id!r} exists with another content, which stays; ids are used once",
-                data_id=data_id,
-            )
+            raise conflict(data_id)
         return True
-
-    def _set_aside(self, folder: PrivateDir, data_id: str) -> None:
-        self.corrupt_count += 1
-        aside = f"{data_id[:40]}-{secrets.token_hex(8)}{_SUFFIX}"
-        try:
-            if folder.move(data_id + _SUFFIX, self._quarantine, aside):
-                _logger.warning("damaged payload %s moved to quarantine/%s", data_id, aside)
-            self._trim_quarantine()
-        except (RunFolderError, StorageFullError) as error:
-            _logger.warning("cannot set the damaged payload %s aside: %s", data_id, error)
-
-    def _trim_quarantine(self) -> None:
-        names = self._quarantine.names()
-        if len(names) > _KEEP_QUARANTINED:
-            found = {name: self._quarantine.stat(name) for name in names}
-            aged = sorted(names, key=lambda n: s.st_ctime_ns if (s := found[n]) else 0)
-            for name in aged[: len(names) - _KEEP_QUARANTINED]:
-                self._quarantine.unlink(name)
 
     def _remove(self, folder: PrivateDir, name: str) -> bool:
         try:
@@ -323,6 +329,14 @@ def encode_payload(
             path="policy.collect.n_sample",
         )
     return buffers, info
+
+
+def conflict(data_id: str) -> ConflictError:
+    """Return the error for a payload whose id another payload has."""
+    return ConflictError(
+        f"payload {data_id!r} exists with another content, which stays; ids are used once",
+        data_id=data_id,
+    )
 
 
 def check_free(folder: PrivateDir, size_bytes: int, min_free_bytes: int) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from dingsdk.errors import ClosedError, ProtocolError, StaleEpochError, WorkerLostError
+from dingsdk.worker.comm.requests.link import Answer, answer_of
 from dingsdk.worker.comm.requests.messages import (
     MAX_WAIT_S,
     Body,
@@ -17,6 +18,7 @@ from dingsdk.worker.comm.requests.messages import (
     Renew,
     Request,
     Turn,
+    decode_request,
     encode_item,
     first_that_fit,
     numbered_answers,
@@ -148,6 +150,13 @@ class RequestHandler:
             "renew": self._renew,
             "leave": self._leave,
         }
+
+    def answer(self, kind: str, body: bytes) -> Answer:
+        """Return the answer to a request of a kind, also to one that is not valid."""
+        try:
+            return Answer(200, self.handle(decode_request(body, kind, self._max_bytes)))
+        except Exception as error:
+            return answer_of(error)
 
     def handle(self, request: Request) -> bytes:
         """Return the body of the answer, as JSON.

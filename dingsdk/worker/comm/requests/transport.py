@@ -84,6 +84,21 @@ class RequestMasterEnd(MasterEnd):
                 self._until_close = undo.pop_all()
         return address
 
+    def handler_of(
+        self, listener: MasterListener, folder: PrivateDir, max_bytes: int, max_polls: int
+    ) -> RequestHandler:
+        """Begin an epoch of the run in its folder; return the handler of its requests."""
+        run, epoch = begin_epoch(folder)
+        return RequestHandler(
+            listener,
+            run,
+            epoch,
+            max_bytes=max_bytes,
+            max_polls=max_polls,
+            lease_s=self.lease_s,
+            scheduler=ThreadScheduler(),
+        )
+
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         self._opened().send(worker_id, incarnation, task)
 
@@ -242,10 +257,6 @@ class RequestTransport(Transport):
     def make_policy_store(self) -> PolicyStore:
         """Return the store for policies; called once, with the lock held."""
 
-    def release(self) -> None:
-        """Close the stores and other resources; all ends are closed, and the lock is held."""
-        self.until_close.close()
-
     def slave_end_of(
         self, where: str, connect: Callable[[], Link[_Key]], find_key: Callable[[str], _Key]
     ) -> RequestSlaveEnd[_Key]:
@@ -297,4 +308,4 @@ class RequestTransport(Transport):
             master.close(timeout_s)
         self._scheduler.close(timeout_s)
         with self._lock:
-            self.release()
+            self.until_close.close()
