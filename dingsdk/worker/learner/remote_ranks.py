@@ -31,6 +31,10 @@ MAX_BYTES = 4 << 30
 _FRONT = "front"
 
 
+class Ready(Head, frozen=True):
+    """The first message of another rank; rank 0 sends nothing before it."""
+
+
 class Over(Head, frozen=True):
     """The last message of rank 0."""
 
@@ -211,6 +215,7 @@ class RemoteRanks:
         """Use a link for a rank until ``hang_up``, or until the rank connects again."""
         if not 0 < rank < self.place.world_size:
             return
+        link.receive(Ready, HANDSHAKE_S)
         with self._changed:
             if (old := self._links.get(rank)) is not None:
                 old.shut_down()
@@ -241,7 +246,9 @@ def dial(place: RankPlace, stop: threading.Event) -> Channel | None:
         try:
             front = json.loads(place.store(HANDSHAKE_S).get(_FRONT))
             secret, name = _secret(front["key"]), f"{place.rank:032x}"
-            return Channel.to_server(front["address"], secret, name, MAX_BYTES, HANDSHAKE_S)
+            link = Channel.to_server(front["address"], secret, name, MAX_BYTES, HANDSHAKE_S)
+            link.send(Ready(), timeout_s=HANDSHAKE_S)
+            return link
         except (OSError, RuntimeError, AuthError, ProtocolError) as error:
             if time.monotonic() > deadline:
                 text = f"did not answer within {JOIN_S:.0f} s: {error}"
