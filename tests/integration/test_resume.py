@@ -351,7 +351,7 @@ def test_save_of_another_version_of_a_part_is_refused_and_nothing_changes(
     assert _without_logs(run) == before
 
 
-@pytest.mark.parametrize("name", ["ckpt/latest.json", "result.json", "seeds.json", "curve.png"])
+@pytest.mark.parametrize("name", ["ckpt/latest.json", "result.json", "curve.png"])
 def test_folder_in_place_of_a_run_file_is_refused_and_nothing_changes(run: Path, name: str) -> None:
     (run / name).unlink(missing_ok=True)
     (run / name).mkdir()
