@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dingsdk import train
+from dingsdk.data import derive_seed
 from dingsdk.data.pytree import different_leaves
 from dingsdk.testing.stop_and_go import outcome_of
 
@@ -94,3 +95,21 @@ def test_both_modes_begin_with_the_same_weights(tmp_path: Path, config: str) -> 
     assert serial.keys() == parallel.keys() != set()
     for name, expected in serial.items():
         torch.testing.assert_close(parallel[name], expected, atol=1e-20, rtol=0.0)
+
+
+def test_parts_of_a_run_get_seeds_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[tuple[str | int, ...]] = set()
+
+    def noted(*path: str | int) -> int:
+        asked.add(path)
+        return derive_seed(*path)  # type: ignore[arg-type]
+
+    for module in ("dingsdk.pipeline.serial", "dingsdk.envs.make"):
+        monkeypatch.setattr(f"{module}.derive_seed", noted)
+    sets = ["policy.learn.learner.train_iterations=4", "seed=7", "env_manager.type=in_process"]
+    sets += ["env.collector_env_num=2", "env.evaluator_env_num=2", "env.n_evaluator_episode=2"]
+    train("cartpole-dqn", sets=sets, output=tmp_path)
+    expected = {(7, role, "env", index) for role in ("collector", "evaluator") for index in (0, 1)}
+    assert asked == expected | {(7, part) for part in ("policy", "collector", "buffer")}
