@@ -10,8 +10,7 @@ import click
 from dingsdk.cli.tables import show_table
 from dingsdk.errors import DingError
 from dingsdk.plugins import KINDS, PluginInfo, default_manager
-from dingsdk.plugins.interfaces import describe_interface
-from dingsdk.plugins.kinds import OWN_DISTRIBUTION
+from dingsdk.plugins.interfaces import check_interface
 
 
 @click.command("plugins", short_help="List all types that configs can name.")
@@ -66,5 +65,4 @@ def import_plugin(row: PluginInfo) -> None:
     """Import the plugin of a row, and check its interface; raises an error if one fails."""
     key = row.type_key if row.kind in KINDS else f"{row.type_key}@{row.distribution}"
     part = default_manager().import_part(row.kind, key)
-    if row.distribution != OWN_DISTRIBUTION:
-        describe_interface(row.kind, part)
+    check_interface(row.kind, part)

@@ -17,6 +17,7 @@ import hmac
 import math
 import os
 import secrets
+import select
 import socket
 import struct
 import time
@@ -40,6 +41,9 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _ALIGNMENT = 64
 _HEAD_BYTES = 16 << 10
 """Largest head (JSON) of a message."""
+_KEEPALIVE = 5
+"""Seconds of silence after which the system asks whether the other host is alive, how often it
+asks, and the seconds between."""
 _GREETING_BYTES = 4 << 10
 """Largest message before the peer has proved that it knows the secret."""
 
@@ -104,6 +108,16 @@ class Channel:
         self._start = memoryview(bytearray(_GREETING_BYTES))  # a small message is there in one call
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+                sock.setsockopt(socket.IPPROTO_TCP, option, _KEEPALIVE)
+
+    @classmethod
+    def within_host(cls, sock: socket.socket, max_bytes: int) -> Self:
+        """Return the channel over one end of a ``socketpair``, which needs no handshake."""
+        channel = cls(sock, max_bytes)
+        channel._max_bytes = max_bytes
+        return channel
 
     @classmethod
     def to_server(
@@ -233,6 +247,10 @@ class Channel:
             return decoder.decode(body[:head_bytes]), body[head_bytes:]
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"the head of a message is wrong: {error}", where="head") from error
+
+    def has_message(self, timeout_s: float) -> bool:
+        """Wait for the first byte of a message, or the end of the connection; whether it came."""
+        return bool(select.select([self._sock], [], [], timeout_s)[0])
 
     def shut_down(self) -> None:
         """End the calls of other threads that are in progress."""

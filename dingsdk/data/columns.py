@@ -211,9 +211,9 @@ def stack_values(key: str, values: Sequence[Any]) -> NDArray[Any]:
     try:
         with np.errstate(over="raise"):
             return _stack(key, values)
-    except FloatingPointError as error:
-        row = next(i for i, value in enumerate(values) if not _fits_float32(value))
-        raise _row_mismatch(key, row, "numbers in the range of float32", values[row]) from error
+    except (FloatingPointError, OverflowError) as error:
+        expected = "integers of 64 bits, and floats in the range of float32"
+        raise mismatch(f"column {key!r}", key, expected, "a larger one", str(error)) from error
 
 
 def _stack(key: str, values: Sequence[Any]) -> NDArray[Any]:
@@ -223,7 +223,7 @@ def _stack(key: str, values: Sequence[Any]) -> NDArray[Any]:
     if kinds == {bool}:
         return np.array(values, dtype=np.bool_)
     if kinds == {int}:
-        return _int_column(key, values)
+        return np.array(values, dtype=np.int64)
     arrays = [_row_value(key, index, value) for index, value in enumerate(values)]
     shape = arrays[0].shape
     for index, array in enumerate(arrays):
@@ -258,19 +258,6 @@ def _row_value(key: str, index: int, value: Any) -> NDArray[Any]:
     if array.dtype.kind not in NUMERIC_KINDS:
         raise _row_mismatch(key, index, "a numeric dtype", str(array.dtype))
     return np.asarray(native(key, array))
-
-
-def _int_column(key: str, values: Sequence[int]) -> NDArray[np.int64]:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError as error:
-        wide = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
-        raise _row_mismatch(key, wide, "an integer of 64 bits", "a wider one") from error
-
-
-def _fits_float32(value: Any) -> bool:
-    wide = np.abs(np.asarray(torch_to_numpy(value), dtype=np.float64))
-    return not bool((np.isfinite(wide) & (wide > np.finfo(np.float32).max)).any())
 
 
 def _narrow(array: NDArray[Any]) -> NDArray[Any]:

@@ -268,7 +268,7 @@ class _ClassFinder:
                 raise
             _log.info("%s cannot be had; mode %s does without it", path, self._mode)
             return _NotInstalled
-        check_interface(kind, type_key, cls, path)
+        check_interface(kind, cls, f"{path}.type: {type_key!r} is wrong: ")
         return cls
 
     def _needs(self, kind: str, error: Exception) -> bool:

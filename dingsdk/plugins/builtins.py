@@ -51,7 +51,6 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("learner_hooks", "norms", f"{_WORKER}.learner.measures:NormsHook"),
     ("learner_hooks", "throughput", f"{_WORKER}.learner.measures:ThroughputHook"),
     ("learner_hooks", "csv_log", f"{_WORKER}.learner.trackers:CsvHook"),
-    ("learner_hooks", "jsonl_log", f"{_WORKER}.learner.trackers:JsonlHook"),
     ("commanders", "naive", f"{_WORKER}.commander.naive:NaiveCommander"),
     ("commanders", "solo", f"{_WORKER}.commander.solo:SoloCommander"),
     ("commanders", "one_vs_one", f"{_WORKER}.commander.one_vs_one:OneVsOneCommander"),

@@ -71,29 +71,32 @@ def missing_methods(kind: str, target: type) -> list[str]:
     return sorted(set(getattr(target, "__abstractmethods__", ())) | (needed - names))
 
 
-def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
-    """Check that a part is a class that can be used as a part of its kind.
+def check_interface(kind: str, target: Any, where: str = "") -> None:
+    """Check that a class can be used as a part of its kind; functions that make parts are not.
 
     Parts of buffers must extend the base class of their kind. Other classes only need its methods.
-    Functions that make parts are not checked.
+
+    Args:
+        kind: The kind.
+        target: What is registered. A class of dingsdk, or one with its own ``__new__``, which may
+            make objects of other classes, is not checked.
+        where: Where a config names it, for the message.
 
     Raises:
         PluginLoadError: methods, or the base, are missing; facts ``plugin``, ``kind``, ``missing``.
     """
-    if not inspect.isclass(target):
+    if not inspect.isclass(target) or target.__module__.startswith("dingsdk."):
         return
-    name = f"{target.__module__}.{target.__qualname__}"
-    if name.startswith("dingsdk."):
-        return
-    missing = missing_methods(kind, target)
+    base = _base(kind)
+    own, usual = (inspect.getattr_static(each, "__new__") for each in (target, base))
+    missing = missing_methods(kind, target) if own is usual else []
+    place = BASES.get(kind, "dingsdk.policy:BasePolicy").replace(":", ".")
     # A buffer also calls methods of its parts that only the base implements.
-    needs_base = kind in _PARTS and not issubclass(target, _base(kind))
-    if missing or needs_base:
-        what = f"lacks {listing(missing)}" if missing else "is no subclass"
-        place = BASES.get(kind, "dingsdk.policy:BasePolicy")
+    is_other = kind in _PARTS and not issubclass(target, base)
+    if is_other or missing:
+        what = f"is no subclass of {place}" if is_other else f"lacks {listing(missing)}"
         raise PluginLoadError(
-            f"{path}.type: {type_key!r} is {name}, which {what}; the {kind} "
-            f"extend {place.replace(':', '.')}",
+            f"{where}{name_of(target)} {what}; the {kind} extend {place}",
             plugin=target.__module__,
             kind=kind,
             missing=missing,
@@ -101,32 +104,16 @@ def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
 
 
 def describe_interface(kind: str, target: Any) -> str:
-    """Check that a part extends the base of its kind and has all methods; return what it is.
-
-    The part is not made. ``plugins --check``, ``doctor`` and ``check`` refuse the same parts.
-
-    Raises:
-        PluginLoadError: the base is wrong, or a method is missing; ``kind`` is a fact.
-    """
+    """Check a part as ``check_interface`` does; return what it is. The part is not made."""
     if kind == OBSERVERS:
         hooks = [name for name in vars(target) if name.startswith("dingsdk_")]
         return f"implements {listing(hooks)}" if hooks else ""
+    check_interface(kind, target)
     base = _base(kind)
-    if base is object:
-        return ""
-    if not (isinstance(target, type) and issubclass(target, base)):
-        raise _unfit(kind, f"{name_of(target)} is no subclass of {BASES[kind].replace(':', '.')}")
-    # A class with its own __new__ makes objects of other classes, which have the methods.
-    own, usual = (inspect.getattr_static(each, "__new__") for each in (target, base))
-    if own is usual and (missing := missing_methods(kind, target)):
-        raise _unfit(kind, f"{name_of(target)} lacks {listing(missing)}")
-    return f"a subclass of {base.__name__}"
+    is_of_base = base is not object and inspect.isclass(target) and issubclass(target, base)
+    return f"a subclass of {base.__name__}" if is_of_base else ""
 
 
 def name_of(target: Any) -> str:
     """Return the full name of a class or function."""
     return f"{target.__module__}.{getattr(target, '__qualname__', target)}"
-
-
-def _unfit(kind: str, text: str) -> PluginLoadError:
-    return PluginLoadError(text, kind=kind, reason="interface")

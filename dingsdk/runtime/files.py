@@ -440,17 +440,10 @@ class Folder(Closing):
                 os.ftruncate(opened, at)
             raise
 
-    def sync(self, name: str | None = None) -> None:
-        """Wait until the content of a file is on the disk; without a name, the folder's entries."""
-        with self._use("write", name) as folder:
-            if name is None:
-                os.fsync(folder)
-                return
-            descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
-            try:
-                os.fsync(descriptor)
-            finally:
-                close_reader(descriptor)
+    def sync(self) -> None:
+        """Wait until the entries of the folder are on the disk."""
+        with self._use("write") as folder:
+            os.fsync(folder)
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """Return a file's content.

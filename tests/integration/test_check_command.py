@@ -126,7 +126,7 @@ WRONG = {
     "policy": (
         "policies",
         "class Mine:\n    def __init__(self, cfg, enable_field=None, seed=None): pass",
-        "model_from_spaces",
+        "extend dingsdk.policy.BasePolicy",
     ),
 }
 

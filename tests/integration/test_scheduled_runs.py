@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -120,7 +121,7 @@ def test_resumed_parallel_run_goes_on_with_the_numbers_of_its_env_steps(tmp_path
 @pytest.mark.slow
 def test_numbers_go_on_with_a_learner_that_replaces_a_killed_one(tmp_path: Path) -> None:
     rate = "policy.learn.learning_rate={start: 0.01, end: 0.002, env_steps: 4000}"
-    every = "{type: jsonl_log, position: after_iter, ext_args: {freq: 1}}"
+    every = "{type: csv_log, position: after_iter, ext_args: {freq: 1}}"
     log = f"policy.learn.learner.hook.all={every}"
     with closing(ProcessCluster(tmp_path, [rate, log])) as cluster:
         cluster.expect(lambda: cluster.train_iter() > 70)
@@ -128,8 +129,8 @@ def test_numbers_go_on_with_a_learner_that_replaces_a_killed_one(tmp_path: Path)
         os.kill(cluster.pid("learner-0"), signal.SIGKILL)
         cluster.expect(lambda: cluster.incarnation("learner-0") > before)
         cluster.expect(lambda: cluster.train_iter() > 120)
-    lines = (tmp_path / "log" / "learner" / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
+    with (tmp_path / "log" / "learner" / "metrics.csv").open(newline="") as file:
+        found = [{k: float(v or "nan") for k, v in row.items()} for row in csv.DictReader(file)]
     assert [each["iteration"] for each in found] == list(range(len(found)))
     steps = [each["env_steps"] for each in found]
     assert steps == sorted(steps)

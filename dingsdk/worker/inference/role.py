@@ -1,18 +1,18 @@
-"""The role ``inference`` of a parallel run."""
+"""The role ``inference`` of a parallel run, named in ``system.roles``."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
-from uuid import uuid4
+
+import torch
 
 from dingsdk.config import to_plain
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import TaskFail
-from dingsdk.worker.comm.allowed_imports import named_modules
-from dingsdk.worker.comm.slave import TaskFunctions
-from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
+from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, JOIN_TIMEOUT_S, Slave
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.tasks import TaskState
@@ -23,71 +23,75 @@ from dingsdk.worker.run_view import RunView
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
 
+PROGRESS_S = 60.0
+"""Longest time without progress of a server that counts as alive."""
 
-class InferenceWorker(CommWorker):
-    """Runs an inference server while the coordinator has a task for it.
 
-    Args: as ``CommWorker``.
+class InferenceWorker(Slave):
+    """Serves actions from its start until it is closed; receives no tasks.
+
+    If the server hangs or has failed, the lease is not renewed any more, and the process ends.
+
+    Args:
+        transport: The run's transport.
+        worker_id: Unique in the run.
+        policy_cfg: The config's ``policy`` section.
+        seed: Seed of exploration.
     """
 
-    role = "inference"
-    _server: InferenceServer | None = None
+    def __init__(
+        self, transport: Transport, worker_id: str, policy_cfg: Mapping[str, Any], seed: int
+    ) -> None:
+        info = WorkerInfo(worker_id, InferenceRole.name, {"cpu": os.cpu_count() or 1})
+        super().__init__(transport, info)
+        self._policy_cfg, self._seed = policy_cfg, seed
+        self._server: InferenceServer | None = None
+        self._acting: Job | None = None
+        self._moved_at = 0.0
 
-    def _tasks(self) -> TaskFunctions:
-        return {
-            "inference_start_task": lambda task: self._start(task["task_info"]),
-            "inference_poll_task": lambda task: self._poll(),
-            "inference_close_task": lambda task: self._finish(),
-        }
+    def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Join the master, then serve; raises as ``Slave.start`` and ``InferenceServer``."""
+        self._moved_at = self._clock()
+        super().start(address, timeout_s)  # a transport may have its stores only after that
+        self._server = InferenceServer(
+            self._policy_cfg,
+            self.transport.policy_store(),
+            self.transport.run_dir,
+            self.info.worker_id,
+            self._seed,
+        )
+        self._acting = self.scheduler.spawn(self._act, f"{self.info.worker_id}-acting")
 
-    def close(self, timeout_s: float = 5.0) -> bool:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Leave the run and close the server; return whether both ended in time. Idempotent."""
         has_ended = super().close(timeout_s)
-        if self._server is not None:
-            self._server.close()
+        server, self._server = self._server, None
+        if server is not None and self._acting is not None:
+            server.stop()
+            has_ended = self._acting.join(timeout_s) and has_ended
+            server.close()
+            folder = str(self.transport.run_dir / "log" / "inference")
+            logger, _ = build_logger(folder, self.info.worker_id, need_tb=False)
+            counts = server.request_count, server.batch_count
+            logger.info("acted for %d requests in %d batches", *counts)
+            logger.close()
         return has_ended
 
-    def _start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        with self.building(task_info):
-            if self._server is not None:
-                self._server.close()  # the server of a task that was given up
-            self._server = made = InferenceServer(
-                task_info["policy"],
-                self.policy_store,
-                self.run_dir,
-                self.info.worker_id,
-                task_info.get("seed"),
-            )
-        self.start_job(
-            lambda: made.run(self.advance), made.stop, f"{self.info.worker_id}-inference"
-        )
-        return {"message": "inference task has started"}
+    def _act(self) -> None:
+        assert self._server is not None
+        torch.set_num_threads(torch.get_num_threads())  # the limit is per thread
+        self._server.run(self._advance)
 
-    def _poll(self) -> Mapping[str, Any]:
-        with self.condition:
-            self.task_wait(lambda: False, ANSWER_WITHIN_S)
-        self.raise_job_error()
-        return self._figures()
+    def _advance(self) -> None:
+        self._progress += 1
+        self._moved_at = self._clock()
 
-    def _finish(self) -> Mapping[str, Any]:
-        if not self.stop_job():
-            raise TaskFail({"message": "stuck"}, f"{self.info.worker_id} hangs")
-        self.raise_job_error()
-        figures = self._figures()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        logger, _ = build_logger(
-            str(self.run_dir / "log" / "inference"), self.info.worker_id, need_tb=False
-        )
-        logger.info("acted for %(requests)d requests in %(batches)d batches", figures)
-        logger.close()
-        return figures
+    def _is_alive(self, now: float) -> bool:
+        return now - self._moved_at < PROGRESS_S
 
-    def _figures(self) -> dict[str, int]:
-        server = self._server
-        if server is None:
-            return {"requests": 0, "batches": 0}
-        return {"requests": server.request_count, "batches": server.batch_count}
+    def _stop_work(self) -> bool:
+        # It may join again after its master was restarted, but not if the server hangs.
+        return self._is_alive(self._clock())
 
 
 class InferenceRole(Role):
@@ -113,20 +117,12 @@ class InferenceRole(Role):
             )
         return why and f"system.roles.inference is set, but {why}; or leave it out"
 
-    def create_worker(self, transport: Transport, worker_id: str) -> CommWorker:
-        modules = sorted(named_modules(self.run_cfg))
-        return InferenceWorker({"allowed_modules": modules}, transport, worker_id)
+    def create_worker(self, transport: Transport, worker_id: str) -> Slave:
+        seed = derive_seed(int(self.run_cfg["seed"]), "inference", worker_id)
+        return InferenceWorker(transport, worker_id, to_plain(self.run_cfg["policy"]), seed)
 
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
-        task_id = f"inference_task_{uuid4().hex[:8]}"
-        seed = derive_seed(int(self.run_cfg["seed"]), "inference", task_id)
-        return {"task_id": task_id, "policy": to_plain(self.run_cfg["policy"]), "seed": seed}
+        return None
 
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
-        """Let the worker compute actions until the run ends."""
-        start = {"name": "inference_start_task", "task_info": task}
-        coordinator.ask(state, start, "start_timeout_s")
-        coordinator.deal_with_task_started(state)
-        while not coordinator.must_end(state):
-            coordinator.ask(state, {"name": "inference_poll_task"})
-        coordinator.ask(state, {"name": "inference_close_task"})
+        raise NotImplementedError("an inference server has no tasks")

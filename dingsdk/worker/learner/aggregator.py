@@ -6,13 +6,13 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
@@ -21,18 +21,26 @@ import numpy as np
 import torch
 
 from dingsdk.config.plain import to_plain
-from dingsdk.data import SampleBatch, decode_frame, encode_frame
+from dingsdk.data import SampleBatch
+from dingsdk.data.channel import Channel, Head, decode_value, encode_value
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, WorkerCrashedError, error_text, traceback_text
+from dingsdk.errors import (
+    ConfigError,
+    ProtocolError,
+    WorkerCrashedError,
+    error_text,
+    traceback_text,
+)
 from dingsdk.plugins import Snapshot, default_manager
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
-from dingsdk.runtime.deadline import Closing, set_patience
+from dingsdk.runtime.deadline import Closing
 from dingsdk.runtime.files import guarded, guarded_folders
 from dingsdk.runtime.spawn import check_guarded, how_it_ended, signals_blocked, spawn_context
 from dingsdk.worker.learner.remote_ranks import (
     JOIN_S,
-    OVER,
+    MAX_BYTES,
+    Over,
     RankPlace,
     RemoteRanks,
     dial,
@@ -47,19 +55,35 @@ NOTICE_S = 2.0
 CLOSE_S = 5.0
 """How long the ranks may take to end; then they are killed."""
 _KIND = "rank-message"
-_MAX_BYTES = 4 << 30
-"""Largest message between a rank and the aggregator."""
-_FORWARD, _BEGIN, _END = "forward", "begin", "end"
-_DONE, _FAILED, _LOST = "done", "failed", "lost"
+_BEGIN = "begin"
 _ACTING_STATE = "acting_state"
 _OF_FIRST_RANK = frozenset({"learner_step", "buffer_id", "task_id", "learner_done"})
 _NOT_LEARNED = {"collect", "eval", "other"}
 """Parts of section ``policy`` that only other workers use."""
+MESSAGE_S = 600.0
+"""How long a message may take that a rank reads or writes."""
 _NOTICE_STOP_S = 0.5
 """How often a rank without work checks whether it has to stop."""
 _CLOSED = WorkerCrashedError("they were closed", worker_id="")
 
 _log = logging.getLogger(__name__)
+
+
+class Call(Head, frozen=True):
+    """Rank 0 asks for a method of the policy, or for another group; the frame has its arguments."""
+
+    name: str
+
+
+class Done(Head, frozen=True):
+    """The answer; the frame has what the method returned."""
+
+
+class Failed(Head, frozen=True):
+    """The method raised an exception; without a traceback, another rank was lost."""
+
+    text: str
+    traceback: str = ""
 
 
 class LearnerAggregator(Closing):
@@ -225,7 +249,7 @@ class LearnerAggregator(Closing):
         batch = data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)
         parts = split_batch(batch, len(self._ranks) + 1)
         with self._exchange():
-            self._send(_FORWARD, parts[1:])
+            self._send("forward", [[part] for part in parts[1:]])
             try:
                 found = [self._policy.forward(parts[0], **kwargs)]
             except ConnectionError as error:
@@ -289,9 +313,9 @@ class LearnerAggregator(Closing):
             self._send(name, args[1:])
             return answers + self._answers()
 
-    def _send(self, name: str, values: Sequence[Any]) -> None:
-        for rank, value in zip(self._ranks, values, strict=True):
-            rank.send(name, value)
+    def _send(self, name: str, args: Sequence[list[Any]]) -> None:
+        for rank, each in zip(self._ranks, args, strict=True):
+            rank.send(name, each)
 
     def _answers(self) -> list[Any]:
         deadline = time.monotonic() + self._rank_s
@@ -299,54 +323,45 @@ class LearnerAggregator(Closing):
 
 
 class _Rank:
-    """The link to another rank, which may pause in the middle of a message for ``rank_s``.
+    """The link to another rank, for which a message may take ``rank_s``.
 
     Args:
         process: The rank's process, if rank 0 has started it.
     """
 
     def __init__(
-        self, number: int, link: Connection, rank_s: float, process: BaseProcess | None = None
+        self, number: int, link: Channel, rank_s: float, process: BaseProcess | None = None
     ) -> None:
         self.number = number
-        self._link, self._process = link, process
-        set_patience(link, rank_s)
+        self._link, self._rank_s, self._process = link, rank_s, process
         self.has_hung_up = False
         """Whether it closed the link without a message, as if its process was killed."""
 
-    def send(self, name: str, value: Any) -> None:
-        """Send a command; if the rank has ended, ``answer`` raises the error.
+    def send(self, name: str, args: list[Any]) -> None:
+        """Call a method; if the rank has ended, ``answer`` raises the error.
 
         Raises:
             WorkerCrashedError: the rank does not read the message.
         """
         try:
-            _send(self._link, name, value)
-        except BlockingIOError as error:
+            self._link.send(Call(name), encode_value(_KIND, args), timeout_s=self._rank_s)
+        except TimeoutError as error:
             raise self._lost("takes no message") from error
         except OSError:
             pass
 
     def answer(self, deadline: float) -> Any:
         """Return the rank's answer; raises WorkerCrashedError if there is none."""
-        process = self._process
-        wait(
-            [self._link, *([process.sentinel] if process else ())],
-            max(0.0, deadline - time.monotonic()),
-        )
         why, trace, code = "did not answer in time", "", None
         try:
-            if self._link.poll():
-                name, value = _receive(self._link)
-                if name == _DONE:
-                    return value
-                if name == _FAILED:
-                    why, trace = value
-                else:
-                    why, code = "has lost another rank", 0
-        except BlockingIOError:
-            pass  # the rank stopped in the middle of its answer
-        except (EOFError, OSError):
+            left_s = max(1e-3, deadline - time.monotonic())
+            found, frame = self._link.receive(Done | Failed, self._rank_s, left_s)
+            if isinstance(found, Done):
+                return decode_value(_KIND, frame)
+            why, trace, code = found.text, found.traceback, None if found.traceback else 0
+        except TimeoutError:
+            pass
+        except (OSError, ProtocolError):
             why, self.has_hung_up = "is gone", True
         if not trace and (ended := self._exit_code()) is not None:
             check_guarded(ended, "system.learner_num")
@@ -354,12 +369,9 @@ class _Rank:
         raise self._lost(why, code, trace)
 
     def end(self) -> None:
-        """Tell the rank to leave the group; a process of rank 0 ends then."""
-        with contextlib.suppress(OSError):
-            if self._process is None:
-                _send(self._link, _END, None)
-            else:
-                self._link.close()
+        """End the process of the rank, if rank 0 has started it."""
+        if self._process is not None:
+            self._link.close()
 
     def join(self, deadline: float) -> None:
         """Wait for the rank's process, if rank 0 has started it; kill it at the deadline."""
@@ -375,7 +387,7 @@ class _Rank:
         if self._process is None:
             return None
         # A process that ends closes its link shortly before it has an exit code.
-        if self.has_hung_up or wait([self._process.sentinel], 0.0):
+        if self.has_hung_up:
             self._process.join(CLOSE_S)
             self.has_hung_up = False  # its exit code says more
         return self._process.exitcode
@@ -387,7 +399,7 @@ class _Rank:
 def _started(place: RankPlace, policy_cfg: Mapping[str, Any], rank_s: float) -> _Rank:
     """Start a rank in a child process."""
     context = spawn_context("system.learner_num")
-    link, theirs = context.Pipe()
+    link, theirs = socket.socketpair()
     settings = policy_threads(), default_manager().snapshot(), guarded_folders()
     process = context.Process(
         target=rank_main,
@@ -398,7 +410,7 @@ def _started(place: RankPlace, policy_cfg: Mapping[str, Any], rank_s: float) -> 
     with signals_blocked():
         process.start()
     theirs.close()
-    return _Rank(place.rank, link, rank_s, process)
+    return _Rank(place.rank, Channel.within_host(link, MAX_BYTES), rank_s, process)
 
 
 def rank_main(
@@ -407,9 +419,10 @@ def rank_main(
     threads: int,
     snapshot: Snapshot,
     folders: Sequence[Path],
-    link: Connection,
+    sock: socket.socket,
 ) -> None:
     """Run a rank until rank 0 closes the link; never returns."""
+    link = Channel.within_host(sock, MAX_BYTES)
     # Rank 0 handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 0
@@ -419,12 +432,12 @@ def rank_main(
                 stack.enter_context(guarded(folder))
             default_manager().restore(snapshot)
             _serve_group(place, policy_cfg, threading.Event(), link)
-    except (EOFError, ConnectionError):
+    except ConnectionError:
         pass  # rank 0 has closed the link or has died, or another rank was lost
     except BaseException as error:
         code = 1
         with contextlib.suppress(OSError):
-            _send_failure(link, error)
+            _tell_failure(link, error)
     # Exit at once: other ranks in the middle of an update notice that the connection is closed.
     os._exit(code)
 
@@ -444,46 +457,41 @@ def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threadin
             with contextlib.closing(link):
                 _serve_group(place, policy_cfg, stop, link)
             return
-        except (EOFError, ConnectionError, OSError) as error:
-            _log.warning(
-                "rank %d waits for a new group: %s", place.rank, str(error) or "rank 0 hung up"
-            )
+        except OSError as error:
+            _log.warning("rank %d waits for a new group: %s", place.rank, error)
 
 
 def _serve_group(
     place: RankPlace,
     policy_cfg: Mapping[str, Any],
     stop: threading.Event,
-    link: Connection,
+    link: Channel,
 ) -> None:
     policy: LearnMode | None = None
     while not stop.is_set():
-        if not link.poll(_NOTICE_STOP_S):
+        if not link.has_message(_NOTICE_STOP_S):
             continue
-        name, value = _receive(link)
-        if name == OVER:
+        call, frame = link.receive(Call | Over, MESSAGE_S)
+        if isinstance(call, Over):
             return
         try:
-            if name == _BEGIN:
-                policy = _begin(place, policy_cfg, link, *value)
-            elif name == _END:
-                policy = None
-            elif policy is not None:
-                is_update = name == _FORWARD
-                found = policy.forward(value) if is_update else getattr(policy, name)(*value)
-                _send(link, _DONE, found)
+            args = decode_value(_KIND, frame)
+            if call.name == _BEGIN:
+                policy = _begin(place, policy_cfg, link, *args)
+            else:
+                _answer(link, getattr(policy, call.name)(*args))
         except ConnectionError:
-            _send(link, _LOST, None)
+            link.send(Failed("has lost another rank"), timeout_s=MESSAGE_S)
             raise
         except Exception as error:
-            _send_failure(link, error)
+            _tell_failure(link, error)
             raise
 
 
 def _begin(
     place: RankPlace,
     policy_cfg: Mapping[str, Any],
-    link: Connection,
+    link: Channel,
     group: int,
     rank_s: float,
     policy_of_rank_0: Mapping[str, Any],
@@ -501,7 +509,7 @@ def _begin(
         torch.cuda.set_device(place.local_rank)
     policy = create_policy(own, enable_field=["learn"], seed=seed).learn_mode
     store = place.group_store(group)
-    _send(link, _DONE, None)
+    _answer(link, None)
     join_ranks(policy, store, place.rank, place.world_size, rank_s, place.own_address())
     return policy
 
@@ -595,22 +603,10 @@ def merge_logs(logs: Sequence[Any]) -> Any:
     return sum(float(log) for log in logs) / len(logs)
 
 
-def _send_failure(link: Connection, error: BaseException) -> None:
-    text = f"failed: {error_text(error)}"
-    _send(link, _FAILED, [text, traceback_text(error)])
+def _answer(link: Channel, value: Any) -> None:
+    link.send(Done(), encode_value(_KIND, value), timeout_s=MESSAGE_S)
 
 
-def _send(link: Connection, name: str, value: Any) -> None:
-    buffers, _ = encode_frame(f"{_KIND}-{name}", value, max_manifest_bytes=_MAX_BYTES)
-    link.send_bytes(name.encode())
-    link.send_bytes(b"".join(buffers))
-
-
-def _receive(link: Connection) -> tuple[str, Any]:
-    name = link.recv_bytes().decode()
-    if name == OVER:
-        return name, None
-    frame = bytearray(link.recv_bytes())
-    kind = f"{_KIND}-{name}"
-    value = decode_frame(kind, frame, _MAX_BYTES, verify=False, max_manifest_bytes=_MAX_BYTES)
-    return name, value
+def _tell_failure(link: Channel, error: BaseException) -> None:
+    text = f"failed: {error_text(error)}"[:2000]
+    link.send(Failed(text, traceback_text(error)[-8000:]), timeout_s=MESSAGE_S)

@@ -24,6 +24,7 @@ import msgspec
 
 from dingsdk import __version__
 from dingsdk.data import decode_json, decode_safetensors, encode_json, encode_safetensors
+from dingsdk.data.container import checkpoint_errors
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -31,7 +32,6 @@ from dingsdk.errors import (
     CheckpointVersionError,
     DataCorruptError,
     DataMissingError,
-    DataVersionError,
     RunFolderError,
     SchemaMismatchError,
 )
@@ -57,6 +57,11 @@ _STEM = r"[A-Za-z0-9_-]{1,128}"
 _NUMBERED = re.compile(rf"iteration_(\d+){re.escape(SUFFIX)}")
 _PICKLES = (b"PK\x03\x04", b"\x80")
 """First bytes of files of torch.save, and of pickles of protocol 2 and later."""
+_FOREIGN = (
+    "it is not a dingsdk checkpoint, and dingsdk never unpickles files (that can run code), so a "
+    f".pth.tar or .pt of another library cannot be loaded: name the {SUFFIX} file of a dingsdk "
+    "checkpoint, or its folder"
+)
 _logger = logging.getLogger(__name__)
 
 
@@ -213,7 +218,7 @@ def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
             return _load_newest(folder)
     if asked.suffix != SUFFIX:
         if asked.is_file():
-            raise _foreign(asked)
+            raise CheckpointCorruptError(f"{asked} cannot be used: {_FOREIGN}", path=str(asked))
         asked = asked.with_name(_stem_of(asked.name) + SUFFIX)
     return _load(asked)
 
@@ -265,11 +270,11 @@ def _load_newest(folder: Folder) -> Checkpoint:
     raise skipped[0]
 
 
-def _missing(directory: Path) -> CheckpointMissingError:
+def _missing(path: Path) -> CheckpointMissingError:
     return CheckpointMissingError(
-        f"no checkpoint in {directory}. Name the folder that holds *{SUFFIX} files, usually "
-        "<run>/ckpt.",
-        path=str(directory),
+        f"no checkpoint at {path}. Give a folder for its newest checkpoint, usually <run>/ckpt, or "
+        f"the name of a {SUFFIX} file in it.",
+        path=str(path),
     )
 
 
@@ -297,52 +302,38 @@ def _read_pointer(folder: Folder) -> str:
 
 
 def _load(path: Path, folder: Folder | None = None) -> Checkpoint:
+    contents = ask().read_checkpoint(path=path)
     with _checkpoint_errors(path):
-        if (contents := ask().read_checkpoint(path=path)) is not None:
-            found = msgspec.convert(dict(contents), Checkpoint, strict=True)
-            found.path, found.skipped = path, ()
-            return found
-        if folder is None and not os.path.lexists(path.parent):
-            raise DataMissingError("no folder")
-        with nullcontext(folder) if folder else Folder(path.parent, create=False) as opened:
-            content = opened.view(path.name, MAX_BYTES)
-        try:
-            value = decode_safetensors(_KIND, content)
-        except DataCorruptError as error:
-            if bytes(content[:4]).startswith(_PICKLES):
-                raise _foreign(path) from error
-            raise
+        value = _read(path, folder) if contents is None else dict(contents)
         found = msgspec.convert(value, Checkpoint, strict=True)
     found.path, found.skipped = path, ()
     return found
 
 
+def _read(path: Path, folder: Folder | None) -> Any:
+    if folder is None and not os.path.lexists(path.parent):
+        raise DataMissingError("no folder")
+    with nullcontext(folder) if folder else Folder(path.parent, create=False) as opened:
+        content = opened.view(path.name, MAX_BYTES)
+    try:
+        return decode_safetensors(_KIND, content)
+    except DataCorruptError as error:
+        if bytes(content[:4]).startswith(_PICKLES):
+            raise DataCorruptError(_FOREIGN, where="magic") from error
+        raise
+
+
 @contextmanager
 def _checkpoint_errors(path: Path) -> Iterator[None]:
     """Convert errors of reading a container to errors of the checkpoint at ``path``."""
+    advice = "choose another checkpoint; nothing was loaded from this one"
     try:
-        yield
+        with checkpoint_errors(path, advice):
+            yield
     except DataMissingError as error:
-        raise CheckpointMissingError(
-            f"no checkpoint at {path}. Give a folder for its newest checkpoint, or the name of a "
-            f"{SUFFIX} file in it.",
-            path=str(path),
-        ) from error
-    except DataVersionError as error:
-        raise CheckpointVersionError(
-            f"the checkpoint file {path} has {error}. Install the version that wrote it, or "
-            "choose another checkpoint.",
-            path=str(path),
-            found=error.found,
-            expected=error.expected,
-        ) from error
-    except (DataCorruptError, RunFolderError, msgspec.ValidationError) as error:
-        raise CheckpointCorruptError(
-            f"the checkpoint file {path} is damaged: {error}. Choose another checkpoint; nothing "
-            "was loaded from this one.",
-            path=str(path),
-            why=str(error),
-        ) from error
+        raise _missing(path) from error
+    except RunFolderError as error:
+        raise CheckpointCorruptError(f"{path} cannot be used: {error}", path=str(path)) from error
 
 
 def _stem_of(name: str) -> str:
@@ -357,13 +348,3 @@ def _number_of(name: str) -> int:
     """Return the number in the name of a numbered checkpoint, -1 for other names."""
     found = _NUMBERED.fullmatch(name)
     return int(found[1]) if found else -1
-
-
-def _foreign(path: Path) -> CheckpointCorruptError:
-    return CheckpointCorruptError(
-        f"{path} is not a dingsdk checkpoint. dingsdk never unpickles files (that can run code), "
-        f"so a .pth.tar or .pt of another library cannot be loaded: name the {SUFFIX} file of a "
-        "dingsdk checkpoint, or its folder.",
-        path=str(path),
-        why="foreign",
-    )

@@ -297,7 +297,7 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
         "learner_hooks", entry.type, import_names=entry.import_names, config_path=path
     )
     if not getattr(hook_type, "__module__", "").startswith("dingsdk."):
-        check_interface("learner_hooks", entry.type, hook_type, path)
+        check_interface("learner_hooks", hook_type, f"{path}.type: {entry.type!r} is wrong: ")
     try:
         hook: LearnerHook = hook_type(
             entry.name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import secrets
 import socket
 import threading
@@ -13,26 +12,31 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
-from dingsdk.errors import AuthError, ConfigError, WorkerCrashedError
+from dingsdk.data.channel import Channel, Head
+from dingsdk.errors import AuthError, ConfigError, ProtocolError, WorkerCrashedError
 from dingsdk.runtime.connections import Connections, format_address, ip_of, listen
-from dingsdk.runtime.deadline import set_patience
+from dingsdk.runtime.secret import Secret
 
 JOIN_S = 120.0
 """How long ranks may take to start, and to find each other."""
 RETRY_S = 0.5
 """Pause before ranks that did not find each other try again."""
-_HANDSHAKE_S = 5.0
+HANDSHAKE_S = 5.0
 """How long the handshake with a rank on another host may take."""
-_KEEPALIVE_S = 5
-"""How long a connection may be silent before the system checks whether it is alive."""
+MAX_BYTES = 4 << 30
+"""Largest message between a rank and the aggregator."""
 _FRONT = "front"
-OVER = "over"
-"""The last message of rank 0."""
+
+
+class Ready(Head, frozen=True):
+    """The first message of another rank; rank 0 sends nothing before it."""
+
+
+class Over(Head, frozen=True):
+    """The last message of rank 0."""
 
 
 def torch_distributed() -> Any:
@@ -154,19 +158,19 @@ class RemoteRanks:
         self.store = place.store(JOIN_S)
         self.groups = 0
         """Number of groups that were formed; each has its own name in the store."""
-        self._links: dict[int, Connection] = {}
+        self._links: dict[int, Channel] = {}
         self._changed = threading.Condition()
-        self._key = secrets.token_bytes(32)
+        key = secrets.token_hex(32)
+        secret = _secret(key)
         self._server = listen(place.own_address(), 0)
-        host, port = self._server.getsockname()[:2]
-        front = {"host": host, "port": port, "key": self._key.hex()}
-        self.store.set(_FRONT, json.dumps(front))
+        address = format_address(*self._server.getsockname()[:2])
+        self.store.set(_FRONT, json.dumps({"address": address, "key": key}))
         self._connections = Connections(
             self._server,
-            _Visitor,
-            self._greet,
+            lambda sock: Channel(sock, MAX_BYTES),
+            lambda link: int(link.welcome(secret), 16),
             self._take,
-            most=place.world_size,
+            most=2 * place.world_size,  # a rank may come again before its old link is closed
             name="learner-ranks",
         )
 
@@ -175,7 +179,7 @@ class RemoteRanks:
         self.groups += 1
         return torch_distributed().PrefixStore(str(self.groups), self.store)
 
-    def links(self) -> dict[int, Connection]:
+    def links(self) -> dict[int, Channel]:
         """Return the links to all other ranks, waiting for those that are missing.
 
         Raises:
@@ -193,54 +197,35 @@ class RemoteRanks:
     def hang_up(self) -> None:
         """Close all links. Ranks that are alive connect again."""
         with self._changed:
-            while self._links:
-                self._links.popitem()[1].close()
+            for link in self._links.values():
+                link.shut_down()
+            self._links.clear()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End the other ranks; idempotent."""
-        self._connections.close(_HANDSHAKE_S + 1)
         with self._changed:
             for link in self._links.values():
                 with contextlib.suppress(OSError):
-                    link.send_bytes(OVER.encode())
+                    link.send(Over(), timeout_s=HANDSHAKE_S)
         self.hang_up()
+        self._connections.close(HANDSHAKE_S + 1)
 
-    def _greet(self, visitor: _Visitor) -> int:
-        """Return the rank of a process that knows the key."""
-        link = visitor.link
-        try:
-            deliver_challenge(link, self._key)
-            answer_challenge(link, self._key)
-            rank = int(link.recv_bytes(16))
-        except (EOFError, ValueError, AuthenticationError) as error:
-            raise AuthError(f"a connection to the ranks of the learner: {error}") from error
-        set_patience(link, 0)
-        return rank
-
-    def _take(self, visitor: _Visitor, rank: int) -> None:
+    def _take(self, link: Channel, rank: int) -> None:
+        """Use a link for a rank until ``hang_up``, or until the rank connects again."""
+        if not 0 < rank < self.place.world_size:
+            return
+        link.receive(Ready, HANDSHAKE_S)
         with self._changed:
-            if 0 < rank < self.place.world_size:
-                if (old := self._links.pop(rank, None)) is not None:
-                    old.close()
-                self._links[rank] = visitor.link
-                visitor.is_taken = True
-                self._changed.notify_all()
+            if (old := self._links.get(rank)) is not None:
+                old.shut_down()
+            self._links[rank] = link
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._links.get(rank) is not link)
 
 
-class _Visitor:
-    """A connection of a process that may be a rank; ``_take`` makes it one of the links."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.link = _link(sock)
-        self.is_taken = False
-
-    def shut_down(self) -> None:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.link.fileno())) as view:
-            view.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        if not self.is_taken:
-            self.link.close()
+def _secret(key: str) -> Secret:
+    return Secret(key.encode(), source="the store of the ranks", is_explicit=False)
 
 
 def rank_lost(
@@ -250,7 +235,7 @@ def rank_lost(
     return WorkerCrashedError(text, worker_id=f"rank-{number}", exit_code=code, traceback=trace)
 
 
-def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
+def dial(place: RankPlace, stop: threading.Event) -> Channel | None:
     """Connect this rank with rank 0; returns None if ``stop`` is set before that.
 
     Raises:
@@ -259,30 +244,15 @@ def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
     deadline = time.monotonic() + JOIN_S
     while not stop.is_set():
         try:
-            front = json.loads(place.store(_HANDSHAKE_S).get(_FRONT))
-            key = bytes.fromhex(front["key"])
-            link = _link(socket.create_connection((front["host"], front["port"]), _HANDSHAKE_S))
-            answer_challenge(link, key)
-            deliver_challenge(link, key)
-            link.send_bytes(str(place.rank).encode())
-            set_patience(link, 0)
+            front = json.loads(place.store(HANDSHAKE_S).get(_FRONT))
+            secret, name = _secret(front["key"]), f"{place.rank:032x}"
+            link = Channel.to_server(front["address"], secret, name, MAX_BYTES, HANDSHAKE_S)
+            link.send(Ready(), timeout_s=HANDSHAKE_S)
             return link
-        except (OSError, EOFError, RuntimeError, AuthenticationError) as error:
+        except (OSError, RuntimeError, AuthError, ProtocolError) as error:
             if time.monotonic() > deadline:
                 text = f"did not answer within {JOIN_S:.0f} s: {error}"
                 at = format_address(place.host, place.port)
                 raise rank_lost(0, f"rank 0 of the learner, at {at}, {text}") from error
             stop.wait(RETRY_S)
     return None
-
-
-def _link(peer: socket.socket) -> Connection:
-    """Return a connection that detects a dead host, with the timeout of the handshake."""
-    peer.setblocking(True)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
-        peer.setsockopt(socket.IPPROTO_TCP, option, _KEEPALIVE_S)
-    link = Connection(peer.detach())
-    set_patience(link, _HANDSHAKE_S)
-    return link

@@ -1,12 +1,10 @@
-"""Learner hooks that write ``engine.log_vars`` to files; the base of those that log elsewhere."""
+"""The base of learner hooks that log elsewhere, and one that writes a table."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,83 +56,40 @@ class Tracker(LearnerHook):
         return Path(engine.exp_name).absolute() / "log" / engine.instance_name
 
 
-class _FileTracker(Tracker):
-    """Appends lines to a file. A run that continues from iteration n replaces those from n on."""
+class CsvHook(Tracker):
+    """Appends one line per iteration to ``metrics.csv`` in the learner's log folder.
 
-    _name: ClassVar[str]
+    A variable that is first logged later gets a column at the end, which is empty in earlier
+    lines; the file is rewritten for it. A run that continues from iteration n replaces the lines
+    from n on.
+    """
+
     _file: Any = None
     _has_begun = False
-
-    @abstractmethod
-    def _iteration_of(self, line: str) -> int:
-        """Return the iteration of a line of the file; -1 if it has none."""
-
-    @abstractmethod
-    def _add(self, path: Path, row: dict[str, float]) -> None:
-        """Append the values of an iteration to the file."""
+    _columns: Sequence[str] = ()
 
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
-        path, iteration = self.log_folder(engine) / self._name, engine.train_iter
+        path, iteration = self.log_folder(engine) / "metrics.csv", engine.train_iter
         # A killed run has lines of iterations after its last save, which are trained again. Lines
         # before a learner that begins at 0 are of another run.
         if not self._has_begun and iteration:
-            keep_lines(path, lambda line: self._iteration_of(line) < iteration)
+            keep_lines(path, lambda line: _iteration_of(line) < iteration)
         self._has_begun = True
-        self._add(path, {"iteration": iteration, "env_steps": engine.collector_envstep, **values})
+        row = {"iteration": iteration, "env_steps": engine.collector_envstep, **values}
+        if self._file is None and path.is_file():
+            with _opened(path) as file:
+                self._columns = next(csv.reader(file), [])
+        if new := [name for name in row if name not in self._columns]:
+            self._add_columns(path, new)
+        if self._file is None:
+            self._file = open(path, "a", encoding="utf-8", newline="", opener=open_private)  # noqa: SIM115
+        self._file.write(_csv([row], self._columns, header=False))
+        self._file.flush()
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _append(self, path: Path, text: str) -> None:
-        if self._file is None:
-            self._file = open(path, "a", encoding="utf-8", newline="", opener=open_private)  # noqa: SIM115
-        self._file.write(text)
-        self._file.flush()
-
-
-class JsonlHook(_FileTracker):
-    """Appends one JSON object per iteration to ``metrics.jsonl`` in the learner's log folder.
-
-    Infinities and NaN, which JSON does not have, are written as null.
-    """
-
-    _name = "metrics.jsonl"
-
-    def _add(self, path: Path, row: dict[str, float]) -> None:
-        plain = {name: value if math.isfinite(value) else None for name, value in row.items()}
-        self._append(path, json.dumps(plain) + "\n")
-
-    def _iteration_of(self, line: str) -> int:
-        try:
-            return int(json.loads(line)["iteration"])
-        except (ValueError, TypeError, KeyError):
-            return -1
-
-
-class CsvHook(_FileTracker):
-    """Appends one line per iteration to ``metrics.csv`` in the learner's log folder.
-
-    A variable that is first logged later gets a column at the end, which is empty in earlier
-    lines; the file is rewritten for it.
-    """
-
-    _name = "metrics.csv"
-    _columns: Sequence[str] = ()
-
-    def _add(self, path: Path, row: dict[str, float]) -> None:
-        if self._file is None and path.is_file():
-            with _opened(path) as file:
-                self._columns = next(csv.reader(file), [])
-        new = [name for name in row if name not in self._columns]
-        if new:
-            self._add_columns(path, new)
-        self._append(path, _csv([row], self._columns, header=False))
-
-    def _iteration_of(self, line: str) -> int:
-        first = line.partition(",")[0]
-        return int(first) if first.isdecimal() else -1
 
     def _add_columns(self, path: Path, names: list[str]) -> None:
         self.close()
@@ -145,6 +100,12 @@ class CsvHook(_FileTracker):
                 rows = list(csv.DictReader(file))
         with Folder(path.parent) as folder:
             folder.write_atomic(path.name, [_csv(rows, self._columns, header=True).encode()])
+
+
+def _iteration_of(line: str) -> int:
+    """Return the iteration of a line; -1 for the header."""
+    first = line.partition(",")[0]
+    return int(first) if first.isdecimal() else -1
 
 
 def _opened(path: Path) -> IO[str]:

@@ -22,7 +22,6 @@ from dingsdk.worker.coordinator.roles import (
     CollectorRole,
     LearnerRole,
 )
-from dingsdk.worker.inference.role import InferenceRole
 
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
 TASK = {"task_id": "t", "buffer_id": "b"}
@@ -426,17 +425,6 @@ def test_learner_gets_the_number_of_training_processes(tmp_path: Path, learner_n
     transport = make_transport(cfg, tmp_path)
     worker: Any = create_role("learner", cfg).create_worker(transport, "learner-0")
     assert worker.learner_num == learner_num
-    worker.close()
-    transport.close()
-
-
-def test_inference_worker_may_import_the_modules_in_the_config(tmp_path: Path) -> None:
-    cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
-    cfg.policy.import_names = ["json"]
-    transport = make_transport(cfg, tmp_path)
-    worker: Any = InferenceRole({}, cfg).create_worker(transport, "inference-0")
-    assert worker._cfg.allowed_modules == ["json"]
-    assert worker.info.worker_id == "inference-0"
     worker.close()
     transport.close()
 

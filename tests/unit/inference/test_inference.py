@@ -17,7 +17,7 @@ import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.data import derive_seed
-from dingsdk.errors import NonFiniteError, TaskFail
+from dingsdk.errors import NonFiniteError
 from dingsdk.plugins import default_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
 from dingsdk.runtime.connections import parse_address
@@ -337,50 +337,36 @@ def test_error_of_the_policy_is_raised_in_the_collector(tmp_path: Path) -> None:
         assert server.request_count == 1
 
 
-def test_worker_serves_actions_from_the_start_to_the_end_of_its_task(
+def test_worker_serves_actions_while_it_is_joined_and_makes_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
     cfg = {"type": "in_memory", "concurrency": "threads"}
     transport = default_manager().create("transports", cfg, tmp_path)
     master = Master(transport.master_end(), transport.scheduler)
-    worker = role.InferenceWorker({}, transport, "inference-0")
-    advanced = threading.Event()
-    monkeypatch.setattr(worker, "advance", advanced.set)
+    made = role.InferenceRole({}, to_easydict({"seed": 7, "policy": CFG}))
+    first, worker = (made.create_worker(transport, f"inference-{number}") for number in "01")
+    assert isinstance(first, role.InferenceWorker)
+    assert isinstance(worker, role.InferenceWorker)
+    assert first.close()  # before it has started
+    assert first._seed != worker._seed == derive_seed(7, "inference", "inference-1")
     worker.start(master.start())
     publish(transport.policy_store(), policy_of(2), 4)
-    task = {"task_id": "t", "policy": CFG, "seed": 1}
-
-    def ask(name: str, **data: Any) -> Mapping[str, Any]:
-        return master.ask("inference-0", {"name": f"inference_{name}_task", **data}, PATIENCE_S)
-
-    def files() -> list[Path]:
-        return list((tmp_path / FOLDER).glob("*.address"))
-
-    assert ask("start", task_info=task) == {"message": "inference task has started"}
     with Collector(tmp_path, policy_of(5), 1) as collector:
         assert [collector.act() for _ in range(3)] == [best(policy_of(2))] * 3
-    advanced.clear()
-    assert advanced.wait(PATIENCE_S), "the worker reports no progress to its master"
-    assert ask("poll") == ask("close") == {"requests": 3, "batches": 3}
+    before, deadline = worker._progress, time.monotonic() + PATIENCE_S
+    while worker._progress == before:
+        assert time.monotonic() < deadline, "the worker reports no progress to its master"
+        time.sleep(0.01)
+    assert worker._stop_work()
+    assert not worker._is_alive(worker._moved_at + role.PROGRESS_S + PATIENCE_S)
+    monkeypatch.setattr(worker, "_is_alive", lambda now: False)
+    assert not worker._stop_work()
+    assert worker.close()
+    assert worker.close()
+    assert list((tmp_path / FOLDER).glob("*.address")) == []
     (log,) = (tmp_path / "log" / "inference").iterdir()
     assert "acted for 3 requests in 3 batches" in log.read_text()
     assert log not in open_paths()
-    assert (files(), ask("poll")) == ([], {"requests": 0, "batches": 0})
-
-    ask("start", task_info=task)
-    given_up = worker._server
-    assert given_up is not None
-    assert worker.stop_job()  # as if the master had given it up
-    ask("start", task_info=task)
-    assert given_up._is_closed
-    assert len(files()) == 1
-    monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.2)
-    began = time.monotonic()
-    ask("poll")
-    assert time.monotonic() - began >= 0.2, "the poll returned at once"
-    assert worker.close()
-    assert files() == []
     master.close()
     transport.close()
 
@@ -388,39 +374,6 @@ def test_worker_serves_actions_from_the_start_to_the_end_of_its_task(
 def open_paths() -> list[Path]:
     links = Path("/proc/self/fd").iterdir()
     return [link.readlink() for link in links if link.is_symlink()]
-
-
-@pytest.mark.parametrize("how", ["raises", "hangs"])
-def test_failed_server_fails_the_tasks_of_its_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
-    cfg = {"type": "in_memory", "concurrency": "threads"}
-    transport = default_manager().create("transports", cfg, tmp_path)
-    worker: Any = role.InferenceWorker({}, transport, "inference-0")
-    worker._end = SimpleNamespace(lease_s=None, check=lambda: None, renew=lambda progress: None)
-    tasks, over = worker._tasks(), threading.Event()
-
-    def run() -> None:
-        if how == "raises":
-            raise ValueError("on purpose")
-        over.wait(PATIENCE_S)
-
-    worker.start_job(run, lambda: None, "server")
-    if how == "raises":
-        assert worker._job.join(PATIENCE_S)
-        for name in ("poll", "close"):
-            with pytest.raises(ValueError, match="on purpose"):
-                tasks[f"inference_{name}_task"]({})
-    else:
-        with monkeypatch.context() as patch:
-            patch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
-            with pytest.raises(TaskFail, match="inference-0 hangs") as caught:
-                tasks["inference_close_task"]({})
-        assert caught.value.facts["result"] == {"message": "stuck"}
-    over.set()
-    assert worker.stop_job()
-    transport.close()
 
 
 class Asked(InferenceClient):
@@ -495,16 +448,6 @@ def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy
         second = collect(pool, client, 5)
         assert second.policy is first.policy
         assert set(client.asked) == {("p", 5, on_policy)}
-
-
-def test_each_task_has_its_own_seed_derived_from_the_run_seed() -> None:
-    made: Any = role.InferenceRole({}, to_easydict({"seed": 7, "policy": CFG}))
-    commander: Any = None
-    first, second = made.next_task(commander), made.next_task(commander)
-    assert first["seed"] == derive_seed(7, "inference", first["task_id"])
-    assert first["seed"] != second["seed"]
-    assert first["policy"] == CFG
-    assert type(first["policy"]) is dict  # it is sent to the worker
 
 
 def test_idle_strangers_do_not_keep_a_collector_out(tmp_path: Path) -> None:

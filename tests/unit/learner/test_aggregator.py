@@ -6,11 +6,9 @@ import contextlib
 import copy
 import os
 import signal
-import struct
+import socket
 import time
 from collections.abc import Collection, Iterator
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.channel import Channel, decode_value, encode_value
 from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
@@ -26,7 +25,14 @@ from dingsdk.policy import create_policy, torch_threads
 from dingsdk.runtime import guarded
 from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.worker.learner import aggregator
-from dingsdk.worker.learner.aggregator import LearnerAggregator, merge_logs, split_batch
+from dingsdk.worker.learner.aggregator import (
+    Call,
+    Done,
+    Failed,
+    LearnerAggregator,
+    merge_logs,
+    split_batch,
+)
 
 CFG: dict[str, Any] = {
     "type": "dqn",
@@ -268,26 +274,45 @@ def test_logs_are_averaged_and_sequences_joined() -> None:
     assert merge_logs([[], []]) == []
 
 
+def link_pair() -> tuple[Channel, Channel]:
+    """Return both ends of a link between two ranks."""
+    one, other = (Channel.within_host(each, 1 << 30) for each in socket.socketpair())
+    return one, other
+
+
+def asked(link: Channel) -> tuple[str, Any]:
+    """Return name and arguments of the call that a rank gets."""
+    call, frame = link.receive(Call, 20.0)
+    return call.name, decode_value(aggregator._KIND, frame)
+
+
+def tell(link: Channel, head: Done | Failed, value: Any = None) -> None:
+    """Send the answer of a rank."""
+    link.send(head, encode_value(aggregator._KIND, value), timeout_s=20.0)
+
+
 @contextlib.contextmanager
-def linked_ranks(rank_s: float = 20.0) -> Iterator[tuple[LearnerAggregator, Connection]]:
+def linked_ranks(rank_s: float = 20.0) -> Iterator[tuple[LearnerAggregator, Channel]]:
     """Yield rank 0 and the other end of its link, where the test plays rank 1."""
-    link, theirs = Pipe()
-    with link, theirs, LearnerAggregator(policy(), CFG, 1) as ranks:
+    link, theirs = link_pair()
+    with LearnerAggregator(policy(), CFG, 1) as ranks:
         ranks._ranks.append(aggregator._Rank(1, link, rank_s))
         yield ranks, theirs
+    link.close()
+    theirs.close()
 
 
 def test_changes_of_the_policy_are_sent_to_all_ranks() -> None:
     state = policy(seed=1).state_dict()
     with linked_ranks() as (ranks, other):
         for name, args in (("set_attribute", ["batch_size", 5]), ("reset", [[3]])):
-            aggregator._send(other, "done", None)
+            tell(other, Done())
             getattr(ranks.learn_mode, name)(*args)
-            assert aggregator._receive(other) == (name, args)
+            assert asked(other) == (name, args)
         assert ranks.learn_mode.get_attribute("batch_size") == 5
-        aggregator._send(other, "done", None)
+        tell(other, Done())
         ranks.learn_mode.load_state_dict(state)
-        name, (found,) = aggregator._receive(other)
+        name, (found,) = asked(other)
         assert name == "load_state_dict"
         for key, tensor in state["model"].items():
             assert torch.equal(found["model"][key], tensor)
@@ -316,7 +341,7 @@ def test_rank_that_stops_receiving_or_sending_is_lost() -> None:
     with linked_ranks(0.05) as (ranks, _), pytest.raises(WorkerCrashedError, match=text):
         ranks.learn_mode.forward(large)
     with linked_ranks(0.05) as (ranks, other):
-        os.write(other.fileno(), struct.pack("!i", 4) + b"do")
+        other._sock.sendall(b"DCH1")
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner did not answer in"):
             ranks._ranks[0].answer(time.monotonic() + 20.0)
 
@@ -326,28 +351,27 @@ class Ended:
 
     def __init__(self, exitcode: int) -> None:
         self.exitcode = exitcode
-        self.sentinel, self._end = os.pipe()
-        os.close(self._end)  # makes the sentinel readable, as for an ended process
 
-    def join(self, timeout_s: float) -> None:
-        os.close(self.sentinel)
+    def join(self, timeout_s: float) -> None: ...
 
 
 def child_rank(number: int, exit_code: int) -> aggregator._Rank:
     """Return a rank whose process has ended and whose link is closed."""
-    link, theirs = Pipe()
+    link, theirs = link_pair()
     theirs.close()
     return aggregator._Rank(number, link, 20.0, Ended(exit_code))  # type: ignore[arg-type]
 
 
 def test_error_for_a_script_without_a_main_guard_says_so() -> None:
+    rank = child_rank(1, UNGUARDED)
     with pytest.raises(ConfigError, match="__main__") as caught:
-        child_rank(1, UNGUARDED).answer(time.monotonic())
+        rank.answer(time.monotonic())
+    rank._link.close()
     assert caught.value.path == "system.learner_num"
 
 
-DONE, LOST = ("done", {"total_loss": 1.0}), ("lost", None)
-FAILED = ("failed", ["failed: NaN", "Traceback ..."])
+DONE, LOST = Done(), Failed("has lost another rank")
+FAILED = Failed("failed: NaN", "Traceback ...")
 
 
 @pytest.mark.parametrize(
@@ -366,12 +390,12 @@ def test_error_names_the_rank_that_did_not_answer(
     monkeypatch: pytest.MonkeyPatch, answers: tuple[Any, ...], named: str
 ) -> None:
     monkeypatch.setattr(aggregator, "NOTICE_S", 0.05)
-    pipes = [Pipe() for _ in answers]
+    pipes = [link_pair() for _ in answers]
     for answer, (_, theirs) in zip(answers, pipes, strict=True):
         if answer == "gone":
             theirs.close()
         elif answer is not None:
-            aggregator._send(theirs, *answer)
+            tell(theirs, answer)
     ranks = LearnerAggregator.__new__(LearnerAggregator)
     ranks._rank_s = 0.05
     ranks._ranks = [

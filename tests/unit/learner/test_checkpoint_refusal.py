@@ -53,7 +53,7 @@ class TestRefusal:
     def test_latest_of_a_missing_folder_is_not_a_checkpoint_of_that_name(self, tmp_path):
         save_checkpoint(tmp_path, "run", {}, iteration=1)
 
-        with pytest.raises(CheckpointMissingError, match=r"no checkpoint in .*/run\."):
+        with pytest.raises(CheckpointMissingError, match=r"no checkpoint at .*/run\."):
             load_checkpoint(tmp_path / "run" / "latest")
 
     def test_a_pickle_is_refused_and_its_code_does_not_run(self, tmp_path):

@@ -1,7 +1,6 @@
 """The built-in hooks for norms, throughput and files; ``log_vars``."""
 
 import csv
-import json
 import math
 from types import SimpleNamespace
 
@@ -128,20 +127,15 @@ class TestThroughput:
 
 
 class TestFiles:
-    def test_jsonl_and_csv_contain_every_freq_th_iteration(self, scripted, make_learner, tmp_path):
+    def test_csv_contains_every_freq_th_iteration(self, scripted, make_learner, tmp_path):
         policy = scripted(losses(1.0, 2.0, math.inf, 4.0))
         args = {"ext_args": {"freq": 2}}
-        learner = make_learner(policy, hooked(jsonl_log=args, csv_log=args))
+        learner = make_learner(policy, hooked(csv_log=args))
         for envstep in (8, 16, 24, 32):
             learner.train([{}], envstep)
         learner.close()
 
         folder = tmp_path / "run" / "log" / "learner"
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert [(row["iteration"], row["env_steps"], row["loss"]) for row in rows] == [
-            (0, 8, 1.0),
-            (2, 24, None),
-        ]
         with (folder / "metrics.csv").open(newline="") as file:
             read = list(csv.DictReader(file))
         assert [(row["iteration"], row["env_steps"], row["loss"]) for row in read] == [
@@ -178,7 +172,7 @@ class TestFiles:
         args = {"ext_args": {"freq": 2}}
         saved = {}
         for values in (losses(*range(6)), losses(*range(30, 36))):
-            learner = make_learner(scripted(values), hooked(jsonl_log=args, csv_log=args))
+            learner = make_learner(scripted(values), hooked(csv_log=args))
             if saved:
                 learner.load_state_dict(saved)
             for _ in range(6):
@@ -188,24 +182,22 @@ class TestFiles:
             learner.close()
 
         folder = tmp_path / "run" / "log" / "learner"
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         with (folder / "metrics.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         expected = [(0, 0.0), (2, 2.0), (4, 31.0), (6, 33.0), (8, 35.0)]
-        assert [(line["iteration"], line["loss"]) for line in lines] == expected
         assert [(int(row["iteration"]), float(row["loss"])) for row in rows] == expected
 
     def test_full_disk_ends_the_log_but_not_the_training(
         self, scripted, make_learner, tmp_path, caplog
     ):
         learner = make_learner(
-            scripted(losses(1.0, 2.0, 3.0)), hooked(jsonl_log={"ext_args": {"freq": 1}})
+            scripted(losses(1.0, 2.0, 3.0)), hooked(csv_log={"ext_args": {"freq": 1}})
         )
-        (tmp_path / "run" / "log" / "learner" / "metrics.jsonl").mkdir()
+        (tmp_path / "run" / "log" / "learner" / "metrics.csv").mkdir()
         for _ in range(3):
             learner.train([{}])
 
         assert learner.train_iter == 3
-        (record,) = [r for r in caplog.records if "jsonl_log" in r.getMessage()]
-        said = "the learner hook 'jsonl_log' ends here, the run continues: "
+        (record,) = [r for r in caplog.records if "csv_log" in r.getMessage()]
+        said = "the learner hook 'csv_log' ends here, the run continues: "
         assert record.getMessage().startswith(said)

@@ -14,22 +14,30 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
-from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from dingsdk.data.channel import encode_value
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.worker.learner import aggregator, remote_ranks
-from dingsdk.worker.learner.aggregator import LearnerAggregator, process_group, serve_remote
-from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
+from dingsdk.worker.learner.aggregator import (
+    Call,
+    Done,
+    Failed,
+    LearnerAggregator,
+    process_group,
+    serve_remote,
+)
+from dingsdk.worker.learner.remote_ranks import Over, RankPlace, RemoteRanks
 
 from .test_aggregator import (
     CFG,
     LOOPBACK,
     batches,
+    link_pair,
     listening_sockets,
     new_addresses,
     policy,
@@ -127,7 +135,7 @@ def test_rank_gives_up_if_rank_0_is_missing(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_ranks, "JOIN_S", 0.2)
-    monkeypatch.setattr(remote_ranks, "_HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(remote_ranks, "HANDSHAKE_S", 0.2)
     other = RankPlace(1, 2, place.host, place.port)
     with pytest.raises(WorkerCrashedError, match=r"rank 0 of the learner, at 127\.0\.0\.1"):
         serve_remote(other, CFG, threading.Event())
@@ -143,7 +151,7 @@ class Served:
         self, place: RankPlace, monkeypatch: pytest.MonkeyPatch, cfg: dict[str, Any] = CFG
     ) -> None:
         monkeypatch.setattr(aggregator, "_NOTICE_STOP_S", 0.01)
-        self.link, theirs = Pipe()
+        self.link, theirs = link_pair()
         links = iter([theirs, None])
         monkeypatch.setattr(aggregator, "dial", lambda *_: next(links))
         self.stop, self.error = threading.Event(), list[Exception]()
@@ -157,9 +165,10 @@ class Served:
         except ConfigError as error:
             self.error.append(error)
 
-    def ask(self, name: str, value: Any) -> tuple[str, Any]:
-        aggregator._send(self.link, name, value)
-        return aggregator._receive(self.link)
+    def ask(self, name: str, args: Any) -> Done | Failed:
+        self.link.send(Call(name), encode_value(aggregator._KIND, args), timeout_s=20.0)
+        answer: Done | Failed = self.link.receive(Done | Failed, 20.0)[0]
+        return answer
 
     def close(self) -> None:
         self.stop.set()
@@ -172,10 +181,10 @@ def test_remote_rank_with_another_policy_reports_it_and_ends(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     with closing(Served(place, monkeypatch)) as rank:
-        name, (text, trace) = rank.ask("begin", [1, 20.0, {**CFG, key: 3}, 5])
-        assert name == "failed"
-        assert f"ConfigError: policy.{key} of rank 0" in text
-        assert "Traceback" in trace
+        answer = rank.ask("begin", [1, 20.0, {**CFG, key: 3}, 5])
+        assert isinstance(answer, Failed)
+        assert f"ConfigError: policy.{key} of rank 0" in answer.text
+        assert "Traceback" in answer.traceback
         rank.thread.join(20.0)
     (error,) = rank.error
     assert isinstance(error, ConfigError)
@@ -194,9 +203,9 @@ def test_remote_rank_uses_its_gpu_and_reports_a_lost_rank(
     monkeypatch.setattr(torch.cuda, "set_device", gpus.append)
     cfg = {**CFG, "cuda": True}
     with closing(Served(place, monkeypatch, cfg)) as rank:
-        assert rank.ask("begin", [1, 20.0, cfg, 5]) == ("done", None)
+        assert rank.ask("begin", [1, 20.0, cfg, 5]) == Done()
         assert gpus == [3]
-        assert rank.ask("forward", next(batches(1))) == ("lost", None)
+        assert rank.ask("forward", [next(batches(1))]) == Failed("has lost another rank")
         rank.thread.join(20.0)
     assert caplog.messages == ["rank 0 waits for a new group: a rank was lost: timeout"]
 
@@ -204,7 +213,7 @@ def test_remote_rank_uses_its_gpu_and_reports_a_lost_rank(
 def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture) -> None:
     with closing(RemoteRanks(place)) as remote:
         address = remote._server.getsockname()
-        for said in (b"", b"\0\0\0\x05hello", b"\xff" * 64):
+        for said in (b"", b"DCH1hello", b"\xff" * 64):
             # The connection may be closed at any time.
             with socket.create_connection(address) as stranger, contextlib.suppress(OSError):
                 stranger.sendall(said)
@@ -225,16 +234,16 @@ def test_invalid_rank_is_disconnected_and_a_new_process_replaces_the_old(
 
     with closing(RemoteRanks(place)) as remote:
         for rank in (0, 2):
-            with dial(rank) as stray, pytest.raises((EOFError, OSError)):
-                stray.recv_bytes()
+            with dial(rank) as stray, pytest.raises(ConnectionError):
+                stray.receive(Over, 20.0)
         with dial(1) as old:
-            remote.links()[1].send_bytes(b"old")
-            assert old.recv_bytes() == b"old"
+            first = remote.links()[1]
             with dial(1) as new:
-                with pytest.raises((EOFError, OSError)):
-                    old.recv_bytes()
-                remote.links()[1].send_bytes(b"new")
-                assert new.recv_bytes() == b"new"
+                with pytest.raises(ConnectionError):
+                    old.receive(Over, 20.0)
+                assert remote.links()[1] is not first
+                remote.links()[1].send(Over(), timeout_s=20.0)
+                assert new.receive(Over, 20.0)[0] == Over()
 
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
@@ -280,7 +289,7 @@ def test_idle_strangers_do_not_keep_a_rank_out(place: RankPlace) -> None:
         begun = time.monotonic()
         link = remote_ranks.dial(other, threading.Event())
         assert link is not None
-        stack.enter_context(link)
+        stack.enter_context(closing(link))
         assert time.monotonic() - begun < 1.0
 
 
@@ -288,7 +297,7 @@ def test_rank_connects_again_after_rank_0_was_restarted(place: RankPlace) -> Non
     store = place.store(1.0)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        gone = {"host": "127.0.0.1", "port": closed.getsockname()[1], "key": "00"}
+        gone = {"address": f"127.0.0.1:{closed.getsockname()[1]}", "key": "0" * 64}
     store.set(remote_ranks._FRONT, json.dumps(gone))
     agent, made = dataclasses.replace(place, has_agent=True), list[RemoteRanks]()
     pauses: list[float | None] = []
@@ -305,8 +314,8 @@ def test_rank_connects_again_after_rank_0_was_restarted(place: RankPlace) -> Non
 
     assert link is not None
     with closing(link), closing(made[0]) as remote:
-        remote.links()[1].send_bytes(b"hello")
-        assert link.recv_bytes() == b"hello"
+        remote.links()[1].send(Over(), timeout_s=20.0)
+        assert link.receive(Over, 20.0)[0] == Over()
     assert pauses == [remote_ranks.RETRY_S]
 
 

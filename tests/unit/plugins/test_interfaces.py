@@ -63,7 +63,7 @@ def test_part_that_lacks_methods_is_refused_before_the_run(
 
 def test_part_of_a_buffer_needs_its_base() -> None:
     with pytest.raises(PluginLoadError, match="is no subclass"):
-        check_interface("limiters", "mine", BaselessLimiter, "limiter")
+        check_interface("limiters", BaselessLimiter)
 
 
 @pytest.mark.parametrize(

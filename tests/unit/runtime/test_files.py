@@ -138,7 +138,6 @@ def test_invalid_ids_are_refused_and_change_no_files(
             lambda: folder.read(text, 10),
             lambda: folder.unlink(text),
             lambda: folder.stat(text),
-            lambda: folder.sync(text),
             lambda: folder.move(text, folder, "fine"),
             lambda: folder.move("fine", folder, text),
             lambda: folder.rewrite(text, [b"x"], folder, "fine"),
