@@ -129,27 +129,31 @@ class Answers(_Hooks):
         return None
 
     def _gather(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> dict[str, Any]:
-        given = facts.get("result")
-        owners = dict.fromkeys(given, "dingsdk") if isinstance(given, Mapping) else {}
-        merged: dict[str, Any] = {}
+        answers: list[tuple[str, str, Any]] = []
         for impl in impls:
-            plugin = impl.plugin_name
             try:
                 found = _ask(impl, hook, facts) or {}
                 if not isinstance(found, Mapping):
-                    advice = "return a dict of values by name, or None"
-                    raise _wrong_answer(impl, hook, found, advice)
+                    raise _wrong_answer(
+                        impl, hook, found, "return a dict of values by name, or None"
+                    )
             except Exception as error:
-                if self._is_new(hook, plugin):
+                if self._is_new(hook, impl.plugin_name):
                     _logger.error("%s (left out)", error)
                 continue
-            for name, value in found.items():
-                owner = owners.setdefault(str(name), plugin)
-                if owner == plugin:
-                    merged[str(name)] = value
-                elif self._is_new(hook, plugin, str(name)):
-                    text = "%s: %r of %s is left out: %s has a value of this name"
-                    _logger.error(text, hook, name, plugin, owner)
+            answers += [(str(name), impl.plugin_name, value) for name, value in found.items()]
+        given = facts.get("result")
+        own = set(given) if isinstance(given, Mapping) else set()
+        merged: dict[str, Any] = {}
+        for name, plugin, value in answers:
+            owners = [other for each, other, _ in answers if each == name]
+            if name in own or len(owners) > 1:
+                if self._is_new(hook, name):
+                    who = listing(owners) + (" and dingsdk" if name in own else "")
+                    text = "%s: %s give %r a value; kept as name@plugin"
+                    _logger.error(text, hook, who, name)
+                name = f"{name}@{plugin}"
+            merged[name] = value
         return merged
 
 

@@ -146,9 +146,9 @@ def dingsdk_should_stop(run_dir: Path, status: Mapping[str, Any]) -> str | None:
     """
 
 
-# report: all plugins are called, and the answers are merged. A value whose name dingsdk or an
-# earlier plugin uses is left out, which is logged once. An exception is logged, and the plugin's
-# values are left out.
+# report: all plugins are called, and the answers are merged. If two plugins return the same name,
+# or a plugin returns a name that dingsdk uses, the name becomes ``name@plugin``, and the conflict
+# is logged once. An exception is logged, and the plugin's values are left out.
 
 
 @hookspec

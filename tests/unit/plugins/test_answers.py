@@ -129,10 +129,10 @@ def test_values_of_all_plugins_are_merged_and_conflicts_are_logged_once(
     for _ in range(2):
         found = answers.progress_columns(run_dir=Path())
 
-    assert found == {"gpu": 1, "ram": 2}
+    assert found == {"gpu@acme-0": 1, "ram": 2, "gpu@acme-1": 3}
     (record,) = caplog.records
     assert record.getMessage() == (
-        "dingsdk_progress_columns: 'gpu' of acme-1 is left out: acme-0 has a value of this name"
+        "dingsdk_progress_columns: acme-0, acme-1 give 'gpu' a value; kept as name@plugin"
     )
 
 
