@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
 from dingsdk.errors import ConfigError, ConfigTypeError
+
+_recorded: ContextVar[dict[str, int] | None] = ContextVar("recorded_seeds", default=None)
 
 
 def derive_seed(seed: int, *path: str | int) -> int:
@@ -43,7 +48,11 @@ def derive_seed(seed: int, *path: str | int) -> int:
         digest.update(text.encode("utf-8", "surrogatepass"))
     words = np.frombuffer(digest.digest(), dtype="<u4")
     sequence = np.random.SeedSequence(entropy=root, spawn_key=tuple(int(word) for word in words))
-    return int(sequence.generate_state(1, np.uint32)[0]) & 0x7FFF_FFFF
+    seed = int(sequence.generate_state(1, np.uint32)[0]) & 0x7FFF_FFFF
+    if (found := _recorded.get()) is not None:
+        above = next((name for name, known in found.items() if known == root), str(root))
+        found["/".join([above, *map(str, path)])] = seed
+    return seed
 
 
 def player_seed(seed: int, player_id: str) -> int:
@@ -53,6 +62,20 @@ def player_seed(seed: int, player_id: str) -> int:
     and learn the same.
     """
     return derive_seed(seed, "player", player_id)
+
+
+@contextmanager
+def seeds_recorded(root: int) -> Iterator[dict[str, int]]:
+    """Record the seeds that this thread derives, as ``{"seed/collector/env/0": 1234, ...}``.
+
+    Args:
+        root: The run's seed; it is recorded as ``seed``.
+    """
+    token = _recorded.set(found := {"seed": root})
+    try:
+        yield found
+    finally:
+        _recorded.reset(token)
 
 
 def _as_int(value: object, what: str) -> int:

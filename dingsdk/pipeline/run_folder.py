@@ -6,6 +6,7 @@
         config.yaml             the compiled config; can be trained and evaluated again
         resume/                 the newest saves for ``train --resume`` (serial mode)
         run.json                the id of the run, which its saves and journal have too
+        seeds.json              the seeds of its parts (serial mode)
         journal/                the data for ``train --resume`` (parallel mode)
         replay/                 log and checkpoints of the run's replay server, if it has one
         transport/              data of the workers, removed with the journal (parallel mode)
@@ -61,12 +62,14 @@ RESULT_NAME = "result.json"
 STATUS_NAME = "status.json"
 PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
+SEEDS_NAME = "seeds.json"
+"""File with the parts of a serial run and their seeds."""
 CHECKPOINT_FOLDER = "ckpt"
 JOURNAL_FOLDER = "journal"
 RESULT_FORMAT = 1
 """Version of the file that holds a run's result."""
 _FILES = (
-    *(CONFIG_NAME, RUN_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, CURVE_NAME),
+    *(CONFIG_NAME, RUN_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, CURVE_NAME, SEEDS_NAME),
     f"{CHECKPOINT_FOLDER}/latest.json",
 )
 _FOLDERS = (
@@ -240,7 +243,7 @@ def discard_run(folder: Path) -> None:
 
     Crash reports and files that are not of the run stay.
     """
-    for name in (CONFIG_NAME, RUN_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME):
+    for name in (CONFIG_NAME, RUN_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, SEEDS_NAME):
         (folder / name).unlink(missing_ok=True)
     below = [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]
     for path in [*sorted(below, reverse=True), folder]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -13,20 +14,20 @@ from easydict import EasyDict
 
 from dingsdk.config import to_easydict
 from dingsdk.data.collected import without_returns
-from dingsdk.data.seeding import derive_seed, player_seed
+from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import DingError, StorageFullError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver
-from dingsdk.pipeline.run_folder import write_config
+from dingsdk.pipeline.run_folder import SEEDS_NAME, write_config
 from dingsdk.pipeline.saved_run import Save
 from dingsdk.pipeline.start import without_loading
 from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins import default_manager
 from dingsdk.policy import Policy, create_policy
 from dingsdk.policy.threads import torch_threads
-from dingsdk.runtime import deadline
+from dingsdk.runtime import Folder, deadline
 from dingsdk.runtime.files import Patience
 from dingsdk.worker import (
     create_buffer,
@@ -68,7 +69,10 @@ def serial_pipeline(context: RunContext) -> RunResult:
     with ExitStack() as stack:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
         with context.signals.breakable():
-            team = _build(context, stack)
+            with seeds_recorded(int(context.cfg.seed)) as seeds:
+                team = _build(context, stack)
+            with Folder(context.run_dir) as folder:
+                folder.write_atomic(SEEDS_NAME, [json.dumps(seeds, indent=1).encode()])
             saver = RunSaver(context, team)
         context.status = lambda: _status(context, team)
         for each in team.members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from dingsdk import train
-from dingsdk.data import derive_seed
 from dingsdk.data.pytree import different_leaves
+from dingsdk.data.seeding import derive_seed
 from dingsdk.testing.stop_and_go import outcome_of
 
 SETS = (
@@ -97,19 +98,20 @@ def test_both_modes_begin_with_the_same_weights(tmp_path: Path, config: str) -> 
         torch.testing.assert_close(parallel[name], expected, atol=1e-20, rtol=0.0)
 
 
-def test_parts_of_a_run_get_seeds_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: set[tuple[str | int, ...]] = set()
-
-    def noted(*path: str | int) -> int:
-        asked.add(path)
-        return derive_seed(*path)  # type: ignore[arg-type]
-
-    for module in ("dingsdk.pipeline.serial", "dingsdk.envs.make"):
-        monkeypatch.setattr(f"{module}.derive_seed", noted)
+def test_run_folder_lists_every_derived_seed(tmp_path: Path) -> None:
     sets = ["policy.learn.learner.train_iterations=4", "seed=7", "env_manager.type=in_process"]
     sets += ["env.collector_env_num=2", "env.evaluator_env_num=2", "env.n_evaluator_episode=2"]
-    train("cartpole-dqn", sets=sets, output=tmp_path)
-    expected = {(7, role, "env", index) for role in ("collector", "evaluator") for index in (0, 1)}
-    assert asked == expected | {(7, part) for part in ("policy", "collector", "buffer")}
+    run = train("cartpole-dqn", sets=sets, output=tmp_path).run_dir
+    seeds = json.loads((run / "seeds.json").read_text())
+    assert seeds.pop("seed") == 7
+    expected = {
+        f"seed/{role}/env/{index}": derive_seed(7, role, "env", index)
+        for role in ("collector", "evaluator")
+        for index in range(2)
+    }
+    for part in ("policy", "collector", "buffer"):
+        expected[f"seed/{part}"] = derive_seed(7, part)
+    assert expected.items() <= seeds.items()
+    policy = derive_seed(7, "policy")
+    assert seeds["seed/policy/policy/network"] == derive_seed(policy, "policy", "network")
+    assert all(name.startswith("seed/") for name in seeds), "a seed outside the tree"

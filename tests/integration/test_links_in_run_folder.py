@@ -72,7 +72,7 @@ def make_fifo(path: Path, outside: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("config.yaml", "curve.png", "result.json", "status.json", "progress.jsonl"),
+        *("config.yaml", "curve.png", "result.json", "status.json", "progress.jsonl", "seeds.json"),
         *("ckpt", "ckpt/latest.json", "log", "log/serial_tb_logger", "log/collector"),
         *("log/collector/collector_logger.txt", "log/learner", "resume", "resume/NEWEST"),
         *("resume/NEWEST/state.safetensors", "resume/NEWEST/buffer"),

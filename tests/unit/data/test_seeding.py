@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dingsdk.data import derive_seed
+from dingsdk.data.seeding import seeds_recorded
 from dingsdk.errors import ConfigError, ConfigTypeError
 
 
@@ -40,3 +42,23 @@ def test_similar_paths_give_different_seeds() -> None:
 def test_invalid_seeds_and_paths_are_refused(args: tuple[Any, ...], error: type[Exception]) -> None:
     with pytest.raises(error):
         derive_seed(*args)
+
+
+def test_seeds_are_recorded_under_the_path_that_led_to_them() -> None:
+    collector = derive_seed(3, "collector", 1)
+    with seeds_recorded(3) as found:
+        derive_seed(3, "collector", 1)
+        derive_seed(collector, "env", 0)
+        with suppress(ZeroDivisionError), seeds_recorded(4) as inner:
+            derive_seed(4, "buffer")
+            raise ZeroDivisionError
+        derive_seed(99, "elsewhere")
+    derive_seed(3, "later")
+
+    assert found == {
+        "seed": 3,
+        "seed/collector/1": collector,
+        "seed/collector/1/env/0": derive_seed(collector, "env", 0),
+        "99/elsewhere": derive_seed(99, "elsewhere"),
+    }
+    assert inner == {"seed": 4, "seed/buffer": derive_seed(4, "buffer")}
