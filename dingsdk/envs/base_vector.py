@@ -58,7 +58,6 @@ class BaseVectorEnvManager(EnvManager):
         "_obs",
         "_resetting",
         "_failures_in_row",
-        "_rebuilds",
     )
 
     _instead = "env_manager.type to in_process"
@@ -71,7 +70,7 @@ class BaseVectorEnvManager(EnvManager):
         self._obs: Obs = None
         # True where the next step is spent on a reset (NEXT_STEP only); None for nowhere.
         self._resetting: NDArray[np.bool_] | None = None
-        self._failures_in_row = self._rebuilds = 0
+        self._failures_in_row = 0
         self._info_numbers, self._env_name = chosen_by(self._env_fns[0])
         # Infos of the last step, and the infos that include those of the ended episodes.
         self._infos: Mapping[str, Any] = {}
@@ -92,7 +91,7 @@ class BaseVectorEnvManager(EnvManager):
 
     def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
         if self._closed:
-            self._failures_in_row = self._rebuilds = 0
+            self._failures_in_row = 0
         super().launch(reset_param)
 
     def seed(
@@ -105,7 +104,6 @@ class BaseVectorEnvManager(EnvManager):
                 found=seed,
             )
         super().seed(seed, dynamic_seed)
-        self._rebuilds = 0
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -246,10 +244,9 @@ class BaseVectorEnvManager(EnvManager):
         self._failures_in_row += 1
         self.close()
         count_failure(error, "the vector env", self._failures_in_row, self.section)
-        self._rebuilds += 1
         try:
             self._open()
-            self._reset_vec(self._seeds.after_failure(0, self._rebuilds, "rebuild_all"))
+            self._reset_vec(self._seeds.after_failure(0, self._failure_count, "rebuild_all"))
         except Exception as again:
             self._recover(again)
         self._closed = False

@@ -151,8 +151,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             obs = self._schema.conform(obs)
             reward = plain_reward(reward, self.player_num)
             if type(terminated) is not bool or type(truncated) is not bool:
-                terminated = _plain_flag("terminated", terminated)
-                truncated = _plain_flag("truncated", truncated)
+                terminated = bool(_one_number("terminated", terminated, "true or false"))
+                truncated = bool(_one_number("truncated", truncated, "true or false"))
             if info:
                 if not isinstance(found := info.get(EPISODE_INFO, {}), dict):
                     raise _mismatch(f"info.{EPISODE_INFO}", "a dict", type(found).__name__)
@@ -436,26 +436,19 @@ def plain_reward(reward: Any, players: int) -> Any:
         if rewards.shape != (players,) or not np.isfinite(rewards).all():
             raise _mismatch("reward", f"{players} finite numbers, one per player", repr(reward))
         return rewards
-    if getattr(reward, "size", None) == 1:
-        reward = reward.item()
-    try:
-        plain = float(reward)
-    except (TypeError, ValueError) as error:
-        raise _mismatch("reward", "a number", repr(reward)) from error
-    if isinstance(reward, str | bytes):
-        raise _mismatch("reward", "a number", repr(reward))
+    plain = float(_one_number("reward", reward, "a number"))
     if not -_MAX_REWARD <= plain <= _MAX_REWARD:
         found = "NaN" if plain != plain else repr(plain)
         raise _mismatch("reward", "a finite number, as float32 holds it,", found)
     return plain
 
 
-def _plain_flag(name: str, flag: Any) -> bool:
-    """Return ``terminated`` or ``truncated``, which may be an array of one number, as a bool."""
-    array = np.asarray(flag)
+def _one_number(key: str, found: Any, expected: str) -> Any:
+    """Return a bool or a number, which may be in an array of one element."""
+    array = np.asarray(found)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise _mismatch(name, "true or false", repr(flag))
-    return bool(array.item())
+        raise _mismatch(key, expected, repr(found))
+    return array.item()
 
 
 def parts_of(method: str, answer: Any, parts: Sequence[str]) -> Sequence[Any]:

@@ -20,25 +20,6 @@ def make(env: str, n: int = 2) -> EnvManager:
     return create_env_manager(NATIVE, make_env_fns({"env_id": f"Tiny/{env}-v0"}, n))
 
 
-@every_native_env
-def test_reseeding_resets_the_count_of_rebuilds(env: str) -> None:
-    with make(env, n=1) as manager:
-        manager.launch()
-        runs = []
-        for _ in range(2):
-            manager.seed(5)
-            manager.reset()
-            starts = [manager.current_obs().tolist()]
-            for _ in range(2):
-                manager.step_batch(np.array([RAISE]))
-                starts.append(manager.current_obs().tolist())
-            runs.append(starts)
-            while not manager.step_batch(np.array([0])).terminated[0]:
-                pass
-        assert runs[0] == runs[1]
-        assert runs[0][1] != runs[0][2]
-
-
 class Careless(gym.vector.VectorEnv[Any, Any, Any]):
     """Gives ``reward`` in the steps that are resets, and reports an end in every step."""
 

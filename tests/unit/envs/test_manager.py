@@ -103,19 +103,6 @@ def test_rendered_images_are_for_ready_envs() -> None:
         assert images[1].max() == 1
 
 
-def test_envs_that_cannot_render_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> Any:
-        raise ImportError("no module pygame")
-
-    with make(IN_PROCESS, env_id="Tiny/Counter-v0", render_mode="rgb_array") as manager:
-        assert isinstance(manager, InProcessEnvManager)
-        manager.launch()
-        monkeypatch.setattr(type(manager._envs[0].unwrapped), "render", fail)
-        with pytest.raises(ConfigError, match="cannot render: no module pygame") as caught:
-            _ = manager.ready_imgs
-    assert caught.value.path == "env.kwargs.render_mode"
-
-
 def test_actions_that_are_no_dict_are_refused() -> None:
     with make(IN_PROCESS) as manager:
         manager.launch()
