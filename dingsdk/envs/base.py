@@ -154,9 +154,9 @@ class EnvManager(Configurable, Closing, ABC):
         return self._spaces[1].space
 
     @property
-    @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Which optional guarantees this manager gives."""
+        """Which optional guarantees this manager gives; by default all but ``asynchronous``."""
+        return Capabilities()
 
     def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
         """Create the envs, zero the episode counters and reset all. Requires a closed manager."""

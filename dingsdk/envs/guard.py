@@ -209,19 +209,10 @@ class GuardedEnv(gym.Env[Any, Any]):
         return self.env.unwrapped
 
     def _make(self) -> gym.Env[Any, Any]:
-        if not callable(self._env_fn):
-            raise wrong_type(
-                f"env_fns[{self._env_id}]", "a function that makes one env", self._env_fn
-            )
-        env: Any = self._env_fn()
-        if isinstance(env, gym.vector.VectorEnv):
-            raise ConfigError(
-                f"env_fns[{self._env_id}] makes a vector env, {type(env).__name__}; give one "
-                "function for each env, which makes one env, or drive the vector env by a subclass "
-                "of dingsdk.envs.BaseVectorEnvManager",
-                path="env_fns",
-                found=type(env).__name__,
-            )
+        is_function = callable(self._env_fn)
+        env: Any = self._env_fn() if is_function else self._env_fn
+        if not is_function or isinstance(env, gym.vector.VectorEnv):
+            raise wrong_type(f"env_fns[{self._env_id}]", "a function that makes one env", env)
         set_first_seat(env, self._env_id)
         self._raw = raw_return_of(env)
         return env  # type: ignore[no-any-return]

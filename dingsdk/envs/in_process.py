@@ -18,7 +18,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.envs.guard import CLOSE_S, GuardedEnv, Played, close_quietly
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
-from dingsdk.envs.steps import Capabilities, StepColumns, Timestep, step_columns
+from dingsdk.envs.steps import StepColumns, Timestep, step_columns
 from dingsdk.errors import ConfigError
 
 
@@ -49,10 +49,6 @@ class InProcessEnvManager(EnvManager):
         self._envs: list[GuardedEnv] = []
         self._obs: list[Any] = [None] * self._env_num
         self._threads: _Threads | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
 
     @property
     def ready_obs(self) -> dict[int, Any]:

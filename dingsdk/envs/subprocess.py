@@ -109,10 +109,6 @@ class SubprocessEnvManager(EnvManager):
         self._infos: dict[Any, Any] = {}
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
-
     def current_obs(self) -> Obs:
         self._check_open()
         return map_leaves(np.array, self._board.obs)
