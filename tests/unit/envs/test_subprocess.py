@@ -111,27 +111,6 @@ def test_child_process_has_the_wrapper_types_of_this_process() -> None:
         changes.roll_back()
 
 
-def test_steps_equal_those_of_the_in_process_manager(spawning: Launch) -> None:
-    plain = spawning({"type": "in_process", "max_retry": 99}, 3)
-    with plain, spawning({**SYNC, "envs_per_process": 2, "max_retry": 99}, 3) as m:
-        rng = np.random.default_rng(0)
-        for index in range(40):
-            ids = np.flatnonzero(rng.random(3) < 0.7) if index % 3 else None
-            actions = rng.choice([STEP, STEP, STEP, RAISE], 3 if ids is None else len(ids))
-            expected, found = plain.step_batch(actions, ids), m.step_batch(actions, ids)
-            for one, other in zip(expected, found, strict=True):
-                np.testing.assert_equal(one, other)
-            np.testing.assert_equal(plain.current_obs(), m.current_obs())
-            assert plain.failure_count == m.failure_count
-            if index % 10 == 9:
-                for manager in (plain, m):
-                    manager.seed({1: index}, dynamic_seed=index % 20 == 9)
-                    manager.reset({1: {"options": {"start": 0.5}}} if index == 19 else None)
-        for _ in range(8):
-            np.testing.assert_equal(plain.step({2: STEP, 0: STEP}), m.step({2: STEP, 0: STEP}))
-            assert plain.ready_obs.keys() == m.ready_obs.keys()
-
-
 def open_later(gate: Path) -> threading.Timer:
     timer = threading.Timer(0.05, lambda: gate.open("w").close())
     timer.start()
