@@ -8,7 +8,6 @@ form or the other between two resets, not both.
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime.deadline import Closing
 
-_log = logging.getLogger(__name__)
+_OTHERS_CAN = "has no access to single envs, as in_process, subprocess and async_subprocess have"
 
 
 class EnvManager(Configurable, Closing, ABC):
@@ -307,9 +306,7 @@ class EnvManager(Configurable, Closing, ABC):
         """Return the state of the envs; overridden by managers that support it."""
         name = type(self).__name__
         raise NotSavableError(
-            f"{name} cannot save its envs; in_process, subprocess, async_subprocess and vector can",
-            path="env_manager.type",
-            found=name,
+            f"{name} cannot save its envs: it {_OTHERS_CAN}", path="env_manager.type", found=name
         )
 
     def _set_envs_state(self, state: Any) -> None:
@@ -318,8 +315,7 @@ class EnvManager(Configurable, Closing, ABC):
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         """Call a method of one env; overridden by managers that support it."""
         raise ConfigError(
-            f"env_manager.type: {type(self).__name__} cannot call {name} of one env; in_process, "
-            "subprocess and async_subprocess can",
+            f"env_manager.type: {type(self).__name__} cannot call {name}: it {_OTHERS_CAN}",
             path="env_manager.type",
             method=name,
         )

@@ -60,9 +60,6 @@ class BaseVectorEnvManager(EnvManager):
         "_failures_in_row",
     )
 
-    _instead = "env_manager.type to in_process"
-    """The setting that errors suggest for features that only single envs have."""
-
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
         self._vec: Any = None
@@ -98,11 +95,7 @@ class BaseVectorEnvManager(EnvManager):
         self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
     ) -> None:
         if not isinstance(seed, int | np.integer):
-            raise ConfigError(
-                f"these envs take one seed together; set {self._instead} for a seed for each env",
-                path=self._instead.split()[0],
-                found=seed,
-            )
+            raise _only_single_envs("one seed", seed)
         super().seed(seed, dynamic_seed)
 
     def current_obs(self) -> Obs:
@@ -211,12 +204,7 @@ class BaseVectorEnvManager(EnvManager):
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         if len(env_ids) < self._env_num or any(kwargs.values()):
-            raise ConfigError(
-                f"these envs are reset all together and without arguments, asked for "
-                f"{dict(kwargs)}; set {self._instead}",
-                path=self._instead.split()[0],
-                found=sorted(env_ids),
-            )
+            raise _only_single_envs("one reset, without arguments,", dict(kwargs))
         seed = self._seeds.take(env_ids)[0]
         self._parked[:] = False
         try:
@@ -320,6 +308,15 @@ class BaseVectorEnvManager(EnvManager):
             expected=list(expected),
             found=found,
         )
+
+
+def _only_single_envs(taken: str, found: object) -> ConfigError:
+    return ConfigError(
+        f"a vector env takes {taken} for all its envs together, found {found}; set "
+        "env_manager.type to in_process, which steps single envs",
+        path="env_manager.type",
+        found=found,
+    )
 
 
 def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:

@@ -63,7 +63,16 @@ class InProcessEnvManager(EnvManager):
         Raises:
             ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``.
         """
-        return {env_id: self._image(env_id) for env_id in self.ready_obs}
+        ready, mode = self.ready_obs, self._envs[0].render_mode
+        if mode != "rgb_array":
+            path = "env.kwargs.render_mode"
+            raise ConfigError(
+                f"{path} is {mode!r}, so the envs give no images; set it to rgb_array",
+                path=path,
+                expected="rgb_array",
+                found=mode,
+            )
+        return {env_id: self._envs[env_id].render() for env_id in ready}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         checked = self._checked(actions)
@@ -131,18 +140,6 @@ class InProcessEnvManager(EnvManager):
             self._obs[env_id] = obs
             self._failure_count += failures
             self._returns[env_id], self._parked[env_id] = 0.0, False
-
-    def _image(self, env_id: int) -> NDArray[Any]:
-        env, path = self._envs[env_id], "env.kwargs.render_mode"
-        image = env.render() if env.render_mode == "rgb_array" else None
-        if not isinstance(image, np.ndarray):
-            raise ConfigError(
-                f"{path} is {env.render_mode!r}, so the envs give no images; set it to rgb_array",
-                path=path,
-                expected="rgb_array",
-                found=env.render_mode,
-            )
-        return image
 
     def _play_all(self, actions: Mapping[int, Any]) -> Sequence[Played]:
         """Step envs by ``GuardedEnv.play``; return the results in the order of ``actions``."""

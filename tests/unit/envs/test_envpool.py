@@ -20,7 +20,7 @@ CARTPOLE = {"env_id": "envpool:CartPole-v1", "kwargs": {"max_episode_steps": 12}
 
 def test_error_names_the_missing_envpool_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(UnknownEnvError, match=r"is the extra 'envpool': pip install"):
+    with pytest.raises(UnknownEnvError, match=r"needs the extra 'envpool': pip install"):
         EnvFn({"env_id": "envpool:Pong-v5"})()
 
 
@@ -138,7 +138,7 @@ def test_atari_takes_envpool_options_and_runs_as_a_single_env() -> None:
         (
             {"env_id": "envpool:Pong-v5", "kwargs": {"stak": 2}},
             ConfigError,
-            r"env\.kwargs: Pong-v5",
+            r"env\.kwargs: envpool:Pong-v5",
         ),
         ({"env_id": "envpool:IntersectionMultiAgent-v1"}, ConfigError, "players"),
     ],

@@ -44,15 +44,15 @@ def starts(manager: EnvManager) -> list[list[float]]:
 
 def test_native_mode_refuses_unsupported_operations() -> None:
     with make(NATIVE) as manager:
-        with pytest.raises(ConfigError, match="take one seed together") as unseeded:
+        with pytest.raises(ConfigError, match="takes one seed for all") as unseeded:
             manager.seed([1, 2])
-        assert unseeded.value.path == "env_manager.vectorization_mode"
+        assert unseeded.value.path == "env_manager.type"
         manager.launch()
         assert manager.capabilities.per_env_seed is False
         manager.step_batch(np.zeros(2, int))
-        with pytest.raises(ConfigError, match="sync") as refused:
+        with pytest.raises(ConfigError, match="in_process") as refused:
             manager.reset({0: None})
-        assert refused.value.path == "env_manager.vectorization_mode"
+        assert refused.value.path == "env_manager.type"
         manager.step_batch(np.zeros(2, int), np.arange(2))
         with pytest.raises(PolicyOutputError, match="in_process") as caught:
             manager.step_batch(np.zeros(1, int), np.array([1]))
