@@ -11,7 +11,6 @@ import ast
 import keyword
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ _FOLDER = Path(__file__).parents[1] / "templates"
 _PACKAGE = "dingsdk_plugin_name"
 _EXAMPLE = "example.yaml"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
-_CLASS = re.compile(r"\bPluginName(\w+)")
 _LONGEST = 40
 """Most characters in the name of a new plugin."""
 
@@ -124,6 +122,8 @@ def render(kind: str, name: str) -> dict[str, str]:
     example = deep_merge_dicts(yaml.safe_load(files[_EXAMPLE]), yaml.safe_load(f"    {used}"))
     files["README.md"] = files["README.md"].replace("PLUGIN_NOTES", notes)
     files[_EXAMPLE] = yaml.safe_dump(example, sort_keys=False)
+    others = {each.replace("_", "-") for each in re.findall(r"\bfrom dingsdk_(\w*)", module)}
+    requirements = [OWN_DISTRIBUTION, *sorted(map(_distribution, others))]
     words = {
         "PLUGIN_SUMMARY": template.summary,
         "PLUGIN_GROUP": template.group,
@@ -131,7 +131,7 @@ def render(kind: str, name: str) -> dict[str, str]:
         "PLUGIN_MODE": template.mode,
         "PLUGIN_KEY": key,
         "PLUGIN_FILE": file,
-        "PLUGIN_REQUIREMENTS": '", "'.join(_requirements(module)),
+        "PLUGIN_REQUIREMENTS": '", "'.join(requirements),
         "PLUGIN_PART": next(reversed(re.findall(r"class (PluginName\w+)", module)), snake),
         "PLUGIN_STEPS": "\n".join(next_steps(kind, name, ".")),
         "plugin-name": dashed,
@@ -161,17 +161,11 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
             f"{folder} exists; choose another name or another --into", path=str(folder)
         )
     try:
-        into.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=into))
-        try:
-            package = made / folder.name
-            for path, text in files.items():
-                (package / path).parent.mkdir(parents=True, exist_ok=True)
-                (package / path).write_text(text, encoding="utf-8")
-            package.rename(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise RunFolderError(
             f"cannot write {folder}: {error.strerror or error}", path=str(folder)
         ) from error
@@ -180,12 +174,6 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
 
 def _distribution(dashed: str) -> str:
     return f"{OWN_DISTRIBUTION}-{dashed}"
-
-
-def _requirements(module: str) -> list[str]:
-    """Return the distributions of dingsdk that a module imports."""
-    names = {OWN_DISTRIBUTION.removesuffix("-rl"), *re.findall(r"\bfrom (dingsdk\w*)", module)}
-    return sorted(name.replace("dingsdk", OWN_DISTRIBUTION).replace("_", "-") for name in names)
 
 
 def _check_free(kind: str, group: str, key: str) -> None:
@@ -201,19 +189,8 @@ def _check_free(kind: str, group: str, key: str) -> None:
         )
 
 
-def _class_name(name: str, ending: str) -> str:
-    """Return the name of a class: ``fast-replay`` and ``Buffer`` make ``FastReplayBuffer``.
-
-    Words of the ending that the name ends with are not repeated: ``fast-buffer`` makes
-    ``FastBuffer``.
-    """
-    words = re.split("[-_]", name)
-    while words and words[-1].capitalize() in re.findall("[A-Z][a-z0-9]*", ending):
-        words.pop()
-    return "".join(map(str.capitalize, words)) + ending
-
-
 def _replaced(text: str, words: Mapping[str, str]) -> str:
     text = re.sub("|".join(map(re.escape, words)), lambda match: words[match[0]], text)
-    name = words["plugin-name"]
-    return _CLASS.sub(lambda match: _class_name(name, match[1]), text)
+    # fast-replay and PluginNameBuffer make FastReplayBuffer.
+    name = "".join(map(str.capitalize, words["plugin-name"].split("-")))
+    return text.replace("PluginName", name)
