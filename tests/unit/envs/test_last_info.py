@@ -58,13 +58,7 @@ class Recorded(NextStep):
         return gym.wrappers.vector.TransformReward(env, lambda rewards: 50 * rewards)
 
 
-class RecordedInSameStep(Recorded):
-    mode = AutoresetMode.SAME_STEP
-
-
-VECTOR = {
-    each.__name__: each for each in (NextStep, SameStep, Disabled, Recorded, RecordedInSameStep)
-}
+VECTOR = {each.__name__: each for each in (NextStep, SameStep, Disabled, Recorded)}
 every_kind_and_form = pytest.mark.parametrize(
     ("kind", "is_dict"),
     [
@@ -222,9 +216,8 @@ def test_return_that_the_env_has_recorded_itself_counts(kind: str, wrappers: lis
         assert last_infos(manager, is_dict=False) == [{"eval_episode_return": 6.0}] * 2
 
 
-@pytest.mark.parametrize("kind", ["Recorded", "RecordedInSameStep"])
-def test_return_that_a_vector_env_has_recorded_counts(kind: str) -> None:
-    with make(kind) as manager:
+def test_return_that_a_vector_env_has_recorded_counts() -> None:
+    with make("Recorded") as manager:
         assert last_infos(manager, is_dict=False) == [{"eval_episode_return": 6.0}] * 2
 
 

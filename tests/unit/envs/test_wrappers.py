@@ -136,7 +136,7 @@ def test_episode_statistics_are_put_into_the_info() -> None:
             assert timestep.info["eval_episode_return"] == 3.0
 
 
-def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> None:
+def test_statistics_of_random_steps_are_saved(tmp_path: Path) -> None:
     path = tmp_path / "statistics.npz"
     measured = make()
     closed = []
@@ -155,11 +155,6 @@ def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> No
     with np.load(path) as saved:
         np.testing.assert_allclose(saved["mean"], np.mean(seen, axis=0), rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(saved["var"], np.var(seen, axis=0), rtol=1e-3)
-    env = make({"type": "normalize_obs", "statistics": str(path), "clip": 1.5})
-    expected = (make().reset(seed=0)[0] - np.mean(seen, axis=0)) / np.std(seen, axis=0)
-    found, _ = env.reset(seed=0)
-    np.testing.assert_allclose(found, np.clip(expected, -1.5, 1.5), rtol=1e-2, atol=1e-3)
-    assert env.observation_space.contains(found)
 
 
 @pytest.mark.parametrize("offset", [0.0, 5e6 + 0.25, 1e9 + 7])
@@ -178,7 +173,8 @@ def test_large_observations_are_normalised_exactly(tmp_path: Path, offset: float
 
     file = tmp_path / "statistics.npz"
     measure_observations(Large, file, steps=100)
-    env = NormalizeObservation(Large(), str(file), clip=5.0)
+    env: Any = NormalizeObservation(Large(), str(file), clip=5.0)
+    assert env.observation_space == gym.spaces.Box(-5, 5, (2,))
     assert env.reset()[0].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert env.step(0)[0].tolist() == pytest.approx([-1.0, 0.0], abs=1e-6)
     assert env.observation(np.array([offset + 2, offset + 1])).tolist() == [2.0, 5.0]
