@@ -169,7 +169,7 @@ def test_large_observations_are_normalised_exactly(tmp_path: Path, offset: float
 
         def step(self, action: Any) -> Any:
             self.steps += 1
-            return np.array([offset - (-1) ** self.steps, offset]), 0.0, False, False, {}
+            return np.array([offset - 2 * (-1) ** self.steps, offset]), 0.0, False, False, {}
 
     file = tmp_path / "statistics.npz"
     measure_observations(Large, file, steps=100)
@@ -177,7 +177,8 @@ def test_large_observations_are_normalised_exactly(tmp_path: Path, offset: float
     assert env.observation_space == gym.spaces.Box(-5, 5, (2,))
     assert env.reset()[0].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert env.step(0)[0].tolist() == pytest.approx([-1.0, 0.0], abs=1e-6)
-    assert env.observation(np.array([offset + 2, offset + 1])).tolist() == [2.0, 5.0]
+    assert env.observation(np.array([offset + 4, offset + 1])).tolist() == [2.0, 5.0]
+    assert env.observation(np.array([offset - 99, offset])).tolist() == [-5.0, 0.0]
 
 
 def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
