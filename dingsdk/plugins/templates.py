@@ -25,6 +25,7 @@ _FOLDER = Path(__file__).parents[1] / "templates"
 _PACKAGE = "dingsdk_plugin_name"
 _EXAMPLE = "example.yaml"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+_CLASS = re.compile(r"\bPluginName(\w+)")
 _LONGEST = 40
 """Most characters in the name of a new plugin."""
 
@@ -189,8 +190,19 @@ def _check_free(kind: str, group: str, key: str) -> None:
         )
 
 
+def _class_name(name: str, ending: str) -> str:
+    """Return the name of a class: ``fast-replay`` and ``Buffer`` make ``FastReplayBuffer``.
+
+    Words of the ending that the name ends with are not repeated: ``fast-buffer`` makes
+    ``FastBuffer``.
+    """
+    words = name.split("-")
+    while words and words[-1].capitalize() in re.findall("[A-Z][a-z0-9]*", ending):
+        words.pop()
+    return "".join(map(str.capitalize, words)) + ending
+
+
 def _replaced(text: str, words: Mapping[str, str]) -> str:
     text = re.sub("|".join(map(re.escape, words)), lambda match: words[match[0]], text)
-    # fast-replay and PluginNameBuffer make FastReplayBuffer.
-    name = "".join(map(str.capitalize, words["plugin-name"].split("-")))
-    return text.replace("PluginName", name)
+    name = words["plugin-name"]
+    return _CLASS.sub(lambda match: _class_name(name, match[1]), text)
