@@ -22,6 +22,7 @@ from dingsdk.config import Configurable
 from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
 from dingsdk.data.pytree import part_of
+from dingsdk.envs.bounds import BoundsWatch
 from dingsdk.envs.guard import RetrySection, close_quietly
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_RETURN, PLAYERS
 from dingsdk.envs.players import player_num
@@ -87,6 +88,7 @@ class EnvManager(Configurable, Closing, ABC):
         self._env_num = len(self._env_fns)
         self._closed = True
         self._seeds = EnvSeeds(self._env_num)
+        self._bounds = BoundsWatch()
         self._failure_count = 0
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.

@@ -147,6 +147,8 @@ class BaseVectorEnvManager(EnvManager):
             raise  # new envs would not correct it
         except Exception as error:
             return self._restart(error)
+        if self._bounds.is_on:
+            self._bounds.look(schema, [step.final_obs])
         return step
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:

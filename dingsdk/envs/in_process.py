@@ -76,7 +76,7 @@ class InProcessEnvManager(EnvManager):
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         checked = self._checked(actions)
-        return {
+        timesteps = {
             env_id: self._timestep(
                 env_id, obs, reward, {**info, "terminated": terminated, "truncated": truncated}
             )
@@ -84,6 +84,9 @@ class InProcessEnvManager(EnvManager):
                 checked, self._play_all(checked), strict=True
             )
         }
+        if self._bounds.is_on:
+            self._bounds.look(self._spaces[0], [each.obs for each in timesteps.values()])
+        return timesteps
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -122,6 +125,8 @@ class InProcessEnvManager(EnvManager):
         obs = final_obs = schema.stack(last_obs)
         if True in terminations or True in truncations:
             obs = schema.stack(following)
+        if self._bounds.is_on:
+            self._bounds.look(schema, [final_obs])
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )

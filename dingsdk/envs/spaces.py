@@ -33,7 +33,7 @@ class ObservationSchema:
     Text, Graph, ...) pass through single steps unchecked and have no columns.
 
     A float that the space's dtype rounds is accepted; a value that a cast would change in another
-    way is refused. Values beyond the bounds of a Box are accepted, values outside
+    way is refused. Values beyond the bounds of a Box are accepted (see ``beyond``), values outside
     of a discrete space are refused.
 
     Args:
@@ -60,9 +60,15 @@ class ObservationSchema:
             self._shape = tuple(space.shape)
             self.dtype = np.dtype(space.dtype)
         self._is_float = self.dtype.kind == "f"
+        is_box = isinstance(space, gym.spaces.Box)
+        self._is_bounded = False  # whether the dtype holds values beyond the bounds of a Box
+        if is_box:
+            limits: Any = (np.finfo if self._is_float else np.iinfo)(self.dtype)
+            self._is_bounded = bool(
+                (space.low > limits.min).any() or (space.high < limits.max).any()
+            )
         # The lowest and the highest value that a discrete space allows.
-        is_discrete = self._is_array and not isinstance(space, gym.spaces.Box)
-        self._limits = _low_and_high(space) if is_discrete else None
+        self._limits = _low_and_high(space) if self._is_array and not is_box else None
         # Python's integers are compared faster than arrays.
         self._indices = (
             range(int(space.start), int(space.start + space.n))
@@ -136,6 +142,19 @@ class ObservationSchema:
         for row, value in zip(rows, values, strict=True):
             self.put(replaced, row, value)
         return replaced
+
+    def beyond(self, obs: Obs) -> str | None:
+        """Return in words which part leaves the bounds of its Box; None if there is none.
+
+        Args:
+            obs: One observation that ``conform`` returned, or columns.
+        """
+        if self._children is not None:
+            parts = (child.beyond(obs[name]) for name, child in self._children.items())
+            return next(filter(None, parts), None)
+        if not self._is_bounded or not ((obs < self.space.low) | (obs > self.space.high)).any():
+            return None
+        return f"{self.key} holds {obs.min()} to {obs.max()}, and its space is {self.space}"
 
     def _cast(self, found: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return a copy in the space's dtype, checked."""

@@ -227,6 +227,8 @@ class SubprocessEnvManager(EnvManager):
                 self._group_of[env_id].failures_in_row = 0
                 if info := infos.get(env_id, {}).get(EPISODE_INFO):
                     episode_info[row] = info
+        if self._bounds.is_on:
+            self._bounds.look(self._spaces[0], [final_obs])
         step = step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )

@@ -14,6 +14,7 @@ from dingsdk.data.action_mask import legal_actions
 from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager
 from dingsdk.envs import subprocess as subprocess_envs
 from dingsdk.errors import EnvError
+from dingsdk.pipeline.user_objects import numbered_run
 
 MASKS = gym.spaces.Dict(
     {
@@ -126,10 +127,17 @@ class Vectorized(BaseVectorEnvManager):
         return SyncVectorEnv(self._env_fns, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-def make(kind: str, env_fns: list[Any]) -> EnvManager:
-    if kind == "next_step":
-        return Vectorized({}, env_fns)
-    return create_env_manager({"type": kind, "episode_num": 1}, env_fns)
+class _SameStep(BaseVectorEnvManager):
+    """A vector env whose last step of an episode holds the first observation of the next one."""
+
+    def make_vector_env(self) -> Any:
+        return SyncVectorEnv(self._env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def make(kind: str, env_fns: list[Any], **cfg: Any) -> EnvManager:
+    if kind in ("next_step", "same_step"):
+        return {"next_step": Vectorized, "same_step": _SameStep}[kind]({}, env_fns)
+    return create_env_manager({"type": kind, "episode_num": 1, **cfg}, env_fns)
 
 
 @pytest.mark.parametrize(
@@ -193,3 +201,69 @@ def test_rows_without_a_transition_have_no_reward_and_no_end(cfg: dict[str, Any]
         assert columns.valid.tolist() == [False, False]  # type: ignore[union-attr]
         assert columns.reward.tolist() == [0.0, 0.0]
         assert not (columns.terminated | columns.truncated).any()
+
+
+class Outside(Reporting):
+    """Observes 9.5, beyond its bounds, in its last step."""
+
+    observation_space = gym.spaces.Dict({"x": gym.spaces.Box(-9, 9, (1,), np.float64)})
+
+    def __init__(self, length: int = 3) -> None:
+        self._length = length
+
+    def reset(self, **_: Any) -> Any:
+        self._time = 0
+        return {"x": np.zeros(1)}, {}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        is_over = self._time == self._length
+        return {"x": np.array([9.5 if is_over else 0])}, 1.0, is_over, False, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_dict"),
+    [
+        ("in_process", False),
+        ("in_process", True),
+        ("next_step", False),
+        ("same_step", False),
+        pytest.param("subprocess", True, marks=pytest.mark.slow),
+    ],
+)
+def test_observation_beyond_its_bounds_is_used_and_reported_once_a_run(
+    kind: str, is_dict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        caplog.clear()
+        with numbered_run():
+            highest = [play_outside(kind, is_dict) for _ in ("collector", "evaluator")]
+        assert highest == [9.5, 9.5]
+        (text,) = [record.getMessage() for record in caplog.records]
+        assert "to 9.5, and its space is Box(-9.0, 9.0" in text
+
+
+def play_outside(kind: str, is_dict: bool) -> float:
+    """Return the highest observation of an episode."""
+    highest = 0.0
+    with make(kind, [Outside] * 2, episode_num=2) as manager:
+        manager.launch()
+        for _ in range(3):
+            if is_dict:
+                found = manager.step({0: 4, 1: 4})[0].obs["x"][0]
+            else:
+                found = manager.step_batch(np.array([4, 4])).final_obs["x"][0, 0]
+            highest = max(highest, found)
+        assert manager.failure_count == 0
+    return highest
+
+
+@pytest.mark.parametrize(("time", "count"), [(256, 1), (258, 0), (272, 1)])
+def test_all_of_the_first_steps_and_every_17th_are_looked_at(
+    time: int, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with numbered_run(), make("in_process", [lambda: Outside(time)]) as manager:
+        manager.launch()
+        for _ in range(time):
+            manager.step_batch(np.array([4]))
+    assert len(caplog.records) == count

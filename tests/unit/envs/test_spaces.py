@@ -190,6 +190,19 @@ def test_value_that_a_cast_would_change_is_refused(
     )
 
 
+def test_part_beyond_the_bounds_of_its_box_is_named() -> None:
+    schema = ObservationSchema(NESTED)
+    assert schema.beyond(columns(2)) is None
+    wide = columns(2)
+    wide["box"][1] = [-5, 2]
+    assert schema.beyond(wide) == f"obs.box holds -5.0 to 2.0, and its space is {NESTED['box']}"
+    assert schema.beyond({**part_of(columns(1), 0), "box": np.array([0, 4])}) == (
+        f"obs.box holds 0 to 4, and its space is {NESTED['box']}"
+    )
+    for space, obs in ((gym.spaces.Discrete(3), 7), (gym.spaces.Text(3), "long")):
+        assert ObservationSchema(space).beyond(obs) is None
+
+
 def columns(count: int) -> dict[str, Any]:
     return {
         "box": np.tile(np.array([0, 2], np.float32), (count, 1)),
