@@ -259,7 +259,9 @@ class BaseVectorEnvManager(EnvManager):
             schema, ended_rows = self._spaces[0], np.flatnonzero(ended).tolist()
             last = [schema.conform(part_of(infos["final_obs"], row)) for row in ended_rows]
             final_obs = schema.replace(obs, ended_rows, last)
-            self._final_infos = infos.get("final_info", infos)
+            # gymnasium's vector RecordEpisodeStatistics does not write into the final info.
+            told = {key: infos[key] for key in (EPISODE, f"_{EPISODE}") if key in infos}
+            self._final_infos = {**infos.get("final_info", infos), **told}
         elif ended.any() and self._autoreset is AutoresetMode.DISABLED:
             self._reset_vec(self._seeds.fixed(0), ended)
             obs = self._obs

@@ -58,7 +58,13 @@ class Recorded(NextStep):
         return gym.wrappers.vector.TransformReward(env, lambda rewards: 50 * rewards)
 
 
-VECTOR = {each.__name__: each for each in (NextStep, SameStep, Disabled, Recorded)}
+class RecordedInSameStep(Recorded):
+    mode = AutoresetMode.SAME_STEP
+
+
+VECTOR = {
+    each.__name__: each for each in (NextStep, SameStep, Disabled, Recorded, RecordedInSameStep)
+}
 every_kind_and_form = pytest.mark.parametrize(
     ("kind", "is_dict"),
     [
@@ -216,8 +222,9 @@ def test_return_that_the_env_has_recorded_itself_counts(kind: str, wrappers: lis
         assert last_infos(manager, is_dict=False) == [{"eval_episode_return": 6.0}] * 2
 
 
-def test_return_that_a_vector_env_has_recorded_counts() -> None:
-    with make("Recorded") as manager:
+@pytest.mark.parametrize("kind", ["Recorded", "RecordedInSameStep"])
+def test_return_that_a_vector_env_has_recorded_counts(kind: str) -> None:
+    with make(kind) as manager:
         assert last_infos(manager, is_dict=False) == [{"eval_episode_return": 6.0}] * 2
 
 
