@@ -263,7 +263,7 @@ class EnvManager(Configurable, Closing, ABC):
     def ready_obs(self) -> dict[int, Any]:
         """``{env_id: obs}`` of the envs that wait for an action."""
         obs = self.current_obs()
-        return {env_id: part_of(obs, env_id) for env_id in np.flatnonzero(self._running()).tolist()}
+        return {env_id: part_of(obs, env_id) for env_id in self._ready()}
 
     @abstractmethod
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
@@ -345,6 +345,10 @@ class EnvManager(Configurable, Closing, ABC):
         """Return which envs wait for an action."""
         return ~self._parked
 
+    def _ready(self) -> list[int]:
+        ready: list[int] = np.flatnonzero(self._running()).tolist()
+        return ready
+
     def _checked(self, actions: Mapping[int, Any]) -> dict[int, Any]:
         """Return actions in dict form, checked.
 
@@ -368,9 +372,8 @@ class EnvManager(Configurable, Closing, ABC):
 
     def _check_running(self, env_ids: Sequence[int]) -> None:
         check_ids(env_ids, self._env_num)
-        is_running = self._running()
-        if len(set(env_ids)) < len(env_ids) or not is_running[list(env_ids)].all():
-            running = np.flatnonzero(is_running).tolist()
+        if len(set(env_ids)) < len(env_ids) or not self._running()[list(env_ids)].all():
+            running = self._ready()
             raise PolicyOutputError(
                 f"actions for envs {list(env_ids)}, each env once; running are {running}. A DONE "
                 "env needs a launch(), one without auto_reset a reset()",

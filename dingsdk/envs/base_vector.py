@@ -294,10 +294,6 @@ class BaseVectorEnvManager(EnvManager):
         }
         return {row: info for row, info in found.items() if info}
 
-    def _ready(self) -> list[int]:
-        ready: list[int] = np.flatnonzero(self._running()).tolist()
-        return ready
-
     def _running(self) -> NDArray[np.bool_]:
         return ~(self._parked if self._resetting is None else self._parked | self._resetting)
 

@@ -53,8 +53,7 @@ class InProcessEnvManager(EnvManager):
     @property
     def ready_obs(self) -> dict[int, Any]:
         self._check_open()
-        running = np.flatnonzero(self._running()).tolist()
-        return {env_id: self._obs[env_id] for env_id in running}
+        return {env_id: self._obs[env_id] for env_id in self._ready()}
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
