@@ -506,7 +506,7 @@ class _Group:
             check_guarded(code, "env_manager.type")
             raise ProcessLostError(f"{self} died: {how_it_ended(code)}") from None
         if isinstance(answer, DingError):
-            answer.add_note(f"In the child process:\n{answer.facts['traceback']}")
+            answer.add_note(f"In the child process:\n{answer.facts.get('traceback')}")
             raise answer
         return answer
 
