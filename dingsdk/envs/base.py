@@ -8,7 +8,6 @@ form or the other between two resets, not both.
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +40,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime.deadline import Closing
 
-_log = logging.getLogger(__name__)
+_OTHERS_CAN = "has no access to single envs, as in_process, subprocess and async_subprocess have"
 
 
 class EnvManager(Configurable, Closing, ABC):
@@ -156,9 +155,9 @@ class EnvManager(Configurable, Closing, ABC):
         return self._spaces[1].space
 
     @property
-    @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Which optional guarantees this manager gives."""
+        """Which optional guarantees this manager gives; by default all but ``asynchronous``."""
+        return Capabilities()
 
     def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
         """Create the envs, zero the episode counters and reset all. Requires a closed manager."""
@@ -264,7 +263,7 @@ class EnvManager(Configurable, Closing, ABC):
     def ready_obs(self) -> dict[int, Any]:
         """``{env_id: obs}`` of the envs that wait for an action."""
         obs = self.current_obs()
-        return {env_id: part_of(obs, env_id) for env_id in np.flatnonzero(self._running()).tolist()}
+        return {env_id: part_of(obs, env_id) for env_id in self._ready()}
 
     @abstractmethod
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
@@ -309,9 +308,7 @@ class EnvManager(Configurable, Closing, ABC):
         """Return the state of the envs; overridden by managers that support it."""
         name = type(self).__name__
         raise NotSavableError(
-            f"{name} cannot save its envs; in_process, subprocess, async_subprocess and vector can",
-            path="env_manager.type",
-            found=name,
+            f"{name} cannot save its envs: it {_OTHERS_CAN}", path="env_manager.type", found=name
         )
 
     def _set_envs_state(self, state: Any) -> None:
@@ -320,8 +317,7 @@ class EnvManager(Configurable, Closing, ABC):
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         """Call a method of one env; overridden by managers that support it."""
         raise ConfigError(
-            f"env_manager.type: {type(self).__name__} cannot call {name} of one env; in_process, "
-            "subprocess and async_subprocess can",
+            f"env_manager.type: {type(self).__name__} cannot call {name}: it {_OTHERS_CAN}",
             path="env_manager.type",
             method=name,
         )
@@ -349,6 +345,10 @@ class EnvManager(Configurable, Closing, ABC):
         """Return which envs wait for an action."""
         return ~self._parked
 
+    def _ready(self) -> list[int]:
+        ready: list[int] = np.flatnonzero(self._running()).tolist()
+        return ready
+
     def _checked(self, actions: Mapping[int, Any]) -> dict[int, Any]:
         """Return actions in dict form, checked.
 
@@ -372,9 +372,8 @@ class EnvManager(Configurable, Closing, ABC):
 
     def _check_running(self, env_ids: Sequence[int]) -> None:
         check_ids(env_ids, self._env_num)
-        is_running = self._running()
-        if len(set(env_ids)) < len(env_ids) or not is_running[list(env_ids)].all():
-            running = np.flatnonzero(is_running).tolist()
+        if len(set(env_ids)) < len(env_ids) or not self._running()[list(env_ids)].all():
+            running = self._ready()
             raise PolicyOutputError(
                 f"actions for envs {list(env_ids)}, each env once; running are {running}. A DONE "
                 "env needs a launch(), one without auto_reset a reset()",

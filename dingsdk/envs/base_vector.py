@@ -58,11 +58,7 @@ class BaseVectorEnvManager(EnvManager):
         "_obs",
         "_resetting",
         "_failures_in_row",
-        "_rebuilds",
     )
-
-    _instead = "env_manager.type to in_process"
-    """The setting that errors suggest for features that only single envs have."""
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
@@ -71,7 +67,7 @@ class BaseVectorEnvManager(EnvManager):
         self._obs: Obs = None
         # True where the next step is spent on a reset (NEXT_STEP only); None for nowhere.
         self._resetting: NDArray[np.bool_] | None = None
-        self._failures_in_row = self._rebuilds = 0
+        self._failures_in_row = 0
         self._info_numbers, self._env_name = chosen_by(self._env_fns[0])
         # Infos of the last step, and the infos that include those of the ended episodes.
         self._infos: Mapping[str, Any] = {}
@@ -92,20 +88,15 @@ class BaseVectorEnvManager(EnvManager):
 
     def launch(self, reset_param: Mapping[int, Any] | None = None) -> None:
         if self._closed:
-            self._failures_in_row = self._rebuilds = 0
+            self._failures_in_row = 0
         super().launch(reset_param)
 
     def seed(
         self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
     ) -> None:
         if not isinstance(seed, int | np.integer):
-            raise ConfigError(
-                f"these envs take one seed together; set {self._instead} for a seed for each env",
-                path=self._instead.split()[0],
-                found=seed,
-            )
+            raise _only_single_envs("one seed", seed)
         super().seed(seed, dynamic_seed)
-        self._rebuilds = 0
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -215,12 +206,7 @@ class BaseVectorEnvManager(EnvManager):
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         if len(env_ids) < self._env_num or any(kwargs.values()):
-            raise ConfigError(
-                f"these envs are reset all together and without arguments, asked for "
-                f"{dict(kwargs)}; set {self._instead}",
-                path=self._instead.split()[0],
-                found=sorted(env_ids),
-            )
+            raise _only_single_envs("one reset, without arguments,", dict(kwargs))
         seed = self._seeds.take(env_ids)[0]
         self._parked[:] = False
         try:
@@ -248,10 +234,9 @@ class BaseVectorEnvManager(EnvManager):
         self._failures_in_row += 1
         self.close()
         count_failure(error, "the vector env", self._failures_in_row, self.section)
-        self._rebuilds += 1
         try:
             self._open()
-            self._reset_vec(self._seeds.after_failure(0, self._rebuilds, "rebuild_all"))
+            self._reset_vec(self._seeds.after_failure(0, self._failure_count, "rebuild_all"))
         except Exception as again:
             self._recover(again)
         self._closed = False
@@ -309,10 +294,6 @@ class BaseVectorEnvManager(EnvManager):
         }
         return {row: info for row, info in found.items() if info}
 
-    def _ready(self) -> list[int]:
-        ready: list[int] = np.flatnonzero(self._running()).tolist()
-        return ready
-
     def _running(self) -> NDArray[np.bool_]:
         return ~(self._parked if self._resetting is None else self._parked | self._resetting)
 
@@ -325,6 +306,15 @@ class BaseVectorEnvManager(EnvManager):
             expected=list(expected),
             found=found,
         )
+
+
+def _only_single_envs(taken: str, found: object) -> ConfigError:
+    return ConfigError(
+        f"a vector env takes {taken} for all its envs together, found {found}; set "
+        "env_manager.type to in_process, which steps single envs",
+        path="env_manager.type",
+        found=found,
+    )
 
 
 def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import cycle
 from typing import Any, Literal, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 
 from dingsdk.data.action_mask import legal_action
 from dingsdk.data.pytree import flatten
+from dingsdk.envs.base import EnvManager
 from dingsdk.envs.guard import GuardedEnv, RetrySection
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.envs.make import EnvFn, create_env_manager
@@ -63,17 +64,13 @@ class _Subject:
         self.has_columns = True
         self.has_native = False
 
-    @contextmanager
-    def made(self) -> Iterator[GuardedEnv]:
+    def make(self) -> GuardedEnv:
         """Make the env as workers do, so that the first failure is an error."""
-        env = _called("its constructor", GuardedEnv, self.env_fn, 0, RetrySection(max_retry=0))
-        try:
-            yield env
-        except BaseException:
-            with suppress(Exception):  # the first problem is reported
-                env.close()
-            raise
-        _called("close()", env.close)
+        return GuardedEnv(self.env_fn, 0, RetrySection(max_retry=0))
+
+    def alone(self) -> EnvManager:
+        """Return a manager of one env, for which the first failure is an error."""
+        return create_env_manager({"type": "in_process", "max_retry": 0}, [self.env_fn])
 
     def actions(self, count: int) -> list[Any]:
         """Return random actions, the same in each call."""
@@ -88,21 +85,10 @@ class _Subject:
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def reset(self, env: GuardedEnv, seed: int | None = None) -> Any:
-        """Reset an env, and return the observation."""
-        obs, _ = _called(f"reset(seed={seed})", env.reset, seed=seed)
-        return self.check_bounds(obs, "reset()")
-
-    def step(self, env: GuardedEnv, action: Any) -> tuple[Any, Any, bool]:
-        """Step an env; return obs, reward, and whether the episode is over."""
-        obs, reward, terminated, truncated, _ = _called(f"step({action!r})", env.step, action)
-        return self.check_bounds(obs, "step()"), reward, terminated or truncated
-
-    def check_bounds(self, obs: Any, where: str) -> Any:
-        """Return the observation; warn if it is outside of its space."""
+    def check_bounds(self, obs: Any, where: str) -> None:
+        """Warn if an observation is outside of its space."""
         if not self.observation_space.contains(obs):
             self.warn(f"{where} gives observations outside of the bounds of the observation space")
-        return obs
 
 
 def check_env(
@@ -165,10 +151,11 @@ def env_maker(
 
 
 def _check_making(subject: _Subject) -> str:
-    with subject.made() as env:
-        subject.players = env.player_num
-        subject.observation_space = env.observation_space
-        subject.action_space = env.action_space
+    env = _called("its constructor", subject.make)
+    subject.players = env.player_num
+    subject.observation_space = env.observation_space
+    subject.action_space = env.action_space
+    _called("close()", env.close)
     return f"{subject.players} players" if subject.players > 1 else ""
 
 
@@ -183,28 +170,32 @@ def _check_spaces(subject: _Subject) -> str:
 
 
 def _check_reset(subject: _Subject) -> str:
-    with subject.made() as env:
-        subject.reset(env)
+    with closing(subject.make()) as env:
+        _called("reset(seed=None)", env.reset)
         given = dict(flatten(env.env.reset()[0]))  # before it is cast
-        for path, taken in flatten(subject.reset(env, subject.seed)):
-            dtype, own = (getattr(each, "dtype", None) for each in (given.get(path), taken))
-            if dtype is not None and dtype != own:
-                text = f"reset() gives {dtype} where the observation space says {own}; it is cast"
-                subject.warn(text)
+        taken, _ = _called(f"reset(seed={subject.seed})", env.reset, seed=subject.seed)
+    subject.check_bounds(taken, "reset()")
+    for path, own in flatten(taken):
+        dtype, wanted = (getattr(each, "dtype", None) for each in (given.get(path), own))
+        if dtype is not None and dtype != wanted:
+            text = f"reset() gives {dtype} where the observation space says {wanted}; it is cast"
+            subject.warn(text)
     return "returns (obs, info) and takes a seed"
 
 
 def _check_episodes(subject: _Subject) -> str:
     lengths: list[int] = []
     steps, started = 0, time.perf_counter()
-    with subject.made() as env:
-        obs = subject.reset(env, subject.seed)
-        for action in cycle(subject.actions(STEPS)):
-            obs, _, is_over = subject.step(env, subject.legal(action, obs))
+    with closing(subject.make()) as env:
+        obs, _ = _called(f"reset(seed={subject.seed})", env.reset, seed=subject.seed)
+        for tried in cycle(subject.actions(STEPS)):
+            action = subject.legal(tried, obs)
+            obs, _, terminated, truncated, _ = _called(f"step({action!r})", env.step, action)
+            subject.check_bounds(obs, "step()")
             steps += 1
-            if is_over:
+            if terminated or truncated:
                 lengths.append(steps - sum(lengths))
-                obs = subject.reset(env)
+                obs, _ = _called("reset()", env.reset)
             seconds = time.perf_counter() - started
             if len(lengths) > 1 or steps >= EPISODE_STEPS or seconds > EPISODE_S:
                 break
@@ -217,47 +208,32 @@ def _check_episodes(subject: _Subject) -> str:
 
 
 def _check_seeds(subject: _Subject) -> str:
-    first, second, other = (
-        _play(subject, seed) for seed in (subject.seed, subject.seed, subject.seed + 1)
-    )
+    seeds = (subject.seed, subject.seed, subject.seed + 1)
+    first, second, other = (_play(subject, subject.alone(), seed) for seed in seeds)
     _compare(first, second, "the same seed and actions give another episode", "self.np_random")
     same = all(_equal(a, b) for a, b in zip(first, other, strict=True))
     return "the env is deterministic" if same else "the same seed gives the same episode"
 
 
 def _check_manager(kind: str, subject: _Subject) -> str | None:
-    """Compare env 0 of a manager of two envs with an env that is stepped without a manager."""
+    """Compare env 0 of a manager of two envs with an env that is alone in its manager."""
     cls = default_manager().get("env_managers", kind)
     section: dict[str, Any] = {"type": kind, "max_retry": 0}
     if issubclass(cls, SubprocessEnvManager) and not subject.has_columns:
         subject.warn(f"the env manager {kind} needs spaces that have columns")
         return ""
+    if cls is InProcessEnvManager and not subject.has_native:
+        return None  # `vector`, the default, is the same manager here
     if cls is SubprocessEnvManager:
         section["envs_per_process"] = 2
-    actions = subject.actions(STEPS)
-    rows: list[Any] = []
-    try:
-        with closing(create_env_manager(section, [subject.env_fn] * 2)) as manager:
-            if cls is InProcessEnvManager and not subject.has_native:
-                return None  # `vector`, the default, is the same manager here
-            own_seeds = manager.capabilities.per_env_seed
-            subject.has_native |= not own_seeds
-            manager.seed(subject.seed)
-            manager.launch()
-            rows.append(manager.ready_obs[0])
-            while len(rows) <= STEPS:
-                # Not every manager waits for an action of each env in each step.
-                tried = {0: actions[len(rows) - 1], 1: actions[-1]}
-                seen = manager.ready_obs
-                found = manager.step({i: subject.legal(tried[i], obs) for i, obs in seen.items()})
-                if (step := found.get(0)) is not None:
-                    rows.append((step.obs, np.asarray(step.reward, np.float32), step.done))
-    except Exception as error:
-        raise _Problem(f"{type(error).__name__}: {error}") from error
-    if not own_seeds:
+    manager = create_env_manager(section, [subject.env_fn] * 2)
+    rows = _play(subject, manager, subject.seed)
+    if not manager.capabilities.per_env_seed:
+        subject.has_native = True
         return "its own vector env, whose envs share one random stream"
     text = "an env has other results if another one runs beside it"
-    _compare(_play(subject, subject.seed), rows, text, "the env's own attributes, not globals")
+    alone = _play(subject, subject.alone(), subject.seed)
+    _compare(alone, rows, text, "the env's own attributes, not globals")
     return "the same results as alone"
 
 
@@ -296,17 +272,23 @@ The function returns None if the check does not apply.
 """
 
 
-def _play(subject: _Subject, seed: int) -> list[Any]:
-    """Play an env with a seed; return the first observation, then (obs, reward, is over)."""
-    with subject.made() as env:
-        obs = subject.reset(env, seed)
-        rows: list[Any] = [obs]
-        for action in subject.actions(STEPS):
-            obs, reward, is_over = subject.step(env, subject.legal(action, obs))
-            rows.append((obs, np.asarray(reward, np.float32), is_over))
-            if is_over:
-                obs = subject.reset(env)
-        return rows
+def _play(subject: _Subject, manager: EnvManager, seed: int) -> list[Any]:
+    """Play the envs of a manager; return the first observation of env 0, then its steps."""
+    actions = subject.actions(STEPS)
+    try:
+        with manager:
+            manager.seed(seed)
+            manager.launch()
+            rows: list[Any] = [manager.ready_obs[0]]
+            while len(rows) <= STEPS:
+                # Not every manager waits for an action of each env in each step.
+                tried, seen = {0: actions[len(rows) - 1], 1: actions[-1]}, manager.ready_obs
+                found = manager.step({i: subject.legal(tried[i], obs) for i, obs in seen.items()})
+                if (step := found.get(0)) is not None:
+                    rows.append((step.obs, np.asarray(step.reward, np.float32), step.done))
+    except Exception as error:
+        raise _Problem(f"{type(error).__name__}: {error}") from error
+    return rows
 
 
 def _compare(expected: Sequence[Any], found: Sequence[Any], text: str, use: str) -> None:

@@ -151,8 +151,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             obs = self._schema.conform(obs)
             reward = plain_reward(reward, self.player_num)
             if type(terminated) is not bool or type(truncated) is not bool:
-                terminated = _plain_flag("terminated", terminated)
-                truncated = _plain_flag("truncated", truncated)
+                terminated = bool(_one_number("terminated", terminated, "true or false"))
+                truncated = bool(_one_number("truncated", truncated, "true or false"))
             if info:
                 if not isinstance(found := info.get(EPISODE_INFO, {}), dict):
                     raise _mismatch(f"info.{EPISODE_INFO}", "a dict", type(found).__name__)
@@ -209,19 +209,10 @@ class GuardedEnv(gym.Env[Any, Any]):
         return self.env.unwrapped
 
     def _make(self) -> gym.Env[Any, Any]:
-        if not callable(self._env_fn):
-            raise wrong_type(
-                f"env_fns[{self._env_id}]", "a function that makes one env", self._env_fn
-            )
-        env: Any = self._env_fn()
-        if isinstance(env, gym.vector.VectorEnv):
-            raise ConfigError(
-                f"env_fns[{self._env_id}] makes a vector env, {type(env).__name__}; give one "
-                "function for each env, which makes one env, or drive the vector env by a subclass "
-                "of dingsdk.envs.BaseVectorEnvManager",
-                path="env_fns",
-                found=type(env).__name__,
-            )
+        is_function = callable(self._env_fn)
+        env: Any = self._env_fn() if is_function else self._env_fn
+        if not is_function or isinstance(env, gym.vector.VectorEnv):
+            raise wrong_type(f"env_fns[{self._env_id}]", "a function that makes one env", env)
         set_first_seat(env, self._env_id)
         self._raw = raw_return_of(env)
         return env  # type: ignore[no-any-return]
@@ -436,26 +427,19 @@ def plain_reward(reward: Any, players: int) -> Any:
         if rewards.shape != (players,) or not np.isfinite(rewards).all():
             raise _mismatch("reward", f"{players} finite numbers, one per player", repr(reward))
         return rewards
-    if getattr(reward, "size", None) == 1:
-        reward = reward.item()
-    try:
-        plain = float(reward)
-    except (TypeError, ValueError) as error:
-        raise _mismatch("reward", "a number", repr(reward)) from error
-    if isinstance(reward, str | bytes):
-        raise _mismatch("reward", "a number", repr(reward))
+    plain = float(_one_number("reward", reward, "a number"))
     if not -_MAX_REWARD <= plain <= _MAX_REWARD:
         found = "NaN" if plain != plain else repr(plain)
         raise _mismatch("reward", "a finite number, as float32 holds it,", found)
     return plain
 
 
-def _plain_flag(name: str, flag: Any) -> bool:
-    """Return ``terminated`` or ``truncated``, which may be an array of one number, as a bool."""
-    array = np.asarray(flag)
+def _one_number(key: str, found: Any, expected: str) -> Any:
+    """Return a bool or a number, which may be in an array of one element."""
+    array = np.asarray(found)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise _mismatch(name, "true or false", repr(flag))
-    return bool(array.item())
+        raise _mismatch(key, expected, repr(found))
+    return array.item()
 
 
 def parts_of(method: str, answer: Any, parts: Sequence[str]) -> Sequence[Any]:

@@ -10,7 +10,6 @@ from itertools import repeat
 from queue import SimpleQueue
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +18,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.envs.guard import CLOSE_S, GuardedEnv, Played, close_quietly
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
-from dingsdk.envs.steps import Capabilities, StepColumns, Timestep, step_columns
+from dingsdk.envs.steps import StepColumns, Timestep, step_columns
 from dingsdk.errors import ConfigError
 
 
@@ -52,24 +51,27 @@ class InProcessEnvManager(EnvManager):
         self._threads: _Threads | None = None
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
-
-    @property
     def ready_obs(self) -> dict[int, Any]:
         self._check_open()
-        running = np.flatnonzero(self._running()).tolist()
-        return {env_id: self._obs[env_id] for env_id in running}
+        return {env_id: self._obs[env_id] for env_id in self._ready()}
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
         """``{env_id: image [height, width, 3]}`` of the envs that wait for an action.
 
         Raises:
-            ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``, or
-                a package that they render with is missing.
+            ConfigError: the envs were not made with ``env.kwargs.render_mode: rgb_array``.
         """
-        return {env_id: self._image(env_id) for env_id in self.ready_obs}
+        ready, mode = self.ready_obs, self._envs[0].render_mode
+        if mode != "rgb_array":
+            path = "env.kwargs.render_mode"
+            raise ConfigError(
+                f"{path} is {mode!r}, so the envs give no images; set it to rgb_array",
+                path=path,
+                expected="rgb_array",
+                found=mode,
+            )
+        return {env_id: self._envs[env_id].render() for env_id in ready}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         checked = self._checked(actions)
@@ -142,21 +144,6 @@ class InProcessEnvManager(EnvManager):
             self._obs[env_id] = obs
             self._failure_count += failures
             self._returns[env_id], self._parked[env_id] = 0.0, False
-
-    def _image(self, env_id: int) -> NDArray[Any]:
-        env, path = self._envs[env_id], "env.kwargs.render_mode"
-        try:
-            image = env.render() if env.render_mode == "rgb_array" else None
-        except (gym.error.Error, ImportError) as error:
-            raise ConfigError(f"{path}: the envs cannot render: {error}", path=path) from error
-        if not isinstance(image, np.ndarray):
-            raise ConfigError(
-                f"{path} is {env.render_mode!r}, so the envs give no images; set it to rgb_array",
-                path=path,
-                expected="rgb_array",
-                found=env.render_mode,
-            )
-        return image
 
     def _play_all(self, actions: Mapping[int, Any]) -> Sequence[Played]:
         """Step envs by ``GuardedEnv.play``; return the results in the order of ``actions``."""

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from dingsdk.config import Section, read_section, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
-from dingsdk.envs.extras import missing_extra_hint
+from dingsdk.envs.extras import extra_of, missing_extra_hint
 from dingsdk.envs.guard import RawReturn
 from dingsdk.envs.players import OpponentEnv, adapted, player_num
 from dingsdk.envs.pooled import PREFIX, pooled_spec
@@ -29,7 +29,6 @@ from dingsdk.errors import (
     spelling,
 )
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.plugins.user_functions import factory as factory
 from dingsdk.plugins.user_functions import why_refused
 
@@ -166,14 +165,6 @@ class EnvFn:
             ) from error
 
 
-_PACKAGES = {
-    "ALE/": ("ale_py", install_extra_command("atari")),
-    "BabyAI-": ("minigrid", "pip install minigrid"),
-    "MiniGrid-": ("minigrid", "pip install minigrid"),
-}
-"""Beginning of an env id -> the module that registers it, and how to install that."""
-
-
 def find_spec(env_id: str) -> Any:
     """Return gymnasium's entry for ``env_id``, or one for ``module:Class`` or ``envpool:Id``.
 
@@ -214,12 +205,11 @@ def find_spec(env_id: str) -> Any:
                 "env.env_id in the config.yaml of the run",
             ) from error
         nearest, hint = spelling(name, gym.registry)
-        package = next((p for prefix, p in _PACKAGES.items() if name.startswith(prefix)), None)
         # gymnasium suggests a name too, but only from the same namespace.
         hint = hint if nearest else f"; {error}"
-        if package is not None and not module:
-            nearest = f"{package[0]}:{name}"
-            hint = f"; it is part of another package: {package[1]}, and name it {nearest!r}."
+        if not module and (extra := extra_of(env_id)) is not None:
+            nearest = f"{extra.module}:{name}"
+            hint = f"; it is part of another package: {extra.install}, and name it {nearest!r}."
         raise _unknown(
             env_id,
             f"is not known to gymnasium{hint} An env of your own is named 'module:Class', or "

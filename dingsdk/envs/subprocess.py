@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,12 +106,8 @@ class SubprocessEnvManager(EnvManager):
         # reports the loss.
         self._lost = np.zeros(self._env_num, dtype=np.bool_)
         # Infos by env id, and under _CALLED the result of a called method.
-        self._infos: dict[Any, dict[str, Any]] = {}
+        self._infos: dict[Any, Any] = {}
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -135,13 +131,6 @@ class SubprocessEnvManager(EnvManager):
         self._send(env_ids[~self._parked[env_ids]], _STEP)
         self._wait(for_all=True)
         return self._take(env_ids)[0]
-
-    def seed(
-        self, seed: int | Sequence[int] | Mapping[int, int], dynamic_seed: bool | None = None
-    ) -> None:
-        super().seed(seed, dynamic_seed)
-        for group in self._groups:
-            group.rebuilds = 0
 
     def _running(self) -> NDArray[np.bool_]:
         is_running: NDArray[np.bool_] = ~(self._parked | self._under_way)
@@ -187,24 +176,20 @@ class SubprocessEnvManager(EnvManager):
         try:
             while self._busy:
                 is_enough = not for_all and self._ended().any()
-                if not self._receive_some(0.0 if is_enough else math.inf) and is_enough:
+                deadline = min(group.deadline for group in self._busy.values())
+                wait_s = 0.0 if is_enough else max(0.0, deadline - time.monotonic())
+                answers = self._poll.poll(math.ceil(wait_s * 1000))
+                for descriptor, _ in answers:
+                    # If the process was not asked for anything, this means that it has ended.
+                    self._receive(self._by_descriptor[descriptor])
+                now = time.monotonic()
+                for group in [group for group in self._busy.values() if group.deadline <= now]:
+                    self._replace(group, ProcessLostError(f"{group} gave no answer in time"))
+                if is_enough and not answers:
                     return
         except DingError:
             self.close()
             raise
-
-    def _receive_some(self, timeout_s: float) -> bool:
-        """Receive answers, and replace groups that are late; return whether one has answered."""
-        deadline = min(group.deadline for group in self._busy.values())
-        wait_s = min(timeout_s, max(0.0, deadline - time.monotonic()))
-        answers = self._poll.poll(math.ceil(wait_s * 1000))
-        for descriptor, _ in answers:
-            # If the process was not asked for anything, this means that it has ended.
-            self._receive(self._by_descriptor[descriptor])
-        now = time.monotonic()
-        for group in [group for group in self._busy.values() if group.deadline <= now]:
-            self._replace(group, ProcessLostError(f"{group} gave no answer in time"))
-        return bool(answers)
 
     def _receive(self, group: _Group) -> None:
         """Process the answer of a group."""
@@ -265,7 +250,7 @@ class SubprocessEnvManager(EnvManager):
         self._infos.clear()
         self._reset_kwargs.clear()
         for group in self._groups:
-            group.failures_in_row = group.rebuilds = 0
+            group.failures_in_row = 0
         try:
             self._start(self._groups)
         except ProcessLostError as error:
@@ -361,7 +346,7 @@ class SubprocessEnvManager(EnvManager):
         board = self._board
         return {
             "envs": [self._call(env_id, "get_state") for env_id in range(self._env_num)],
-            "groups": [[group.failures_in_row, group.rebuilds] for group in self._groups],
+            "groups": [[group.failures_in_row] for group in self._groups],
             "obs": map_leaves(np.array, [board.obs, board.final_obs]),
             "results": {name: getattr(board, name).copy() for name in _RESULTS},
         }
@@ -375,7 +360,7 @@ class SubprocessEnvManager(EnvManager):
         for name in _RESULTS:
             getattr(board, name)[:] = state["results"][name]
         for group, counts in zip(self._groups, state["groups"], strict=True):
-            group.failures_in_row, group.rebuilds = counts
+            group.failures_in_row = counts[0]  # earlier versions saved another count
 
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
         self._check_open()
@@ -388,9 +373,10 @@ class SubprocessEnvManager(EnvManager):
         if called is None:  # the process was lost and replaced
             error = self._infos[env_id][ERROR]
             raise EnvError(f"{error}, when {name} was called", env_id=env_id)
-        if "error" in called:
-            raise called["error"]
-        return called["changed"] if called["value"] is None else called["value"]
+        if isinstance(called, DingError):
+            raise called
+        value, changed = called
+        return changed if value is None else value
 
     def _ask_reset(self, group: _Group, kwargs: Mapping[int, Any]) -> int:
         self._board.asked[list(kwargs)] = True
@@ -411,12 +397,11 @@ class SubprocessEnvManager(EnvManager):
         self._end([group], 0.0)
         env_id = group.env_ids[0] if len(group.env_ids) == 1 else None
         count_failure(error, str(group), group.failures_in_row, self.section, env_id)
-        group.rebuilds += 1
         kwargs = {
             # A guarded env uses another name for its own rebuilds.
             i: {
                 **self._reset_kwargs.get(i, {}),
-                "seed": self._seeds.after_failure(i, group.rebuilds, "rebuild_process"),
+                "seed": self._seeds.after_failure(i, self._failure_count, "rebuild_process"),
             }
             for i in group.env_ids
         }
@@ -464,13 +449,6 @@ class ProcessLostError(RuntimeError):
     """The process of a group of envs has ended, or did not answer in time."""
 
 
-class _Failure(NamedTuple):
-    """Answer of a process that ends, as its envs raised an error or cannot be used."""
-
-    error: DingError
-    text: str
-
-
 @dataclass(eq=False)
 class _Group:
     """The envs of one child process, and the pipe to it."""
@@ -480,7 +458,6 @@ class _Group:
     connection: Connection = None  # type: ignore[assignment]
     deadline: float = 0.0
     failures_in_row: int = 0
-    rebuilds: int = 0
 
     def __str__(self) -> str:
         first, last = self.env_ids[0], self.env_ids[-1]
@@ -528,9 +505,9 @@ class _Group:
             code = self.process.exitcode
             check_guarded(code, "env_manager.type")
             raise ProcessLostError(f"{self} died: {how_it_ended(code)}") from None
-        if isinstance(answer, _Failure):
-            answer.error.add_note(f"In the child process:\n{answer.text}")
-            raise answer.error
+        if isinstance(answer, DingError):
+            answer.add_note(f"In the child process:\n{answer.facts.get('traceback')}")
+            raise answer
         return answer
 
     def end(self) -> None:
@@ -585,16 +562,16 @@ class _Board:
 def _serve(connection: Connection) -> None:
     """Make the envs of a group, and run the manager's commands; runs in the child process."""
     envs: dict[int, GuardedEnv] = {}
-    memory, answers = None, _Answers(connection)
+    memory = None
     try:
         default_manager().restore(connection.recv())
         env_num, section, env_fns = connection.recv()  # imports the code of the envs
-        answers.send()
+        _answer(connection)
         for env_id, env_fn in env_fns.items():
             envs[env_id] = GuardedEnv(env_fn, env_id, section)
         first = next(iter(envs.values()))
         spaces = (first.observation_space, first.action_space, first.player_num)
-        answers.send(spaces)
+        _answer(connection, spaces)
         memory = SharedMemory(connection.recv())
         schema = ObservationSchema(spaces[0])
         shape = (env_num, spaces[2]) if spaces[2] > 1 else (env_num,)
@@ -617,15 +594,16 @@ def _serve(connection: Connection) -> None:
                         infos[env_id] = {EPISODE_INFO: info[EPISODE_INFO]}
                     elif command == _STEP_WITH_INFOS and info:
                         infos[env_id] = info
-            answers.send(infos)
+            _answer(connection, infos)
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
         text = "".join(traceback.format_exception(error))
         if not isinstance(error, DingError):
-            error = EnvError(f"{type(error).__name__}: {error}", env_id=None, traceback=text)
+            error = EnvError(f"{type(error).__name__}: {error}", env_id=None)
+        error.facts = {"traceback": text, **error.facts}
         with contextlib.suppress(OSError):
-            answers.send(_Failure(error, error.facts.get("traceback", text)))
+            _answer(connection, error)
     finally:
         close_quietly(*envs.values())
         board = None  # type: ignore[assignment]
@@ -633,37 +611,23 @@ def _serve(connection: Connection) -> None:
             memory.close()
 
 
-class _Answers:
-    """Sends answers to the manager: an empty message, or ``_DATA`` and then an object."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._is_announced = False
-
-    def send(self, answer: Any = None) -> None:
-        """Send infos of envs, what one of their methods returned, or a failure.
-
-        Raises:
-            EnvError: the answer cannot be pickled; send a failure in its place.
-        """
-        if not answer:
-            self._connection.send_bytes(b"")
-            return
-        if not self._is_announced:
-            self._connection.send_bytes(_DATA)
-            self._is_announced = True
-        try:
-            self._connection.send(answer)  # which writes nothing if it cannot be pickled
-        except OSError:
-            raise  # the manager's process has ended
-        except Exception as error:
-            raise EnvError(
-                f"an env gave a value that cannot be sent to the manager's process ({error}): "
-                f"{answer} ; make it of data and of objects of importable classes, or use "
-                "env_manager.type in_process",
-                env_id=None,
-            ) from error
-        self._is_announced = False
+def _answer(connection: Connection, answer: Any = None) -> None:
+    """Send an empty message, or ``_DATA`` and then an object: infos, a result or an error."""
+    if not answer:
+        connection.send_bytes(b"")
+        return
+    connection.send_bytes(_DATA)
+    try:
+        connection.send(answer)  # which writes nothing if it cannot be pickled
+    except OSError:
+        raise  # the manager's process has ended
+    except Exception as error:
+        why = (
+            f"an env gave a value that cannot be sent to the manager's process ({error}): "
+            f"{answer} ; make it of data and of objects of importable classes, or use "
+            "env_manager.type in_process"
+        )
+        connection.send(EnvError(why, env_id=None, traceback=traceback.format_exc()))
 
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
@@ -682,13 +646,13 @@ def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board
     return info
 
 
-def _call(env: GuardedEnv, name: str, args: Sequence[Any]) -> dict[str, Any]:
-    """Call a method of an env; return its value, and its first argument after the call."""
+def _call(env: GuardedEnv, name: str, args: Sequence[Any]) -> tuple[Any, Any] | DingError:
+    """Call a method of an env; return its value and its first argument after the call."""
     try:
-        return {"value": env.call(name, *args), "changed": args[0] if args else None}
+        return env.call(name, *args), args[0] if args else None
     except DingError as error:
-        return {"error": error}
+        return error
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         why = f"{name} of the env raised {type(error).__name__}: {error}"
-        return {"error": EnvError(why, env_id=None, traceback=text)}
+        return EnvError(why, env_id=None, traceback=text)

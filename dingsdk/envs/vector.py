@@ -62,8 +62,6 @@ class VectorEnvManager(EnvManager):
 class NativeEnvManager(BaseVectorEnvManager):
     """Drives the vector env that an env has of its own."""
 
-    _instead = "env_manager.vectorization_mode to sync"
-
     def make_vector_env(self) -> Any:
         env_fn: Any = self._env_fns[0]  # an EnvFn, as why_not_native has found
         return env_fn.make_native(self._env_num)

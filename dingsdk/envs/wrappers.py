@@ -69,16 +69,13 @@ class NormalizeObservation(gym.ObservationWrapper[Any, Any, Any]):
                 "write the file with dingsdk.envs.measure_observations",
                 path="env.wrappers",
             ) from error
-        text = ""
-        if not mean.shape == var.shape == space.shape:
-            shapes = [list(each or ()) for each in (mean.shape, space.shape)]
-            text = f"{statistics} is for observations of shape {shapes[0]}, these have {shapes[1]}"
-        elif not (np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all()):
-            text = f"{statistics} holds a number that is not finite, or a variance below 0"
-        elif not clip > 0:
-            text = f"normalize_obs has clip {clip}, which must be above 0"
-        if text:
-            raise ConfigError(f"env.wrappers: {text}", path="env.wrappers")
+        is_fitting = mean.shape == var.shape == space.shape
+        if not (is_fitting and np.isfinite([mean, var]).all() and (var >= 0).all() and clip > 0):
+            raise ConfigError(
+                f"env.wrappers: normalize_obs needs finite numbers and variances >= 0 for {space}, "
+                f"and clip > 0; found mean {mean} and var {var} in {statistics}, and clip {clip}",
+                path="env.wrappers",
+            )
         # In float32 the difference of two large numbers would be rounded.
         self._mean = mean.astype(np.float64)
         self._scale = 1 / np.sqrt(var.astype(np.float64) + 1e-8)
@@ -107,21 +104,15 @@ class SelectObservation(gym.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any], indices: Sequence[int]) -> None:
         super().__init__(env)
-        space = env.observation_space
-        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        space: Any = env.observation_space
+        is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+        known = range(space.shape[0]) if is_vector else ()
+        if not indices or not all(type(each) is int and each in known for each in indices):
             raise ConfigError(
-                f"env.wrappers: select_obs needs a Box of one dimension, found {space}",
+                f"env.wrappers: select_obs keeps the entries {list(indices)} of a Box of one "
+                f"dimension, found {space}",
                 path="env.wrappers",
-                expected="a Box of one dimension",
-                found=str(space),
-            )
-        size = space.shape[0]
-        if not indices or not all(type(each) is int and 0 <= each < size for each in indices):
-            raise ConfigError(
-                f"env.wrappers: select_obs keeps the entries {list(indices)}, observations have "
-                f"the entries 0 to {size - 1}",
-                path="env.wrappers",
-                expected=f"0 to {size - 1}",
+                expected="indices of entries",
                 found=list(indices),
             )
         self._indices = list(indices)

@@ -11,7 +11,6 @@ import ast
 import keyword
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +123,8 @@ def render(kind: str, name: str) -> dict[str, str]:
     example = deep_merge_dicts(yaml.safe_load(files[_EXAMPLE]), yaml.safe_load(f"    {used}"))
     files["README.md"] = files["README.md"].replace("PLUGIN_NOTES", notes)
     files[_EXAMPLE] = yaml.safe_dump(example, sort_keys=False)
+    others = {each.replace("_", "-") for each in re.findall(r"\bfrom dingsdk_(\w*)", module)}
+    requirements = [OWN_DISTRIBUTION, *sorted(map(_distribution, others))]
     words = {
         "PLUGIN_SUMMARY": template.summary,
         "PLUGIN_GROUP": template.group,
@@ -131,7 +132,7 @@ def render(kind: str, name: str) -> dict[str, str]:
         "PLUGIN_MODE": template.mode,
         "PLUGIN_KEY": key,
         "PLUGIN_FILE": file,
-        "PLUGIN_REQUIREMENTS": '", "'.join(_requirements(module)),
+        "PLUGIN_REQUIREMENTS": '", "'.join(requirements),
         "PLUGIN_PART": next(reversed(re.findall(r"class (PluginName\w+)", module)), snake),
         "PLUGIN_STEPS": "\n".join(next_steps(kind, name, ".")),
         "plugin-name": dashed,
@@ -161,17 +162,11 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
             f"{folder} exists; choose another name or another --into", path=str(folder)
         )
     try:
-        into.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=into))
-        try:
-            package = made / folder.name
-            for path, text in files.items():
-                (package / path).parent.mkdir(parents=True, exist_ok=True)
-                (package / path).write_text(text, encoding="utf-8")
-            package.rename(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise RunFolderError(
             f"cannot write {folder}: {error.strerror or error}", path=str(folder)
         ) from error
@@ -180,12 +175,6 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
 
 def _distribution(dashed: str) -> str:
     return f"{OWN_DISTRIBUTION}-{dashed}"
-
-
-def _requirements(module: str) -> list[str]:
-    """Return the distributions of dingsdk that a module imports."""
-    names = {OWN_DISTRIBUTION.removesuffix("-rl"), *re.findall(r"\bfrom (dingsdk\w*)", module)}
-    return sorted(name.replace("dingsdk", OWN_DISTRIBUTION).replace("_", "-") for name in names)
 
 
 def _check_free(kind: str, group: str, key: str) -> None:
@@ -207,7 +196,7 @@ def _class_name(name: str, ending: str) -> str:
     Words of the ending that the name ends with are not repeated: ``fast-buffer`` makes
     ``FastBuffer``.
     """
-    words = re.split("[-_]", name)
+    words = name.split("-")
     while words and words[-1].capitalize() in re.findall("[A-Z][a-z0-9]*", ending):
         words.pop()
     return "".join(map(str.capitalize, words)) + ending

@@ -16,7 +16,7 @@ TEXTS = sorted(
     for path in ROOT.glob(pattern)
     if "tests" not in path.relative_to(ROOT).parts
 )
-RECOMMENDED = {"minigrid", "moviepy", "tensorboard"}
+RECOMMENDED = {"moviepy", "tensorboard"}
 """Packages that the texts recommend, in addition to our dependencies."""
 
 

@@ -76,7 +76,7 @@ class NotingEnv(ChildEnv):
         (self._folder / f"closed-{os.getpid()}-{id(self)}").touch()
 
 
-def fail() -> None:
+def fail(gate: Path) -> None:
     """Raise instead of making an env."""
     raise RuntimeError("no env can be made")
 
@@ -95,6 +95,6 @@ def hang(gate: Path) -> None:
     gate.open().close()
 
 
-def exit_at_once() -> None:
+def exit_at_once(gate: Path) -> None:
     """End the process with code 4."""
     os._exit(4)

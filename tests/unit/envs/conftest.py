@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 
 class Counter(gym.Env[Any, Any]):
@@ -71,80 +72,23 @@ class Counter(gym.Env[Any, Any]):
         return np.array([self._start if start is None else start, self._step], np.float32)
 
 
-class VectorCounter(VectorEnv[Any, Any, Any]):
-    """Counter as a native vector env that returns the same arrays at every step.
-
-    Env ``i`` terminates after ``i + 2`` steps. An action 1 raises, an action 2 observes NaN.
-    """
-
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-
-    def __init__(self, num_envs: int = 1, **_: Any) -> None:
-        self.num_envs = num_envs
-        self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.single_action_space = gym.spaces.Discrete(6)
-        self.observation_space = gym.vector.utils.batch_space(
-            self.single_observation_space, num_envs
-        )
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
-        self._length = np.arange(num_envs) + 2
-        self._obs = np.zeros((num_envs, 2), np.float32)
-        self._reward = np.zeros(num_envs, np.float64)
-        self._terminated = np.zeros(num_envs, np.bool_)
-        self._truncated = np.zeros(num_envs, np.bool_)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        rows = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
-        self._begin(rows)
-        self._terminated[:] = False
-        return self._obs, {}
-
-    def _begin(self, rows: Any) -> None:
-        self._obs[rows, 0] = self.np_random.uniform(size=self.num_envs)[rows]
-        self._obs[rows, 1] = 0
-
-    def step(self, actions: Any) -> Any:
-        if (actions == 1).any():
-            raise RuntimeError("step on cue")
-        ended = self._terminated.copy()
-        self._obs[:, 1] += 1
-        self._reward[:] = self._obs[:, 1]
-        self._begin(ended)
-        self._reward[ended] = 0
-        self._obs[actions == 2, 0] = np.nan
-        self._terminated[:] = (self._obs[:, 1] >= self._length) & ~ended
-        return self._obs, self._reward, self._terminated, self._truncated, {}
-
-
-class SameStepVectorCounter(VectorCounter):
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
-
-    def step(self, actions: Any) -> Any:
-        self._terminated[:] = False
-        obs, reward, terminated, truncated, infos = super().step(actions)
-        if terminated.any():
-            infos = {"final_obs": obs.copy(), "_final_obs": terminated.copy()}
-            self._begin(terminated)
-        return obs, reward, terminated, truncated, infos
-
-
-class DisabledVectorCounter(VectorCounter):
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED}
+def vector_counter(mode: AutoresetMode, num_envs: int = 1, **_: Any) -> SyncVectorEnv:
+    """Return Counters with one array of observations; env ``i`` ends after ``i + 2`` steps."""
+    env_fns = [partial(Counter, length=index + 2) for index in range(num_envs)]
+    return SyncVectorEnv(env_fns, copy=False, autoreset_mode=mode)
 
 
 @pytest.fixture(autouse=True)
 def _tiny_envs() -> Iterator[None]:
     before = dict(gym.registry)
     gym.register("Tiny/Counter-v0", entry_point=Counter)
-    for name, cls in (
-        ("Native", VectorCounter),
-        ("NativeSameStep", SameStepVectorCounter),
-        ("NativeDisabled", DisabledVectorCounter),
+    for name, mode in (
+        ("Native", AutoresetMode.NEXT_STEP),
+        ("NativeSameStep", AutoresetMode.SAME_STEP),
+        ("NativeDisabled", AutoresetMode.DISABLED),
     ):
-        gym.register(f"Tiny/{name}-v0", entry_point=Counter, vector_entry_point=cls)
+        entry = partial(vector_counter, mode)
+        gym.register(f"Tiny/{name}-v0", entry_point=Counter, vector_entry_point=entry)
     yield
     gym.registry.clear()
     gym.registry.update(before)

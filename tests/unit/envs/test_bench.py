@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,57 +70,44 @@ def test_env_that_no_manager_can_step_is_refused() -> None:
         bench_env("checked_envs:Absent", seconds=1)
 
 
-class Bench:
-    """Replaces the clock and the measured speeds of one manager with given values.
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    speeds: dict[int, list[float]],
+    making_s: float,
+    turn_s: float = 0.0,
+) -> tuple[int, list[tuple[int, float]]]:
+    """Return the chosen number of envs and all results of ``bench_env``, run for 10 s.
 
     Args:
+        monkeypatch: Replaces the clock and the measured speeds of one manager.
         speeds: Steps per second by number of envs, one per turn.
+        making_s: Seconds that it takes to make an env.
         turn_s: Seconds that a turn takes on the clock.
     """
+    clock = [100.0]
 
-    def __init__(self, speeds: dict[int, list[float]], turn_s: float = 0.0) -> None:
-        self.speeds, self.turn_s = {n: list(each) for n, each in speeds.items()}, turn_s
-        self.now = 100.0
-        self.turns: list[int] = []
-        self.managers: dict[Any, None] = {}
+    def step_for(manager: Any, seconds: float) -> float:
+        clock[0] += turn_s
+        return speeds[manager.env_num].pop(0)
 
-    def perf_counter(self) -> float:
-        return self.now
-
-    def step_for(self, manager: Any, seconds: float) -> float:
-        self.now += self.turn_s
-        self.managers[manager] = None
-        self.turns.append(manager.env_num)
-        return self.speeds[manager.env_num].pop(0)
-
-    def run(
-        self, monkeypatch: pytest.MonkeyPatch, making_s: float
-    ) -> tuple[int, list[tuple[int, float]]]:
-        """Run ``bench_env`` for 10 s. Return the chosen number of envs and all results."""
-        for name, value in {
-            "time": self,
-            "step_for": self.step_for,
-            "KINDS": ("in_process",),
-            "_probe": lambda env_fn: (making_s, False),
-        }.items():
-            monkeypatch.setattr(f"dingsdk.envs.bench.{name}", value)
-        best, found = bench_env(importlib.import_module("checked_envs").Good, seconds=10)
-        assert all(manager.closed for manager in self.managers)
-        return best.env_num, [(each.env_num, each.steps_per_s) for each in found]
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(bench, "step_for", step_for)
+    monkeypatch.setattr(bench, "KINDS", ("in_process",))
+    monkeypatch.setattr(bench, "_probe", lambda env_fn: (making_s, False))
+    best, found = bench_env(importlib.import_module("checked_envs").Good, seconds=10)
+    return best.env_num, [(each.env_num, each.steps_per_s) for each in found]
 
 
 def test_fewest_envs_with_nearly_the_best_speed_are_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The speed of a choice is that of its best turn, and envs slow to make are made in fewer."""
-    bench = Bench({4: [70, 100, 60], 2: [97, 1, 1], 1: [96.9, 1, 1]})
-    assert bench.run(monkeypatch, making_s=0.5) == (2, [(4, 100), (2, 97), (1, 96.9)])
-    assert bench.turns == [4, 4, 4, 2, 2, 2, 1, 1, 1]
+    speeds: dict[int, list[float]] = {4: [70, 100, 60], 2: [97, 1, 1], 1: [96.9, 1, 1]}
+    assert measured(monkeypatch, speeds, 0.5) == (2, [(4, 100), (2, 97), (1, 96.9)])
 
 
 def test_measurements_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench({n: [1.0] * TURNS for n in (1, 2, 4, 8, 16)}, turn_s=1.0)
-    _, found = bench.run(monkeypatch, making_s=0.125)
+    _, found = measured(monkeypatch, {n: [1.0] * TURNS for n in (1, 2, 4, 8, 16)}, 0.125, 1.0)
     # A choice takes 3 of the 10 s, so the fourth is the last one to begin.
     assert {count for count, _ in found} == {16, 8, 4, 2}
 

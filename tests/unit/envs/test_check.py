@@ -7,14 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvCheck, check_env
 from dingsdk.envs.check import (
-    _check_policies,
     _Subject,
 )
 from dingsdk.errors import ConfigError
@@ -132,14 +130,6 @@ def test_env_of_two_players_passes() -> None:
     assert {each.state for each in found.values()} == {"ok"}
     assert found[MADE].detail == "2 players"
     assert "dqn" in found[POLICIES].detail
-
-
-def test_policies_of_a_game_are_checked_with_the_spaces_of_one_player() -> None:
-    subject = _Subject(envs().Good, 0)
-    subject.players = 2
-    subject.observation_space = gym.spaces.Box(-1, 1, (2, 4), np.float32)
-    subject.action_space = gym.spaces.MultiDiscrete([3, 3])
-    assert {"dqn", "ppo"} <= set(_check_policies(subject).split(", "))
 
 
 @pytest.mark.slow

@@ -201,13 +201,18 @@ def test_game_that_reaches_its_limit_is_truncated(made: Any) -> None:
 
 
 class Ticks(gym.Env[Any, Any]):
-    """The players act in turn (actions 5 to 8). Player 0 gets 1 per step. Ends after 40 steps."""
+    """The players act in turn (actions 5 to 8). Player 0 gets 1 per step. Ends after 40 steps.
+
+    Args:
+        mask: Mask of player 1.
+        first: The player who begins.
+    """
 
     player_num = 2
     action_space = gym.spaces.MultiDiscrete([4, 4], start=[5, 5])
 
-    def __init__(self, mask: Any = None) -> None:
-        self.mask, self.actions = mask, []
+    def __init__(self, mask: Any = None, first: int = 0) -> None:
+        self.mask, self.first, self.actions = mask, first, []
         self.observation_space = gym.spaces.Box(0, 99, (2, 1), np.float32)
         if mask is not None:
             self.observation_space = gym.spaces.Dict(
@@ -230,7 +235,8 @@ class Ticks(gym.Env[Any, Any]):
         return {"seen": seen, "action_mask": np.array([[True] * 4, self.mask], np.float32)}
 
     def _info(self) -> Any:
-        return {PLAYERS: [{"acts_next": self.time % 2 == player} for player in (0, 1)]}
+        turn = (self.time + self.first) % 2
+        return {PLAYERS: [{"acts_next": turn == player} for player in (0, 1)]}
 
 
 def test_step_includes_the_rewards_of_the_opponents_turns() -> None:
@@ -373,28 +379,11 @@ def open_and_step(env: Any) -> None:
     env.step(7)
 
 
-class Late(gym.Env[Any, Any]):
-    """The opponent acts first. Player 0 gets 4 for that, and 1 in each step."""
-
-    player_num = 2
-    observation_space = gym.spaces.Box(0, 9, (2, 1), np.float32)
-    action_space = gym.spaces.MultiDiscrete([2, 2])
-
-    def reset(self, **_: Any) -> Any:
-        self._time = 0
-        return np.zeros((2, 1), np.float32), {PLAYERS: [{"acts_next": False}, {}]}
-
-    def step(self, action: Any) -> Any:
-        self._time += 1
-        reward = 4 if self._time == 1 else 1
-        return np.zeros((2, 1), np.float32), np.array([reward, 0]), self._time == 3, False, {}
-
-
 def test_first_step_has_the_rewards_from_before_the_first_turn() -> None:
-    env = OpponentEnv(Late(), "random")
+    env = OpponentEnv(Ticks(first=1), "random")
     for _ in range(2):
-        env.reset()
-        assert [env.step(0)[1] for _ in range(2)] == [5, 1]
+        env.reset(seed=0)
+        assert [env.step(5)[1] for _ in range(2)] == [3, 2]
 
 
 class Shares(gym.Env[Any, Any]):

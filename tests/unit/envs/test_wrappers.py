@@ -58,7 +58,7 @@ def test_selected_entries_are_observed_in_their_order() -> None:
 
 @pytest.mark.parametrize("indices", [[], [4], [-1], [True]])
 def test_indices_outside_of_the_observation_are_refused(indices: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="entries 0 to 3"):
+    with pytest.raises(ConfigError, match="select_obs keeps the entries"):
         make({"type": "select_obs", "indices": indices})
 
 
@@ -136,7 +136,7 @@ def test_episode_statistics_are_put_into_the_info() -> None:
             assert timestep.info["eval_episode_return"] == 3.0
 
 
-def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> None:
+def test_statistics_of_random_steps_are_saved(tmp_path: Path) -> None:
     path = tmp_path / "statistics.npz"
     measured = make()
     closed = []
@@ -155,11 +155,6 @@ def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> No
     with np.load(path) as saved:
         np.testing.assert_allclose(saved["mean"], np.mean(seen, axis=0), rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(saved["var"], np.var(seen, axis=0), rtol=1e-3)
-    env = make({"type": "normalize_obs", "statistics": str(path), "clip": 1.5})
-    expected = (make().reset(seed=0)[0] - np.mean(seen, axis=0)) / np.std(seen, axis=0)
-    found, _ = env.reset(seed=0)
-    np.testing.assert_allclose(found, np.clip(expected, -1.5, 1.5), rtol=1e-2, atol=1e-3)
-    assert env.observation_space.contains(found)
 
 
 @pytest.mark.parametrize("offset", [0.0, 5e6 + 0.25, 1e9 + 7])
@@ -174,14 +169,16 @@ def test_large_observations_are_normalised_exactly(tmp_path: Path, offset: float
 
         def step(self, action: Any) -> Any:
             self.steps += 1
-            return np.array([offset - (-1) ** self.steps, offset]), 0.0, False, False, {}
+            return np.array([offset - 2 * (-1) ** self.steps, offset]), 0.0, False, False, {}
 
     file = tmp_path / "statistics.npz"
     measure_observations(Large, file, steps=100)
-    env = NormalizeObservation(Large(), str(file), clip=5.0)
+    env: Any = NormalizeObservation(Large(), str(file), clip=5.0)
+    assert env.observation_space == gym.spaces.Box(-5, 5, (2,))
     assert env.reset()[0].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert env.step(0)[0].tolist() == pytest.approx([-1.0, 0.0], abs=1e-6)
-    assert env.observation(np.array([offset + 2, offset + 1])).tolist() == [2.0, 5.0]
+    assert env.observation(np.array([offset + 4, offset + 1])).tolist() == [2.0, 5.0]
+    assert env.observation(np.array([offset - 99, offset])).tolist() == [-5.0, 0.0]
 
 
 def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -189,9 +186,9 @@ def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         make({"type": "normalize_obs", "statistics": str(tmp_path / "none.npz")})
     path = tmp_path / "other.npz"
     for mean, var, clip, text in (
-        (np.zeros(3), np.ones(3), 10.0, r"shape \[3\], these have \[4\]"),
-        (np.zeros(4), np.array([1, 1, 1, -1e-3]), 10.0, "variance below 0"),
-        (np.array([0, 0, np.nan, 0]), np.ones(4), 10.0, "not finite"),
+        (np.zeros(3), np.ones(3), 10.0, r"mean \[0. 0. 0.\]"),
+        (np.zeros(4), np.array([1, 1, 1, -0.5]), 10.0, "-0.5"),
+        (np.array([0, 0, np.nan, 0]), np.ones(4), 10.0, "nan"),
         (np.zeros(4), np.ones(4), 0.0, "clip 0.0"),
     ):
         np.savez(path, mean=mean, var=var)
