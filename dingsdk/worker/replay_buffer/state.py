@@ -139,19 +139,10 @@ class TableSnapshot:
         where = self._parts.remover.by_age(ages)
         # Copying a contiguous range is several times faster than copying rows one by one.
         is_range = bool((np.diff(where) == 1).all())
-        return self._take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
-
-    def by_position(self, most: int | None = None) -> Rows:
-        """Return copies of the rows in order of their positions; of the first ``most`` only.
-
-        That takes a fraction of the time of :meth:`rows` if rows leave in any order.
-        """
-        held = self.last - self.first
-        return self._take(slice(0, held if most is None else min(most, held))) if held else []
-
-    def _take(self, where: Where) -> Rows:
         assert self._parts.storage is not None
-        return self._parts.storage.take(where)
+        return self._parts.storage.take(
+            slice(int(where[0]), int(where[-1]) + 1) if is_range else where
+        )
 
     def state(self, columns: ColumnCopy | None) -> dict[str, Any]:
         """Return the state of the table without its rows.
