@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.config import Count, Part, Section, preset, read_section
+from dingsdk.config import Count, Part, Schedule, preset, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
@@ -22,9 +22,6 @@ from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage
 from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
 _log = logging.getLogger(__name__)
-
-Schedule = Callable[[int], int]
-"""Maps the env steps collected so far to the number of newest rows to sample from."""
 
 
 class NaiveReplayBuffer(Table):
@@ -126,8 +123,8 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
     These rows are the *window*. All rows up to the capacity are kept, so a window that grows again
     includes older rows. A ``sample_range`` is refused, because the window already limits the rows.
-    Source: DI-engine's ``ElasticReplayBuffer``. Differences: the schedule may be a number or
-    linear, which a config file can hold; :meth:`push` updates the window as :meth:`update` does.
+    Source: DI-engine's ``ElasticReplayBuffer``. Differences: a config file can hold the schedule;
+    :meth:`push` updates the window as :meth:`update` does.
     """
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
@@ -135,9 +132,8 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
         Attributes:
             set_buffer_size: Number of newest rows to sample from (the window): a number, a function
-                of the env steps, or ``{start, end, steps}``, which changes linearly from ``start``
-                to ``end`` rows over ``steps`` env steps. None, or a number above the capacity,
-                means the capacity.
+                of the env steps, or a schedule such as ``{start: 1000, end: 5000, env_steps:
+                100000}``. None, or a number above the capacity, means the capacity.
         """
 
         type: str = "elastic"
@@ -225,33 +221,19 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         self._envstep, self._size = envstep, self._size_at(envstep)
 
 
-def _schedule(setting: Any, path: str = "set_buffer_size") -> Schedule:
+def _schedule(setting: Any, path: str = "set_buffer_size") -> Callable[[int], float]:
     """Return the function that a ``set_buffer_size`` setting stands for."""
     if setting is None:
         return lambda envstep: sys.maxsize
     if callable(setting):
-        return cast(Schedule, setting)
+        return cast(Callable[[int], float], setting)
     if isinstance(setting, Mapping):
-        line = read_section(LinearWindow, setting, path)
-        return lambda envstep: (
-            line.start + (line.end - line.start) * min(envstep, line.steps) // line.steps
-        )
+        schedule = read_section(Schedule, setting, path)
+        for key, value in schedule.extremes.items():
+            checked_size(round(value), f"{path}.{key}", least=1)
+        return lambda envstep: round(schedule(envstep))
     size = checked_size(setting, path, least=1)
     return lambda envstep: size
-
-
-class LinearWindow(Section, frozen=True, kw_only=True):
-    """A window whose size changes linearly.
-
-    Attributes:
-        start: Rows at env step 0.
-        end: Rows after ``steps`` env steps.
-        steps: Env steps over which the size changes.
-    """
-
-    start: Count
-    end: Count
-    steps: Count
 
 
 class SequenceReplayBuffer(NaiveReplayBuffer):
