@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,14 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection, class_of_part
-from dingsdk.worker.replay_buffer.interface import MASK, Drawn, NoMetadata
+from dingsdk.worker.replay_buffer.interface import MASK, Drawn
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage
 from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
 
 _log = logging.getLogger(__name__)
 
@@ -213,7 +216,7 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         return {"envstep": self._envstep}
 
     def _load_extra_state(
-        self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
+        self, state: Mapping[str, Any], sampler: Sampler, metadata: RowMetadata | None
     ) -> None:
         envstep = state.get("envstep")
         if type(envstep) is not int or envstep < 0:
