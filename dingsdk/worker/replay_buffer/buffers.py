@@ -171,14 +171,12 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         Raises also as :meth:`update`; then nothing was pushed.
         """
         envstep = checked_size(cur_collector_envstep, "cur_collector_envstep")
-        is_new = envstep > self._envstep
-        size = self._size_at(envstep) if is_new else 0  # if this raises, nothing is pushed
+        size = self._size_at(max(envstep, self._envstep))  # if this raises, nothing is pushed
         super().push(data, cur_collector_envstep, timeout_s)
-        if is_new:
-            with self._change():
-                # Another thread may have pushed with more env steps.
-                if envstep > self._envstep:
-                    self._envstep, self._size = envstep, size
+        with self._change():
+            # Another thread may have pushed with more env steps.
+            if envstep > self._envstep:
+                self._envstep, self._size = envstep, size
 
     def update(self, info: Any) -> None:
         """Set the window to the size that the schedule gives for a number of env steps.

@@ -412,13 +412,13 @@ def _opened(table: Table, path: str) -> tuple[SavedRows, Mapping[str, str]]:
 
 
 def _read_manifest(folder: Folder) -> _Manifest:
-    with _reading(folder.path / MANIFEST):
+    with reading(folder.path / MANIFEST):
         text = folder.read(MANIFEST, _MAX_TEXT_BYTES)
         return msgspec.convert(decode_json(_MANIFEST_KIND, text, len(text)), _Manifest)
 
 
 def _read_rows(folder: Folder, segment: _Segment) -> Rows:
-    with _reading(folder.path / segment.name):
+    with reading(folder.path / segment.name):
         rows = _decoded(_ROWS_KIND, folder, segment)
         if not isinstance(rows, (SampleBatch, list)) or len(rows) != segment.rows:
             raise ValueError(f"it does not hold {segment.rows} rows")
@@ -427,7 +427,7 @@ def _read_rows(folder: Folder, segment: _Segment) -> Rows:
 
 def _read_state(folder: Folder, file: _File, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the state, and the facts of the rows."""
-    with _reading(folder.path / file.name):
+    with reading(folder.path / file.name):
         contents = msgspec.convert(_decoded(_STATE_KIND, folder, file), _Rest)
         if any(np.shape(array)[:1] != (rows,) for array in contents.facts.values()):
             raise ValueError("its facts are not those of all rows")
@@ -443,7 +443,7 @@ def _decoded(kind: str, folder: Folder, file: _File) -> Any:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn errors of a file into errors about saved rows."""
     with checkpoint_errors(path, "save the buffer's data again"):
         try:

@@ -37,6 +37,7 @@ from dingsdk.worker.replay_buffer.config import (
     PartFactory,
     check_order,
     class_of_part,
+    memory_for,
 )
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
@@ -120,19 +121,11 @@ class Table(IBuffer, Closing):
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
-        try:
+        with memory_for(self._capacity):
             self._metadata = self._new_metadata()
             self._remover = self._factory.remover()
             self._limiter = self._factory.limiter()
             self._sampler = self._factory.sampler()
-        except MemoryError as error:
-            path = "policy.other.replay_buffer.replay_buffer_size"
-            raise ConfigError(
-                f"{path} is {self._capacity}: the counters and priorities of that many rows need "
-                f"more memory than can be allocated ({error}); choose a smaller one",
-                path=path,
-                capacity=self._capacity,
-            ) from error
         self._storage = None if self._factory.chooses_storage else self._new_storage()
         self._choose_push_path()
         if self._cfg.enable_track_used_data:
@@ -592,8 +585,12 @@ class Table(IBuffer, Closing):
             return self._limiter.state_dict()
 
     def track_origins(self) -> Origins:
-        """Count the stored rows of each payload from now on; the buffer must be empty."""
-        with self._lock:
+        """Count the stored rows of each payload from now on; the buffer must be empty.
+
+        Raises:
+            ConfigError: there is not enough memory.
+        """
+        with self._lock, memory_for(self._capacity):
             self._origins = Origins(self._capacity)
             self._choose_push_path()
             return self._origins
