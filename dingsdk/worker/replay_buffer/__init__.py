@@ -2,8 +2,8 @@
 
 The *storage* keeps rows at positions. The *remover* decides which positions new rows take, and so
 which rows leave a full buffer. The *sampler* draws the rows of a batch. The *limiter* decides when
-pushing and sampling are allowed. The *row metadata* stores the id, uses and age of each row. The
-first four are plugin kinds.
+pushing and sampling are allowed. The *row metadata* of a prioritized buffer stores the id,
+uses and age of each row. The first four are plugin kinds.
 
 Names are imported when they are first used, so a buffer that needs no compiled code does not
 import the compiler.

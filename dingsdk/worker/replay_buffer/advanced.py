@@ -15,7 +15,6 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key
 from dingsdk.errors import CheckpointCorruptError, ConfigError, InvalidPriorityError
 from dingsdk.worker.replay_buffer.config import BufferSection, bounds_rates
-from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import NO_ROW, RowMetadata, read_ids, read_priorities
 from dingsdk.worker.replay_buffer.sampler import Sampler
@@ -327,15 +326,15 @@ class AdvancedReplayBuffer(Table):
         """Return the positions of a range of the rows that have not left."""
         count = self._remover.count
         if self.count() < count:
-            living = cast("NDArray[np.int64]", self._metadata.living(self._remover.oldest_first()))
-            return living[sample_range]
+            living = self._living_at(self._remover.oldest_first())
+            return cast("NDArray[np.int64]", living)[sample_range]
         return self._remover.by_age(np.arange(*sample_range.indices(count), dtype=np.int64))
 
     def _extra_state(self) -> dict[str, Any]:
         return {"beta": self._beta}
 
     def _load_extra_state(
-        self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
+        self, state: Mapping[str, Any], sampler: Sampler, metadata: RowMetadata | None
     ) -> None:
         beta = state.get("beta")
         if not (isinstance(beta, float) and 0 <= beta <= 1):

@@ -5,26 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.config import Count, Part, Section, preset, read_section
+from dingsdk.config import Count, Part, Schedule, preset, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection, class_of_part
-from dingsdk.worker.replay_buffer.interface import MASK, Drawn, NoMetadata
+from dingsdk.worker.replay_buffer.interface import MASK, Drawn
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
 from dingsdk.worker.replay_buffer.storage import Rows, Storage
 from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage
 from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
 
-Schedule = Callable[[int], int]
-"""Maps the env steps collected so far to the number of newest rows to sample from."""
+_log = logging.getLogger(__name__)
 
 
 class NaiveReplayBuffer(Table):
@@ -126,8 +126,8 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
     These rows are the *window*. All rows up to the capacity are kept, so a window that grows again
     includes older rows. A ``sample_range`` is refused, because the window already limits the rows.
-    Source: DI-engine's ``ElasticReplayBuffer``. Differences: the schedule may be a number or
-    linear, which a config file can hold; :meth:`push` updates the window as :meth:`update` does.
+    Source: DI-engine's ``ElasticReplayBuffer``. Differences: a config file can hold the schedule;
+    :meth:`push` updates the window as :meth:`update` does.
     """
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
@@ -135,9 +135,8 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
         Attributes:
             set_buffer_size: Number of newest rows to sample from (the window): a number, a function
-                of the env steps, or ``{start, end, steps}``, which changes linearly from ``start``
-                to ``end`` rows over ``steps`` env steps. None, or a number above the capacity,
-                means the capacity.
+                of the env steps, or a schedule such as ``{start: 1000, end: 5000, env_steps:
+                100000}``. None, or a number above the capacity, means the capacity.
         """
 
         type: str = "elastic"
@@ -172,14 +171,12 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         Raises also as :meth:`update`; then nothing was pushed.
         """
         envstep = checked_size(cur_collector_envstep, "cur_collector_envstep")
-        is_new = envstep > self._envstep
-        size = self._size_at(envstep) if is_new else 0  # if this raises, nothing is pushed
+        size = self._size_at(max(envstep, self._envstep))  # if this raises, nothing is pushed
         super().push(data, cur_collector_envstep, timeout_s)
-        if is_new:
-            with self._change():
-                # Another thread may have pushed with more env steps.
-                if envstep > self._envstep:
-                    self._envstep, self._size = envstep, size
+        with self._change():
+            # Another thread may have pushed with more env steps.
+            if envstep > self._envstep:
+                self._envstep, self._size = envstep, size
 
     def update(self, info: Any) -> None:
         """Set the window to the size that the schedule gives for a number of env steps.
@@ -217,7 +214,7 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         return {"envstep": self._envstep}
 
     def _load_extra_state(
-        self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
+        self, state: Mapping[str, Any], sampler: Sampler, metadata: RowMetadata | None
     ) -> None:
         envstep = state.get("envstep")
         if type(envstep) is not int or envstep < 0:
@@ -225,33 +222,19 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         self._envstep, self._size = envstep, self._size_at(envstep)
 
 
-def _schedule(setting: Any, path: str = "set_buffer_size") -> Schedule:
+def _schedule(setting: Any, path: str = "set_buffer_size") -> Callable[[int], float]:
     """Return the function that a ``set_buffer_size`` setting stands for."""
     if setting is None:
         return lambda envstep: sys.maxsize
     if callable(setting):
-        return cast(Schedule, setting)
+        return cast(Callable[[int], float], setting)
     if isinstance(setting, Mapping):
-        line = read_section(LinearWindow, setting, path)
-        return lambda envstep: (
-            line.start + (line.end - line.start) * min(envstep, line.steps) // line.steps
-        )
+        schedule = read_section(Schedule, setting, path)
+        for key, value in schedule.extremes.items():
+            checked_size(round(value), f"{path}.{key}", least=1)
+        return lambda envstep: round(schedule(envstep))
     size = checked_size(setting, path, least=1)
     return lambda envstep: size
-
-
-class LinearWindow(Section, frozen=True, kw_only=True):
-    """A window whose size changes linearly.
-
-    Attributes:
-        start: Rows at env step 0.
-        end: Rows after ``steps`` env steps.
-        steps: Env steps over which the size changes.
-    """
-
-    start: Count
-    end: Count
-    steps: Count
 
 
 class SequenceReplayBuffer(NaiveReplayBuffer):

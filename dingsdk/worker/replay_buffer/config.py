@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from dingsdk.config import (
@@ -170,3 +170,18 @@ def check_order(is_fifo: bool, what: str, kind: str, path: str) -> None:
             "another order; choose fifo",
             path=path,
         )
+
+
+@contextmanager
+def memory_for(capacity: int) -> Iterator[None]:
+    """Raise ConfigError if the arrays of a buffer besides its rows do not fit in memory."""
+    try:
+        yield
+    except MemoryError as error:
+        path = f"{PATH}.replay_buffer_size"
+        raise ConfigError(
+            f"{path} is {capacity}: the counters and priorities of that many rows need more "
+            f"memory than can be allocated ({error}); choose a smaller one",
+            path=path,
+            capacity=capacity,
+        ) from error

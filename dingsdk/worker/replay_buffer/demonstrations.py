@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.container import checkpoint_errors, decode_frame, encode_frame
-from dingsdk.errors import DataCorruptError, DataMissingError, SchemaMismatchError
+from dingsdk.data.container import decode_frame, encode_frame
+from dingsdk.errors import SchemaMismatchError
 from dingsdk.runtime.files import Folder
 from dingsdk.worker.replay_buffer.config import demonstrations_in
+from dingsdk.worker.replay_buffer.persistence import reading
 from dingsdk.worker.replay_buffer.state import rows_of
 from dingsdk.worker.replay_buffer.table import Table
 
@@ -155,10 +156,6 @@ class TableWithDemonstrations:
 
 
 def _read_state(file: str) -> Any:
-    with checkpoint_errors(Path(file, STATE_NAME), "save the buffer's data again"):
-        try:
-            with Folder(file, create=False) as folder:
-                content = folder.read(STATE_NAME, _MAX_BYTES)
-        except DataMissingError as error:
-            raise DataCorruptError(f"it is missing: {error}", where=STATE_NAME) from error
+    with reading(Path(file, STATE_NAME)), Folder(file, create=False) as folder:
+        content = folder.read(STATE_NAME, _MAX_BYTES)
         return decode_frame(_KIND, content, len(content))

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.config import Configurable
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
-from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 Drawn = Literal["rows", "sequences", "episodes"]
 MASK = "mask"
@@ -170,68 +168,6 @@ class RowListener:
 
     def on_close(self) -> None:
         """Called after the buffer was closed."""
-
-
-class NoMetadata:
-    """Row metadata that stores nothing: rows stay until they are overwritten.
-
-    Attributes:
-        next_id: The id of the next row, if rows have ids.
-    """
-
-    keeps_facts: ClassVar[bool] = False
-    next_id: int
-
-    def count(self, held: int) -> int:
-        """Return how many of the ``held`` rows of the remover have not left early."""
-        return held
-
-    def living(self, where: Where) -> Where:
-        """Return the positions whose rows have not left early."""
-        return where
-
-    def prepare(self, rows: Rows) -> tuple[Rows, Any]:
-        """Return the rows to store, and their facts for :meth:`insert`; change nothing.
-
-        Raises:
-            SchemaMismatchError, InvalidPriorityError: the rows cannot be pushed.
-        """
-        return rows, None
-
-    def with_facts(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> Rows:
-        """Return loaded rows with those of their saved facts that :meth:`prepare` reads."""
-        return rows
-
-    def insert(self, where: Where, facts: Any) -> None:
-        """Add rows that were stored at positions; they replace any earlier rows there."""
-
-    def remove(self, where: Where) -> None:
-        """Forget rows at positions; none of them may have left before."""
-
-    def clear(self) -> None:
-        """Forget all rows."""
-
-    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return the facts that a state holds about rows, as arrays of one value a row."""
-        return {}
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Return views of the state's arrays that have one entry for each position."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state without :meth:`columns`."""
-        return {}
-
-    def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
-        """Return new metadata with this state and the settings of this object.
-
-        ``state`` has the first entries of :meth:`columns` too, as many as ``positions``.
-
-        Raises:
-            CheckpointCorruptError: the entries of the state contradict each other.
-        """
-        return self
 
 
 def rows_in(batch: Any, buffer: Any) -> int:

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,70 +152,44 @@ class _Save:
     def __init__(self, folder: Folder, table: Table, segment_rows: int, segment_bytes: int) -> None:
         self._folder = folder
         self._table = table
-        self._segment_rows = segment_rows
+        self._rows_each = segment_rows
         self._segment_bytes = segment_bytes
+        self._there: Mapping[int, _Segment] = {}
         self._token = secrets.token_hex(8)
 
     def run(self) -> None:
         try:
-            # The second try is for a buffer that was cleared, or loaded a state, meanwhile.
-            manifest = self._write(in_pieces=True) or self._write(in_pieces=False)
-            assert manifest is not None
-            text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(manifest))
+            text = encode_json(_MANIFEST_KIND, msgspec.to_builtins(self._write()))
             self._folder.write_atomic(MANIFEST, [text], durable=True)
         finally:
             self._remove_unnamed()
 
-    def _write(self, in_pieces: bool) -> _Manifest | None:
-        """Write all rows; return None if the buffer was cleared or loaded a state during that.
-
-        Args:
-            in_pieces: Whether to release the buffer's lock after the copy of each full segment;
-                otherwise all rows are copied at once.
-        """
+    def _write(self) -> _Manifest:
+        """Write all rows, and release the buffer's lock after the copy of each full segment."""
         with self._table.snapshot() as now:
             lineage = now.lineage
-            probe = now.by_position(_PROBED_ROWS)
-        rows_each, there = self._plan(now, probe)
-        at, segments = now.first, []
+            probe = now.rows(now.first, min(now.first + _PROBED_ROWS, now.last))
+        self._plan(now, probe)
+        at, rows_each, segments = now.first, self._rows_each, []
         # If another thread pushes a whole buffer during the save, it is faster than the disk.
         patience = 2 * now.last - now.first
-        while (
-            in_pieces
-            and now.is_ordered
-            and (stop := (at // rows_each + 1) * rows_each) <= min(now.last, patience)
+        while now.is_ordered and (stop := (at // rows_each + 1) * rows_each) <= min(
+            now.last, patience
         ):
             with self._table.snapshot() as now:
-                if now.lineage != lineage:
-                    return None
-                piece = self._copied(now, at, stop, there.get(at // rows_each))
+                piece = self._copied(now, at, stop)
             segments.append(self._written(piece))
             at = stop
-        with self._table.column_copy() if in_pieces else nullcontext() as copied:
-            if copied is not None:
-                copied.run()
+        with self._table.column_copy() as copied:
+            copied.run()
             with self._table.snapshot() as now:
-                if in_pieces and now.lineage != lineage:
-                    return None
-                at = max(at, now.first) if in_pieces and now.is_ordered else now.first
-                bounds = list(_bounds(at, now.last, rows_each))
-                pieces: list[tuple[Rows, int, int] | _Segment | None] = []
-                unordered: Rows = []
-                if now.is_ordered:
-                    pieces += (
-                        self._copied(now, *each, there.get(each[0] // rows_each)) for each in bounds
-                    )
-                else:
-                    unordered = now.by_position()
-                state = now.state(copied)
-        where = now.order(state)
+                # Row numbers never repeat: if the buffer was cleared or loaded a state, all its
+                # rows have higher numbers than those before. Only the columns may be of old parts.
+                bounds = _bounds(max(at, now.first), now.last, rows_each)
+                pieces = [self._copied(now, *each) for each in bounds]
+                state = now.state(copied if now.lineage == lineage else None)
         segments += map(self._written, pieces)
-        if not now.is_ordered:
-            for first, stop in bounds:
-                row = first - now.first
-                rows = _taken(unordered, where[row : stop - now.first])
-                segments.append(self._write_rows(rows, first, row))
-        rest = {"state": state, "facts": now.facts(state, where)}
+        rest = {"state": state, "facts": now.facts(state, now.order(state))}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
@@ -229,44 +203,47 @@ class _Save:
         )
 
     def _copied(
-        self, now: TableSnapshot, first: int, stop: int, there: _Segment | None
+        self, now: TableSnapshot, first: int, stop: int
     ) -> tuple[Rows, int, int] | _Segment | None:
         """Copy the rows ``first..stop-1`` that are still stored, under the buffer's lock.
 
         Returns:
-            Arguments of :meth:`_write_rows`; ``there`` if this segment has the rows; None if all of
-            them have left.
+            Arguments of :meth:`_write_rows`; the segment of an earlier save that has the rows;
+            None if all of them have left.
         """
         first = max(first, now.first)
         if first >= stop:
             return None
-        if there is not None and there.first <= first and there.stop == stop:
-            return there
+        old = self._there.get(first // self._rows_each)
+        if old is not None and old.first <= first and old.stop == stop:
+            return old
         return now.rows(first, stop), first, first - now.first
 
     def _written(self, piece: tuple[Rows, int, int] | _Segment | None) -> _Segment | None:
         return self._write_rows(*piece) if isinstance(piece, tuple) else piece
 
-    def _plan(self, now: TableSnapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
-        """Return the rows per segment, and the valid segments in the folder, by their number."""
-        rows_each = self._segment_rows
+    def _plan(self, now: TableSnapshot, probe: Rows) -> None:
+        """Choose the rows per segment, and find the valid segments in the folder."""
+        rows_each = self._rows_each
         if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):
             # Objects may have changed since they were saved.
-            return min(rows_each, _OBJECT_ROWS), {}
+            self._rows_each = min(rows_each, _OBJECT_ROWS)
+            return
         size = sum(each.nbytes for each in ([probe] if isinstance(probe, SampleBatch) else probe))
         while rows_each > 1 and rows_each * size > self._segment_bytes * len(probe):
             rows_each //= 2
+        self._rows_each = rows_each
         try:
             old = _read_manifest(self._folder)
         except (CheckpointError, RunFolderError, StorageFullError):
-            return rows_each, {}
+            return
         if old.lineage != now.lineage or not now.is_ordered:
-            return rows_each, {}
+            return
         # Keep the old length if it is close, so that longer episodes do not rewrite all segments.
         if rows_each <= 4 * old.rows_each <= 16 * rows_each:
-            rows_each = old.rows_each
-        return rows_each, {
-            segment.first // rows_each: segment
+            self._rows_each = old.rows_each
+        self._there = {
+            segment.first // self._rows_each: segment
             for segment in old.segments
             if (found := self._folder.stat(segment.name)) and found.st_size == segment.size_bytes
         }
@@ -435,13 +412,13 @@ def _opened(table: Table, path: str) -> tuple[SavedRows, Mapping[str, str]]:
 
 
 def _read_manifest(folder: Folder) -> _Manifest:
-    with _reading(folder.path / MANIFEST):
+    with reading(folder.path / MANIFEST):
         text = folder.read(MANIFEST, _MAX_TEXT_BYTES)
         return msgspec.convert(decode_json(_MANIFEST_KIND, text, len(text)), _Manifest)
 
 
 def _read_rows(folder: Folder, segment: _Segment) -> Rows:
-    with _reading(folder.path / segment.name):
+    with reading(folder.path / segment.name):
         rows = _decoded(_ROWS_KIND, folder, segment)
         if not isinstance(rows, (SampleBatch, list)) or len(rows) != segment.rows:
             raise ValueError(f"it does not hold {segment.rows} rows")
@@ -450,7 +427,7 @@ def _read_rows(folder: Folder, segment: _Segment) -> Rows:
 
 def _read_state(folder: Folder, file: _File, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the state, and the facts of the rows."""
-    with _reading(folder.path / file.name):
+    with reading(folder.path / file.name):
         contents = msgspec.convert(_decoded(_STATE_KIND, folder, file), _Rest)
         if any(np.shape(array)[:1] != (rows,) for array in contents.facts.values()):
             raise ValueError("its facts are not those of all rows")
@@ -466,7 +443,7 @@ def _decoded(kind: str, folder: Folder, file: _File) -> Any:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn errors of a file into errors about saved rows."""
     with checkpoint_errors(path, "save the buffer's data again"):
         try:

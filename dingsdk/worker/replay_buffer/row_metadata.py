@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import is_tensor, mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.interface import KEPT, NoMetadata
+from dingsdk.worker.replay_buffer.interface import KEPT
 from dingsdk.worker.replay_buffer.kernels import Floats, Ints, compiled
 from dingsdk.worker.replay_buffer.storage import Rows, Where, one_by_one
 
@@ -44,7 +44,7 @@ class RowFacts:
     iters: NDArray[np.int64]
 
 
-class RowMetadata(NoMetadata):
+class RowMetadata:
     """Id, ``collect_iter`` and number of uses of the row at each position.
 
     All facts are in one array, 32 bytes a position, so reading a row's facts costs one cache miss.
@@ -58,8 +58,6 @@ class RowMetadata(NoMetadata):
         next_id: The id of the next row; ids are never reused.
         live: How many rows have not left.
     """
-
-    keeps_facts: ClassVar[bool] = True
 
     def __init__(
         self, capacity: int, max_use: float = math.inf, max_staleness: float = math.inf
@@ -76,6 +74,9 @@ class RowMetadata(NoMetadata):
 
         The learner iteration of a row is read from ``collect_iter``, or from ``policy_iter`` if
         that is missing. If a row has several values (a sequence), the least is used.
+
+        Raises:
+            SchemaMismatchError, InvalidPriorityError: the rows cannot be pushed.
         """
         if not isinstance(rows, SampleBatch):
             return _facts_of_dicts(rows)
@@ -99,6 +100,7 @@ class RowMetadata(NoMetadata):
         return rows, RowFacts(priorities, iters)
 
     def with_facts(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> Rows:
+        """Return loaded rows with those of their saved facts that :meth:`prepare` reads."""
         if "priority" not in facts:
             return rows
         if isinstance(rows, SampleBatch):
@@ -107,6 +109,7 @@ class RowMetadata(NoMetadata):
         return [{**row, "priority": priority} for row, priority in pairs]
 
     def insert(self, where: Where, facts: RowFacts) -> None:
+        """Add rows that were stored at positions; they replace any earlier rows there."""
         first, replaced = self.next_id, self._facts[where, _ID] != NO_ROW
         n = len(replaced)
         self._facts[where, _ID] = np.arange(first, first + n)
@@ -118,23 +121,23 @@ class RowMetadata(NoMetadata):
             self._queue.add(where)
 
     def living(self, where: Where) -> Where:
+        """Return the positions whose rows have not left early."""
         here: NDArray[np.bool_] = self._facts[where, _ID] != NO_ROW
         if here.all():
             return where
         return one_by_one(where)[here]
 
     def remove(self, where: Where) -> None:
+        """Forget rows at positions; none of them may have left before."""
         self._facts[where, _ID] = NO_ROW
         self.live -= where.stop - where.start if isinstance(where, slice) else len(where)
 
     def clear(self) -> None:
+        """Forget all rows."""
         self._facts.fill(NO_ROW)
         self.live = 0
         if self._queue is not None:
             self._queue.rebuild()
-
-    def count(self, held: int) -> int:
-        return self.live
 
     def serve(self, where: NDArray[np.int64], learner_iter: int) -> NDArray[np.int64]:
         """Count one use of each sampled row, and return the facts about it.
@@ -148,9 +151,11 @@ class RowMetadata(NoMetadata):
         return out
 
     def take_stale(self, learner_iter: int) -> NDArray[np.int64]:
-        """Return, only once, the positions of rows that are now too stale, oldest row first."""
-        if self._queue is None:
-            return np.empty(0, np.int64)
+        """Return, only once, the positions of rows that are now too stale, oldest row first.
+
+        Only for metadata with a finite ``max_staleness``.
+        """
+        assert self._queue is not None
         return self._queue.take(math.floor(learner_iter - self._max_staleness))
 
     def used_up(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -187,17 +192,27 @@ class RowMetadata(NoMetadata):
         self._facts[where, _USE] = uses
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the facts that a state holds about rows, as arrays of one value a row."""
         # take() releases the interpreter lock; indexing would block other threads, 10 ms per 1e6.
         is_kept = state["replay_unique_id"].take(where) != NO_ROW
         return {"use": state["use"].take(where), **({} if is_kept.all() else {KEPT: is_kept})}
 
     def columns(self) -> dict[str, NDArray[Any]]:
+        """Return views of the state's arrays that have one entry for each position."""
         return dict(zip(_KEYS, self._facts.T, strict=False))  # the last column is padding
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state without :meth:`columns`."""
         return {"next_unique_id": self.next_id}
 
     def restored(self, state: Mapping[str, Any], positions: int) -> RowMetadata:
+        """Return new metadata with this state and the settings of this object.
+
+        ``state`` has the first entries of :meth:`columns` too, as many as ``positions``.
+
+        Raises:
+            CheckpointCorruptError: the entries of the state contradict each other.
+        """
         try:
             columns = [np.asarray(state[key]) for key in _KEYS]
             next_id = state["next_unique_id"]
@@ -241,6 +256,13 @@ class _StalenessQueue:
         self._facts = facts
         self.rebuild()
 
+    def rebuild(self) -> None:
+        """Build the queue anew from the stored rows."""
+        # A heap of (iteration, first id, positions, ids); the first id makes an entry unique.
+        self._groups: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]] = []
+        self._size = 0
+        self._add(np.flatnonzero(self._facts[:, _ID] != NO_ROW))
+
     def add(self, where: Where) -> None:
         """Add rows whose facts were just stored; rows of unknown iteration never become stale."""
         where = one_by_one(where)
@@ -250,36 +272,26 @@ class _StalenessQueue:
         else:
             self._add(where)
 
-    def rebuild(self) -> None:
-        """Build the queue anew from the stored rows."""
-        self._groups: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
-        self._iters: list[int] = []  # a heap of the keys
-        self._size = 0
-        self._add(np.flatnonzero(self._facts[:, _ID] != NO_ROW))
+    def _add(self, where: NDArray[np.int64]) -> None:
+        iters = self._facts[where, _ITER]
+        for value in np.unique(iters[iters != UNKNOWN_ITER]).tolist():
+            chosen = where[iters == value]
+            ids = self._facts[chosen, _ID]
+            heapq.heappush(self._groups, (value, int(ids[0]), chosen, ids))
+            self._size += len(chosen)
 
     def take(self, latest: int) -> NDArray[np.int64]:
         """Remove and return the positions of rows of iteration <= ``latest``, oldest row first."""
-        if not self._iters or self._iters[0] > latest:
-            return np.empty(0, np.int64)
-        groups = []
-        while self._iters and self._iters[0] <= latest:
-            groups += self._groups.pop(heapq.heappop(self._iters))
-        where, ids = (np.concatenate(parts) for parts in zip(*groups, strict=True))
-        self._size -= len(where)
-        still_there = self._facts[where, _ID] == ids
-        stale: NDArray[np.int64] = where[still_there][np.argsort(ids[still_there])]
+        where, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        while self._groups and self._groups[0][0] <= latest:
+            _, _, positions, numbers = heapq.heappop(self._groups)
+            where.append(positions)
+            ids.append(numbers)
+            self._size -= len(positions)
+        found, number = np.concatenate(where), np.concatenate(ids)
+        is_here = self._facts[found, _ID] == number
+        stale: NDArray[np.int64] = found[is_here][np.argsort(number[is_here])]
         return stale
-
-    def _add(self, where: NDArray[np.int64]) -> None:
-        iters = self._facts[where, _ITER]
-        for value in np.unique(iters).tolist():
-            if value == UNKNOWN_ITER:
-                continue
-            chosen = where[iters == value]
-            if value not in self._groups:
-                heapq.heappush(self._iters, value)
-            self._groups.setdefault(value, []).append((chosen, self._facts[chosen, _ID]))
-            self._size += len(chosen)
 
 
 def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:

@@ -20,9 +20,9 @@ from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.config import PartFactory
-    from dingsdk.worker.replay_buffer.interface import NoMetadata
     from dingsdk.worker.replay_buffer.limiter import Limiter
     from dingsdk.worker.replay_buffer.remover import Remover
+    from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
     from dingsdk.worker.replay_buffer.sampler import Sampler
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -37,17 +37,25 @@ _CHANGES_LEFT = 64
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a table; ``storage`` is None before the first push decides its type."""
+    """The parts of a table.
+
+    ``storage`` is None before the first push decides its type, ``metadata`` if the kind of buffer
+    has none.
+    """
 
     remover: Remover
     limiter: Limiter
     sampler: Sampler
-    metadata: NoMetadata
+    metadata: RowMetadata | None
     storage: Storage | None = None
 
     @classmethod
     def restored(
-        cls, factory: PartFactory, metadata: NoMetadata, saved: Mapping[str, Any], count: int
+        cls,
+        factory: PartFactory,
+        metadata: RowMetadata | None,
+        saved: Mapping[str, Any],
+        count: int,
     ) -> Parts:
         """Return new parts with the state of a saved table of ``count`` rows, without storage.
 
@@ -69,7 +77,8 @@ class Parts:
             raise CheckpointCorruptError(
                 f"the buffer state has {count} rows and counts {remover.count}"
             )
-        parts = cls(remover, limiter, sampler, metadata.restored(saved["metadata"], count))
+        restored = None if metadata is None else metadata.restored(saved["metadata"], count)
+        parts = cls(remover, limiter, sampler, restored)
         for key, value in parts.computed().items():
             if saved.get(key) != value:
                 raise CheckpointCorruptError(
@@ -82,7 +91,7 @@ class Parts:
         remover, metadata, count = self.remover, self.metadata, self.remover.count
         newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
         tail = (int(newest[0]) + 1) % remover.capacity
-        ids = {"next_unique_id": metadata.next_id} if metadata.keeps_facts else {}
+        ids = {"next_unique_id": metadata.next_id} if metadata is not None else {}
         return {"tail": tail, "valid_count": count, **ids}
 
     def placed(self, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
@@ -139,19 +148,10 @@ class TableSnapshot:
         where = self._parts.remover.by_age(ages)
         # Copying a contiguous range is several times faster than copying rows one by one.
         is_range = bool((np.diff(where) == 1).all())
-        return self._take(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
-
-    def by_position(self, most: int | None = None) -> Rows:
-        """Return copies of the rows in order of their positions; of the first ``most`` only.
-
-        That takes a fraction of the time of :meth:`rows` if rows leave in any order.
-        """
-        held = self.last - self.first
-        return self._take(slice(0, held if most is None else min(most, held))) if held else []
-
-    def _take(self, where: Where) -> Rows:
         assert self._parts.storage is not None
-        return self._parts.storage.take(where)
+        return self._parts.storage.take(
+            slice(int(where[0]), int(where[-1]) + 1) if is_range else where
+        )
 
     def state(self, columns: ColumnCopy | None) -> dict[str, Any]:
         """Return the state of the table without its rows.
@@ -160,6 +160,7 @@ class TableSnapshot:
             columns: Copies of the arrays of sampler and metadata; made if None.
         """
         parts, held, kind = self._parts, self.last - self.first, None
+        metadata = parts.metadata
         if parts.storage is not None and held:
             kind = "object" if parts.storage.holds_objects else "array"
         if columns is None:
@@ -175,7 +176,7 @@ class TableSnapshot:
             "sampler": {**parts.sampler.state_dict(), **of_sampler},
             "remover": parts.remover.state_dict(),
             "limiter": parts.limiter.state_dict(),
-            "metadata": {**parts.metadata.state_dict(), **of_metadata},
+            "metadata": {} if metadata is None else {**metadata.state_dict(), **of_metadata},
             **self._extra,
         }
 
@@ -190,8 +191,9 @@ class TableSnapshot:
 
         If rows left early, the result has an entry ``kept``: False for each row that left.
         """
-        of_sampler = self._parts.sampler.facts(state["sampler"], where)
-        return {**of_sampler, **self._parts.metadata.facts(state["metadata"], where)}
+        metadata = self._parts.metadata
+        of_metadata = {} if metadata is None else metadata.facts(state["metadata"], where)
+        return {**self._parts.sampler.facts(state["sampler"], where), **of_metadata}
 
 
 class ColumnCopy:
@@ -204,9 +206,9 @@ class ColumnCopy:
         held: How many positions hold rows.
     """
 
-    def __init__(self, sampler: Sampler, metadata: NoMetadata, held: int) -> None:
+    def __init__(self, sampler: Sampler, metadata: RowMetadata | None, held: int) -> None:
         self._sampler, self._held, self._rewrites = sampler, held, sampler.rewrites
-        self._sources = sampler.columns(), metadata.columns()
+        self._sources = sampler.columns(), {} if metadata is None else metadata.columns()
         self._changed: deque[Where] = deque()
         self._copies = [
             {name: np.empty_like(source) for name, source in part.items()} for part in self._sources

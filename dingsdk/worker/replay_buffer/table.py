@@ -37,8 +37,9 @@ from dingsdk.worker.replay_buffer.config import (
     PartFactory,
     check_order,
     class_of_part,
+    memory_for,
 )
-from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
+from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 from dingsdk.worker.replay_buffer.listeners import Listeners, RemoveFunction
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor, ThroughputMonitor
@@ -52,7 +53,7 @@ from dingsdk.worker.replay_buffer.state import (
     rows_of_state,
     wrong_data,
 )
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
@@ -120,19 +121,11 @@ class Table(IBuffer, Closing):
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
-        try:
+        with memory_for(self._capacity):
             self._metadata = self._new_metadata()
             self._remover = self._factory.remover()
             self._limiter = self._factory.limiter()
             self._sampler = self._factory.sampler()
-        except MemoryError as error:
-            path = "policy.other.replay_buffer.replay_buffer_size"
-            raise ConfigError(
-                f"{path} is {self._capacity}: the counters and priorities of that many rows need "
-                f"more memory than can be allocated ({error}); choose a smaller one",
-                path=path,
-                capacity=self._capacity,
-            ) from error
         self._storage = None if self._factory.chooses_storage else self._new_storage()
         self._choose_push_path()
         if self._cfg.enable_track_used_data:
@@ -171,8 +164,9 @@ class Table(IBuffer, Closing):
         """Return the config with keys of this kind of buffer replaced by settings of its parts."""
         return full
 
-    def _new_metadata(self) -> NoMetadata:
-        return NoMetadata()
+    def _new_metadata(self) -> RowMetadata | None:
+        """Return what stores facts about the rows; None if the kind of buffer needs none."""
+        return None
 
     def _new_sample_monitor(self, tb_logger: Any) -> SampleMonitor:
         return SampleMonitor(self.instance_name, tb_logger=tb_logger)
@@ -195,7 +189,7 @@ class Table(IBuffer, Closing):
         is_plain = (
             type(self._sampler) is UniformSampler
             and type(self._limiter) is MinSizeLimiter
-            and not (self._metadata.keeps_facts or self._listeners.all or self._copies)
+            and not (self._metadata or self._listeners.all or self._copies)
             and self._origins is None
         )
         storage = self._storage if is_plain else None
@@ -352,10 +346,12 @@ class Table(IBuffer, Closing):
     def _insert(self, rows: Any, n: int) -> None:
         """Store ``n`` rows (a dict is one), or raise and change nothing."""
         # Prepare: may raise, changes nothing.
-        given, accepted = rows, None
+        given, accepted, metadata = rows, None, self._metadata
         layout: Layout | None = None
         try:
-            rows, facts = self._metadata.prepare([rows] if type(rows) is dict else rows)
+            rows, facts = [rows] if type(rows) is dict else rows, None
+            if metadata is not None:
+                rows, facts = metadata.prepare(rows)
             self._sampler.check(rows)
             for listener in self._listeners.all:
                 listener.check(rows)
@@ -383,7 +379,7 @@ class Table(IBuffer, Closing):
         # Commit: cannot fail.
         where, replaced = self._remover.allot(n)
         if replaced is not None and self._listeners.departures is not None:
-            self._listeners.note(storage, self._metadata.living(replaced), "overwritten")
+            self._listeners.note(storage, self._living_at(replaced), "overwritten")
         if self._origins is not None:
             if replaced is not None:
                 self._origins.remove(replaced, "overwritten")
@@ -398,9 +394,9 @@ class Table(IBuffer, Closing):
         count = self._count + n
         self._count = count if count < self._capacity else self._capacity
         priorities = None
-        if facts is not None:
-            self._metadata.insert(where, facts)
-            self._count, priorities = self._metadata.count(self._count), facts.priorities
+        if metadata is not None and facts is not None:
+            metadata.insert(where, facts)
+            self._count, priorities = metadata.live, facts.priorities
         self._sampler.on_insert(where, rows, priorities)
         for each in self._copies:
             each.note(where)
@@ -417,7 +413,7 @@ class Table(IBuffer, Closing):
         self._listeners.note(self._storage, where, reason)
         if self._origins is not None:
             self._origins.remove(where, reason)
-        self._metadata.remove(where)
+        cast("RowMetadata", self._metadata).remove(where)
         self._sampler.on_remove(where)
         for each in self._copies:
             each.note(where)
@@ -464,12 +460,13 @@ class Table(IBuffer, Closing):
         with self._change():
             counts = self._limiter.state_dict()
             if n := len(rows):
-                self._insert(self._metadata.with_facts(rows, facts), n)
+                metadata = self._metadata
+                self._insert(rows if metadata is None else metadata.with_facts(rows, facts), n)
                 n = min(n, self._capacity)
-                if "use" in facts and self._metadata.keeps_facts:
+                if "use" in facts and metadata is not None:
                     count = self._remover.count
                     where = self._remover.by_age(np.arange(count - n, count))
-                    cast("RowMetadata", self._metadata).set_uses(where, facts["use"][-n:])
+                    metadata.set_uses(where, facts["use"][-n:])
                     self._use_up(where)
             if is_counted:
                 self._limiter.load_state_dict(counts)
@@ -588,8 +585,12 @@ class Table(IBuffer, Closing):
             return self._limiter.state_dict()
 
     def track_origins(self) -> Origins:
-        """Count the stored rows of each payload from now on; the buffer must be empty."""
-        with self._lock:
+        """Count the stored rows of each payload from now on; the buffer must be empty.
+
+        Raises:
+            ConfigError: there is not enough memory.
+        """
+        with self._lock, memory_for(self._capacity):
             self._origins = Origins(self._capacity)
             self._choose_push_path()
             return self._origins
@@ -608,9 +609,13 @@ class Table(IBuffer, Closing):
         count = self._remover.count
         for start in range(0, count, _ROWS_AT_ONCE):
             ages = np.arange(start, min(start + _ROWS_AT_ONCE, count), dtype=np.int64)
-            living = cast("NDArray[np.int64]", self._metadata.living(self._remover.by_age(ages)))
+            living = cast("NDArray[np.int64]", self._living_at(self._remover.by_age(ages)))
             if len(living):
                 yield living
+
+    def _living_at(self, where: Where) -> Where:
+        """Return those of the positions whose rows have not left early."""
+        return where if self._metadata is None else self._metadata.living(where)
 
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
@@ -636,7 +641,8 @@ class Table(IBuffer, Closing):
         self._remover.clear()
         self._sampler.clear()
         self._limiter.reset()
-        self._metadata.clear()
+        if self._metadata is not None:
+            self._metadata.clear()
 
     def start(self) -> None:
         """Do nothing, as the buffer runs no thread; kept for code written for DI-engine."""
@@ -745,13 +751,14 @@ class Table(IBuffer, Closing):
             # The rows of the state count as pushed here, so that totals add up. The state does not
             # contain the reason for which rows left early.
             self._pushed += count
-            self._limiter.size = self._count = self._metadata.count(count)
+            self._count = count if self._metadata is None else self._metadata.live
+            self._limiter.size = self._count
             self._left["used_up"] += count - self._count
             push_count = pushed_before + self._count if as_pushed else saved["push_count"]
             self._pushed_before_clear = self._pushed - push_count
             for where in self._living() if self._listeners.all else ():
                 self._listeners.on_insert(self._storage.take(where))  # type: ignore[union-attr]
-            if self._metadata.keeps_facts and count:
+            if self._metadata is not None and count:
                 # Remove rows that are used up under the settings of this buffer.
                 for where in list(self._living()):
                     self._use_up(where)
@@ -846,7 +853,7 @@ class Table(IBuffer, Closing):
         return {}
 
     def _load_extra_state(
-        self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
+        self, state: Mapping[str, Any], sampler: Sampler, metadata: RowMetadata | None
     ) -> None:
         """Restore the extra entries of a state, or raise a CheckpointError and change nothing.
 

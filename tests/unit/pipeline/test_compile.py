@@ -275,7 +275,7 @@ REFUSED = (
         for section, key in (
             ("{type: elastic, set_buffer_size: 63}", "set_buffer_size"),
             (
-                "{type: elastic, set_buffer_size: {start: 9, end: 63, steps: 100}}",
+                "{type: elastic, set_buffer_size: {start: 9, end: 63, env_steps: 100}}",
                 "set_buffer_size",
             ),
             ("{limiter: {min_size: 5001}}", "limiter.min_size"),

@@ -169,7 +169,7 @@ def test_update_refuses_what_a_prioritized_buffer_refuses() -> None:
 
 
 def test_uniform_buffers_ignore_priorities_and_take_env_steps() -> None:
-    buffer = made("elastic", set_buffer_size={"start": 2, "end": 8, "steps": 10})
+    buffer = made("elastic", set_buffer_size={"start": 2, "end": 8, "env_steps": 10})
     buffer.push(rows(range(8)), 8)
     buffer.sample(4, 0)
     buffer.update({"priority": [1.0], "replay_unique_id": [None], "replay_buffer_idx": [None]})

@@ -36,7 +36,7 @@ def test_the_window_is_limited_by_the_capacity_and_the_stored_rows() -> None:
 
 @pytest.mark.parametrize(("envstep", "window"), [(0, 2), (50, 5), (100, 8), (5000, 8)])
 def test_a_linear_schedule_fits_in_a_config_file(envstep: int, window: int) -> None:
-    buffer = make({"start": 2, "end": 8, "steps": 100})
+    buffer = make({"start": 2, "end": 8, "env_steps": 100})
     buffer.update(envstep)
     assert buffer.window == window
 
@@ -57,7 +57,8 @@ def test_pushes_update_the_window() -> None:
         (lambda envstep: 0, ConfigError),
         (lambda envstep: "x", ConfigTypeError),
         ({"start": 1, "end": 2}, ConfigError),
-        ({"start": 1, "end": 2, "steps": 3, "step": 4}, UnknownKeyError),
+        ({"start": 1, "end": 0, "env_steps": 3}, ConfigError),
+        ({"start": 1, "end": 2, "env_steps": 3, "step": 4}, UnknownKeyError),
     ],
 )
 def test_a_schedule_that_gives_no_size_is_refused(setting: Any, error: type[Exception]) -> None:

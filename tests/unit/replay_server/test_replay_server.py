@@ -769,7 +769,7 @@ def test_answer_of_an_interrupted_call_is_not_given_to_the_next_one(
 
 
 def test_buffer_gets_the_env_steps_and_the_learner_iteration(tmp_path: Path) -> None:
-    window = {"type": "elastic", "set_buffer_size": {"start": 100, "end": 20, "steps": 10}}
+    window = {"type": "elastic", "set_buffer_size": {"start": 100, "end": 20, "env_steps": 10}}
     with (
         ReplayServer({}, {**SMALL, **window}, tmp_path / "window") as server,
         ReplayClient(server.address, tmp_path / "window") as client,

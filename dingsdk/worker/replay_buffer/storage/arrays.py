@@ -110,16 +110,11 @@ class ArrayStorage(Storage):
             raise
         except (MemoryError, ValueError) as error:
             raise self._too_large(kept) from error
-
-        def stand_in(array: NDArray[Any]) -> NDArray[Any]:
-            shape = (self.capacity, *array.shape[1:])
-            return np.broadcast_to(np.empty((), array.dtype.str), shape)
-
         self._columns = self._form = columns
         self._layout = self._schema = Layout(columns)
         if name is not None:
-            form = {**columns, **map_columns(stand_in, {following: rows[following]})}
-            self._form = {key: form[key] for key in rows}
+            # A following observation has the form of an observation.
+            self._form = {key: columns[name if key == following else key] for key in rows}
             self._schema = Layout(self._form)
         own = (type(self).accept, type(self).put) == (ArrayStorage.accept, ArrayStorage.put)
         self.layout = self._layout if own and name is None else None

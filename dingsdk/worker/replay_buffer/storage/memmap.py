@@ -16,7 +16,6 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.errors import StorageFullError
 from dingsdk.runtime import Folder
 from dingsdk.runtime.files import FULL, file_error
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
@@ -54,7 +53,6 @@ class MemmapStorage(ArrayStorage):
         super()._clear()
         self._close_files()
         self._own_bytes: dict[str, int] = {}  # bytes of an own copy, by file
-        self._n_held = 0
 
     def _allocate(self, rows: dict[str, Any]) -> None:
         with Folder(self._path):
@@ -100,15 +98,7 @@ class MemmapStorage(ArrayStorage):
         return np.frombuffer(mapped, dtype).reshape(shape)
 
     def _hold_slots(self, slots: int) -> None:
-        if slots <= self._n_held:
-            return
-        ahead = min(self.capacity, slots + (slots >> 1))
-        try:
-            self._reserve({name: ahead * size for name, size in self._own_bytes.items()})
-        except StorageFullError:
-            ahead = slots
-            self._reserve({name: slots * size for name, size in self._own_bytes.items()})
-        self._n_held = ahead
+        self._reserve({name: slots * size for name, size in self._own_bytes.items()})
 
     def _reserve(self, sizes: Mapping[str, int]) -> None:
         """Allocate disk space for the given sizes of files (by name), or raise StorageFullError.
