@@ -14,10 +14,11 @@ from dingsdk.data import SampleBatch, derive_seed
 from dingsdk.envs.steps import StepColumns, Timestep
 from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.worker.collector.env_pool import EnvKind
-from dingsdk.worker.collector.episode_numbers import numbers_of_episode
+from dingsdk.worker.collector.episode_numbers import numbers_of_episode, summaries
 from dingsdk.worker.collector.rollout import Rollout
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
+from dingsdk.worker.evaluator.monitor import numbers_of
 from dingsdk.worker.factory import (
     create_serial_collector,
     create_serial_evaluator,
@@ -109,7 +110,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         return cast(Rollout, self._counts_of_rollout)
 
     def _create_serial(self) -> Any:
-        policy_cfg, seed = self._cfg["policy"], self._cfg.get("seed")
+        policy_cfg, seed = self._policy_cfg, self._cfg.get("seed")
         parts = {
             "env": self.env_manager,
             "policy": self._policy_with_turns(),
@@ -119,6 +120,9 @@ class SerialTaskCollector(ZerglingParallelCollector):
         }
         if self._eval_flag:
             section = to_easydict(policy_cfg["eval"]["evaluator"])
+            per_env = self._cfg["env"].get("evaluator_episode_num")
+            if per_env is not None and "n_episode" in section:
+                section.n_episode = per_env * self._env_num
             if not plays_episodes(get_serial_evaluator_cls(section)):
                 parts["env"] = None
             evaluator: Any = create_serial_evaluator(section, **parts)
@@ -129,12 +133,19 @@ class SerialTaskCollector(ZerglingParallelCollector):
             section.seed = derive_seed(seed, "collector")
         return create_serial_collector(section, **parts)
 
-    @property
-    def _opponent(self) -> str | None:
-        return super()._opponent if plays_episodes(self._serial) else None
+    def get_finish_info(self) -> dict[str, Any]:
+        """As ``ZerglingParallelCollector.get_finish_info``; an evaluation has two more keys.
 
-    def _episode_info(self) -> Mapping[str, Any]:
-        return self._evaluated
+        ``episode_info`` has the means of the evaluator's statistics, and ``opponent`` the opponent
+        that plays the other players of the env.
+        """
+        info = super().get_finish_info()
+        if self._eval_flag:
+            info["episode_info"] = numbers_of(self._evaluated)
+            info["numbers"] = summaries(self._evaluated)
+            plays = plays_episodes(self._serial)
+            info["opponent"] = self._cfg["env"].get("eval_opponent") if plays else None
+        return info
 
     def _observe(self) -> None:
         return None
@@ -163,7 +174,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
             self._lengths.extend(each.length for each in ended or ())
             self._numbers.extend(filter(None, map(numbers_of_episode, ended or ())))
             # Collectors that do not set `last_episodes` play the episodes that the policy asks for.
-            asked = self._cfg["policy"]["collect"].get("n_episode") or 0
+            asked = self._policy_cfg["collect"].get("n_episode") or 0
             self._unsent_episodes += asked if ended is None else len(returns)
             self._counts_of_rollout.env_steps = self._serial.envstep - self._steps_before
             self._counts_of_rollout.is_finished = ended is None and self._calls_left <= 0
@@ -178,7 +189,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def _is_of_episodes(self, collected: Any) -> bool:
         if not isinstance(collected, list) or not collected:
             return False
-        section = self._cfg["policy"]["collect"]["collector"]
+        section = self._policy_cfg["collect"]["collector"]
         gives = getattr(self._serial, "gives_episodes", False)
         is_whole = gives and not section.get("get_train_sample")
         # A list of lists is not always a list of episodes: samples may be lists too.
@@ -187,7 +198,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def _check_samples(self, samples: Any) -> None:
         if isinstance(samples, SampleBatch) or isinstance(samples[0], Mapping | list):
             return
-        kind = self._cfg["policy"]["collect"]["collector"]["type"]
+        kind = self._policy_cfg["collect"]["collector"]["type"]
         raise ConfigError(
             f"a collector of type {kind!r} gives a list of {type(samples[0]).__name__}, and "
             "parallel mode moves samples: a SampleBatch, or a list of dicts or lists; use --mode "
