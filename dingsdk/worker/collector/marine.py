@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
-from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
+from dingsdk.worker.collector.battle import BattleRollout, game_outcome
 from dingsdk.worker.collector.factory import add_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter, return_of
@@ -89,8 +89,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         copies, home = self._copies_obs(), self._paths[0]
         if before is None:
             silent = [None] * len(self._modes)
-            players = Players(self._modes)
-            self._games = BattleRollout(self.env_manager, players, silent, None, True, copies)
+            self._games = BattleRollout(self.env_manager, self._modes, silent, None, True, copies)
         else:
             self._all_writers, self._games = before._all_writers, before._games
             if self._is_on_policy and before._paths[0] != home:

@@ -18,7 +18,6 @@ from dingsdk.worker.collector.episode_numbers import numbers_of_episode, summari
 from dingsdk.worker.collector.rollout import Rollout
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
-from dingsdk.worker.evaluator.monitor import numbers_of
 from dingsdk.worker.factory import (
     create_serial_collector,
     create_serial_evaluator,
@@ -134,14 +133,12 @@ class SerialTaskCollector(ZerglingParallelCollector):
         return create_serial_collector(section, **parts)
 
     def get_finish_info(self) -> dict[str, Any]:
-        """As ``ZerglingParallelCollector.get_finish_info``; an evaluation has two more keys.
+        """As ``ZerglingParallelCollector.get_finish_info``; an evaluation has one more key.
 
-        ``episode_info`` has the means of the evaluator's statistics, and ``opponent`` the opponent
-        that plays the other players of the env.
+        It is ``opponent``: the opponent that plays the other players of the env.
         """
         info = super().get_finish_info()
         if self._eval_flag:
-            info["episode_info"] = numbers_of(self._evaluated)
             info["numbers"] = summaries(self._evaluated)
             plays = plays_episodes(self._serial)
             info["opponent"] = self._cfg["env"].get("eval_opponent") if plays else None

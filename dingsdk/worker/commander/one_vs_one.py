@@ -257,7 +257,7 @@ class PlayerCommander(SoloCommander):
         return task
 
     def _ends_run(self, result: Mapping[str, Any]) -> bool:
-        points = result.get("episode_info", {}).get("points_mean")
+        points = result.get("numbers", {}).get("points", {}).get("mean")
         if points is None:  # the evaluator played no games: the signs of its results decide
             games = [outcome_of(each, 0.0) for each in result["reward_raw"]]
             points = (games.count("wins") + games.count("draws") / 2) / max(1, len(games))

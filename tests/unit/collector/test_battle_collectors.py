@@ -14,7 +14,7 @@ from dingsdk.envs import Capabilities
 from dingsdk.errors import ConfigError
 from dingsdk.policy import CollectMode
 from dingsdk.worker import create_serial_collector
-from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
+from dingsdk.worker.collector.battle import BattleRollout, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
 
@@ -318,8 +318,8 @@ def make_rollout(envs: Any) -> tuple[BattleRollout, list[RowsWriter], list[Fight
     fighters = [Fighter(0), Fighter(1)]
     writers = [RowsWriter(envs.env_num, None, lambda _, piece: piece) for _ in fighters]
     envs.launch()
-    players = Players([each.mode() for each in fighters])
-    return BattleRollout(envs, players, writers), writers, fighters
+    modes = [each.mode() for each in fighters]
+    return BattleRollout(envs, modes, writers), writers, fighters
 
 
 def unfinished(writers: list[RowsWriter]) -> list[int]:
@@ -343,7 +343,7 @@ def test_rows_have_the_version_of_the_player_that_acted() -> None:
     envs = DuelEnvs(((3,), (1,)))
     envs.launch()
     writers = [RowsWriter(2, None, lambda _, piece: piece) for _ in range(2)]
-    rollout = BattleRollout(envs, Players([seat, Fighter(1).mode()]), writers)
+    rollout = BattleRollout(envs, [seat, Fighter(1).mode()], writers)
     seat.play("former", {}, 10)
     rollout.round(11, {})  # the game of env 1 ends
     seat.play("next", {}, 20)

@@ -207,7 +207,7 @@ def test_evaluation_plays_against_the_eval_opponent_of_the_env(make_marine) -> N
     info = collector.get_finish_info()
     # Each of two envs plays three games; the player begins in every other game, and in env 0 first.
     played = [play([actor(6), lambda seat, stones: 0], shift)[1] for shift in (0, 1)]
-    assert info["episode_info"]["points_mean"] == (sum(played) * 3 + 6) / 12
+    assert info["numbers"]["points"]["mean"] == (sum(played) * 3 + 6) / 12
     assert info["opponent"] == env["eval_opponent"]
     assert (info["real_episode_count"], store.payloads) == (6, [])
     assert sorted(info["reward_raw"]) == sorted(played * 3)

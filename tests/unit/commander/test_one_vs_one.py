@@ -158,7 +158,7 @@ def test_evaluations_use_stronger_opponents_in_turn_and_the_last_one_ends_the_ru
     # The points that the evaluator counted decide, and not the signs of the returns.
     task = next_evaluation(commander, learner, 30)
     won = {"train_iter": 5, "reward_mean": 2.0, "reward_raw": [2.0] * 4, "eval_flag": True}
-    won["episode_info"] = {"points_mean": 0.7}
+    won["numbers"] = {"points": {"mean": 0.7}}
     assert commander.finish_collector_task(task["task_id"], won) is False
     assert commander.statistics()["eval_opponent"] == 0
     assert evaluate_at(40, 1.0, wins=5, draws=5) is False  # 7.5 points are more
