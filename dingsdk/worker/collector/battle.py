@@ -237,23 +237,16 @@ def modes_of(policy: Any, env: Any, name: str, path: str, most: float = math.inf
     Raises:
         ConfigError: ``policy`` is the mode of a single player, or has another number of modes.
     """
-    if not isinstance(policy, Sequence) or hasattr(policy, "forward"):
-        raise ConfigError(
-            f"{name} plays several policies and was given one; choose another {path}.type for "
-            "an env of one player, or give a list of modes",
-            path=f"{path}.type",
-        )
-    modes = list(policy)
-    if not 2 <= len(modes) <= most:
-        wanted = "two" if most == 2 else "two or more"
-    else:
-        # Managers that are not dingsdk's may not have this attribute.
-        players = getattr(env, "player_num", len(modes))
-        if players == len(modes):
-            return modes
-        wanted = f"{players}, one for each player of the env"
+    is_list = isinstance(policy, Sequence) and not hasattr(policy, "forward")
+    modes = list(policy) if is_list else [policy]
+    # Managers that are not dingsdk's may not have this attribute.
+    players = getattr(env, "player_num", len(modes))
+    if 2 <= len(modes) <= most and len(modes) == players:
+        return modes
     raise ConfigError(
-        f"{name} plays {len(modes)} policies; give it {wanted}",
+        f"{name} plays a list of {'two' if most == 2 else 'two or more'} policies, one for each "
+        f"player of the env ({players}), and was given {len(modes)}; choose another {path}.type "
+        "for an env of one player",
         path=f"{path}.type",
         found=len(modes),
     )

@@ -172,12 +172,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             env.reset()
         else:
             # If the manager has a limit of episodes, only a launch resets its counters.
-            if env.episode_num < monitor.quota.max():
-                raise ConfigError(
-                    f"the evaluator's env manager ends after {env.episode_num} episodes per env, "
-                    f"{monitor.quota.max()} are to be played; leave env_manager.episode_num away",
-                    path="env_manager.episode_num",
-                )
             env.close()
             env.launch()
         self._take_policy(None)

@@ -100,7 +100,7 @@ def test_a_manager_with_an_episode_limit_can_be_evaluated_again(make_evaluator, 
     evaluator = make_evaluator(policy, manager={"episode_num": 3})
     for _ in range(2):
         assert len(evaluator.eval()[1]["eval_episode_return"]) == 5
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="used up the 3 episodes"):
         evaluator.eval(n_episode=8)
 
 
