@@ -497,22 +497,6 @@ class SerialRun:
         return weight
 
 
-def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
-    first, second = (SerialRun(tmp_path / name, league=TWO, games_per_opponent=0) for name in "ab")
-    assert list(first.commander.other_players) == ["player_1"]
-
-    second.commander.join(first.commander, "player_1")
-
-    assert list(second.commander.other_players) == []
-    second.step(20)
-    assert {first.step(10) for _ in range(20)} == {10, 20}
-    assert {second.step(20) for _ in range(20)} == {10, 20}
-    assert first.commander.state_dict().keys() == {*("job", "games", "league", "snapshots")}
-    assert second.commander.state_dict().keys() == {"job", "games"}
-    second.commander.load_state_dict(second.commander.state_dict())
-    assert list(second.commander.league.players) == ["player_0", "player_1"]
-
-
 def test_league_of_a_run_can_be_loaded_by_another_run(make_commander: Any, tmp_path: Any) -> None:
     commander = make_commander()
     learner = start(commander)

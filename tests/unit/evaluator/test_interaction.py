@@ -245,15 +245,6 @@ def test_close_leaves_a_given_writer_open_and_flushes_it(make_evaluator, policy)
     assert evaluator.env.closed
 
 
-def test_close_leaves_a_detached_env_open(make_evaluator, policy) -> None:
-    evaluator = make_evaluator(policy)
-    env = evaluator.env
-    evaluator.detach_env()
-    evaluator.close()
-    assert not env.closed
-    env.close()
-
-
 def test_evaluator_without_a_writer_opens_one_and_closes_it(tmp_path, policy) -> None:
     fns = [lambda: FixedLengthEnv(2, [])]
     given, own = tmp_path / "given", tmp_path / "own"
