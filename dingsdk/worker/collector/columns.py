@@ -470,8 +470,9 @@ class ColumnStore:
         time = self._written
         for name, keys, shape, dtype, array in self._slots:
             value = columns.get(name)
-            for key in keys:
-                value = value.get(key) if isinstance(value, Mapping) else None
+            if keys:  # entering an empty loop takes longer than this
+                for key in keys:
+                    value = value.get(key) if isinstance(value, Mapping) else None
             if not isinstance(value, np.ndarray):
                 raise _mismatch((name, *keys), "an array as in its first call", None)
             if value.shape != shape or value.dtype != dtype:
