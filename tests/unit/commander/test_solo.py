@@ -101,6 +101,14 @@ def test_saved_commander_continues_with_another_clock(main_config, clock):
     assert again.has_reached_goal
     assert again.get_learner_task() is None
 
+    # Earlier versions saved when an evaluation was issued, and None for other tasks.
+    tasks = {
+        name: (*each[:2], (5.0, 30.0, 4.0) if each[2] else None)
+        for name, each in state["collector_tasks"].items()
+    }
+    again.load_state_dict({**state, "collector_tasks": tasks})
+    assert json.loads(json.dumps(again.state_dict()))["collector_tasks"] == state["collector_tasks"]
+
 
 @pytest.mark.parametrize(
     ("parallel", "collector", "expected"),
