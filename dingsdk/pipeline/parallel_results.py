@@ -17,7 +17,7 @@ from dingsdk.worker.collector.battle import game_statistics
 from dingsdk.worker.collector.episode_numbers import summary_statistics
 from dingsdk.worker.collector.rollout import return_statistics
 from dingsdk.worker.coordinator import CoordinatorStatus
-from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
+from dingsdk.worker.evaluator.monitor import evaluation_statistics
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import (
@@ -88,15 +88,13 @@ class ParallelResults:
             write_statistics(
                 tb_logger,
                 "evaluator",
-                info.get("episode_info", {})
-                | summary_statistics(numbers)
+                summary_statistics(numbers)
                 | evaluation_statistics(
                     returns, info.get("step_count", 0), info.get("duration", 0.0)
                 ),
                 evaluation.train_iter,
                 env_steps,
             )
-            write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
         observe().after_evaluate(
             source=str(info.get("task_id", "evaluator")),
             mean_return=evaluation.mean,

@@ -6,30 +6,18 @@ import os
 import re
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from dingsdk.data import Dataset, SampleBatch
+from dingsdk.data import Dataset
 from dingsdk.data.columns import leaves
-from dingsdk.data.dataset import is_followed
 from dingsdk.data.pytree import nest
-from dingsdk.errors import (
-    CheckpointError,
-    DatasetError,
-    RunFolderError,
-    SchemaMismatchError,
-    UnknownPluginError,
-    listing,
-)
+from dingsdk.errors import DatasetError, UnknownPluginError
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.discovery import install_extra_command
 
-SUFFIXES: Mapping[str, str] = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
-"""Suffix of a file -> type key of its format. A folder has the format ``buffer``."""
+SUFFIX = ".npz"
+"""Suffix of the files of dingsdk's own format."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(.+)", re.DOTALL)
 
@@ -78,8 +66,7 @@ def read_dataset(path: str | os.PathLike[str], digest: str | None = None) -> Dat
     """Read a data set and check its columns.
 
     Args:
-        path: A file with the suffix ``.npz``, ``.h5`` or ``.hdf5``, a folder that a replay buffer's
-            ``save_data`` wrote, or ``KEY:NAME`` with the type key of a format, such as
+        path: A ``.npz`` file, or ``KEY:NAME`` with the type key of a format, such as
             ``minari:NAME`` of a plugin.
         digest: ``Dataset.digest`` that it has to have; None for any.
 
@@ -107,7 +94,7 @@ def read_dataset(path: str | os.PathLike[str], digest: str | None = None) -> Dat
 def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> None:
     """Write a data set in the format that ``path`` names, as for ``read_dataset``.
 
-    A path without suffix is the folder of a buffer. Folders above the file are made.
+    Folders above the file are made.
 
     Raises:
         DatasetError: it cannot be written, or nothing provides the type key.
@@ -134,13 +121,12 @@ def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
     suffix = Path(text).suffix.lower()
     scheme = _SCHEME.fullmatch(text)
     if scheme is None or Path(text).exists():
-        key, name = SUFFIXES.get(suffix, "buffer"), text
-        if key == "buffer" and suffix and not Path(text).is_dir():
+        if suffix != SUFFIX:
             raise DatasetError(
-                f"{text}: no format has the suffix {suffix!r}; known: {listing(SUFFIXES)}, a "
-                "folder of a saved buffer, and KEY:NAME",
+                f"{text}: no format has the suffix {suffix!r}; known: {SUFFIX}, and KEY:NAME",
                 source=text,
             )
+        key, name = "npz", text
     else:
         key, name = scheme.groups()
     try:
@@ -161,191 +147,37 @@ class NpzDataset(DatasetFormat):
 
     def read(self, name: str) -> Dataset:
         """As ``DatasetFormat.read``; arrays of Python objects are refused."""
-        # Opened here, because numpy does not close a file that it cannot read.
-        with _reading(name), Path(name).open("rb") as file:
-            # allow_pickle: arrays of objects would be programs.
-            arrays = np.load(file, allow_pickle=False)
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one array, and no columns")
-            with arrays:
-                columns = nest((tuple(key.split(".")), arrays[key]) for key in arrays.files)
-        ends = columns.pop("ends", None)
-        return Dataset(columns, ends, source=name)
+        if not Path(name).is_file():
+            found = "is no file" if Path(name).exists() else "does not exist"
+            raise DatasetError(f"{name} {found}", source=name)
+        try:
+            # Opened here, because numpy does not close a file that it cannot read.
+            with Path(name).open("rb") as file:
+                # allow_pickle: arrays of objects would be programs.
+                arrays = np.load(file, allow_pickle=False)
+                if not isinstance(arrays, np.lib.npyio.NpzFile):
+                    raise ValueError("it holds one array, and no columns")
+                with arrays:
+                    columns = nest((tuple(key.split(".")), arrays[key]) for key in arrays.files)
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DatasetError(
+                f"{name} cannot be read: {first_line}; is it truncated, or in another format?",
+                source=name,
+            ) from error
+        return Dataset(columns, columns.pop("ends", None), source=name)
 
     def write(self, dataset: Dataset, name: str) -> None:
         """As ``DatasetFormat.write``; the file is not compressed."""
-        # Opened here, because numpy appends .npz to the names that it opens.
-        with _writing(name) as path, path.open("wb") as file:
-            np.savez(file, **dict(leaves(dataset.columns)))  # type: ignore[arg-type]
-
-
-class HDF5Dataset(DatasetFormat):
-    """A HDF5 file with the names of D4RL, type key ``hdf5``; it needs the extra ``hdf5``.
-
-    Parts of observations of a Dict space are in groups, such as ``observations/image``. Other
-    names, such as ``infos`` and ``metadata``, are not read.
-
-    Source: D4RL (Fu et al. 2020, arXiv:2004.07219), whose files have these names.
-    """
-
-    NAMES: Mapping[str, str] = {
-        "obs": "observations",
-        "action": "actions",
-        "reward": "rewards",
-        "terminated": "terminals",
-        "truncated": "timeouts",
-        "next_obs": "next_observations",
-    }
-    """Column -> its name in the file."""
-
-    def read(self, name: str) -> Dataset:
-        """As ``DatasetFormat.read``."""
-        h5py = _h5py(name)
-        with _reading(name), h5py.File(name, "r") as file:
-            columns = {
-                column: _read_group(h5py, file, own)
-                for column, own in self.NAMES.items()
-                if own in file
-            }
-        return Dataset(columns, source=name)
-
-    def write(self, dataset: Dataset, name: str) -> None:
-        """As ``DatasetFormat.write``."""
-        h5py = _h5py(name)
-        with _writing(name) as path, h5py.File(path, "w") as file:
-            for column, own in self.NAMES.items():
-                for part, leaf in leaves({own: dataset.columns[column]}):
-                    file[part.replace(".", "/")] = leaf
-
-    def has(self, name: str) -> bool:
-        """As ``DatasetFormat.has``."""
-        _h5py(name)
-        return super().has(name)
-
-
-class BufferDataset(DatasetFormat):
-    """A folder that a replay buffer's ``save_data`` wrote, type key ``buffer``.
-
-    Its rows have the columns of transitions, or those of one-step samples, whose ``discount`` is 0
-    where the task ended. A piece ends where a row is ``done``, and where the next row does not
-    begin with its ``next_obs``. Columns that are not those of a data set are left out.
-    """
-
-    def read(self, name: str) -> Dataset:
-        """As ``DatasetFormat.read``; rows that had left early are left out."""
-        from dingsdk.worker.replay_buffer.persistence import load
-
+        path = Path(name)
+        made = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         try:
-            pieces = [rows for rows, _ in load(name)]
-            batches = [
-                rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
-                for rows in pieces
-            ]
-            if not batches:
-                raise DatasetError(f"{name}: the saved buffer has no rows", source=name)
-            columns = SampleBatch.concat(batches).columns
-        except (CheckpointError, RunFolderError) as error:
-            raise DatasetError(f"{name}: {_first_line(error)}", source=name) from error
-        except SchemaMismatchError as error:
-            raise DatasetError(
-                f"{name}: its rows have no columns of equal shapes: {_first_line(error)}",
-                source=name,
-                column=str(error.key),
-            ) from error
-        wanted = ("obs", "action", "reward", "next_obs", "terminated")
-        made = {key: columns[key] for key in wanted if key in columns}
-        done = columns.get("done")
-        if "terminated" not in made and "discount" in columns:
-            made["terminated"] = self._terminated(columns["discount"], done, name)
-        if done is not None:
-            made["truncated"] = done
-        found = Dataset(made, source=name)
-        # Pieces of several envs follow each other, and those that were cut are not marked.
-        cuts = np.flatnonzero(~is_followed(found.columns["obs"], found.columns["next_obs"])) + 1
-        return Dataset(found.columns, cuts, source=name)
-
-    def write(self, dataset: Dataset, name: str) -> None:
-        """As ``DatasetFormat.write``; writes a folder that ``load_data`` of a buffer reads, too."""
-        from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-
-        columns = dict(dataset.columns)
-        columns["done"] = columns["terminated"] | columns.pop("truncated")
-        buffer = NaiveReplayBuffer({"replay_buffer_size": len(dataset)})
-        try:
-            buffer.push(SampleBatch(columns), 0)
-            buffer.save_data(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Opened here, because numpy appends .npz to the names that it opens.
+            with made.open("wb") as file:
+                np.savez(file, **dict(leaves(dataset.columns)))  # type: ignore[arg-type]
+            made.replace(path)
         except OSError as error:
-            raise DatasetError(f"{name}: {_first_line(error)}", source=name) from error
+            raise DatasetError(f"{name} cannot be written: {error}", source=name) from error
         finally:
-            buffer.close()
-
-    def _terminated(self, discount: Any, done: Any, name: str) -> Any:
-        """Return where one-step samples are terminated; refuse samples of several steps."""
-        terminated = discount == 0
-        factors = np.unique(discount[~terminated])
-        if len(factors) > 1 or (done is not None and (terminated & ~np.asarray(done, bool)).any()):
-            raise DatasetError(
-                f"{name}: column 'discount' is of samples of several steps; save the buffer of a "
-                "policy with nstep 1, or record transitions",
-                source=name,
-                column="discount",
-            )
-        return terminated
-
-
-def _read_group(h5py: Any, file: Any, name: str) -> Any:
-    """Return an array, or a nested dict of the arrays of a group."""
-    # A link could name any other file of this computer.
-    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"{name!r} is a link to another place")
-    found = file[name]
-    if isinstance(found, h5py.Group):
-        return {key: _read_group(h5py, found, key) for key in found}
-    if getattr(found, "external", None):
-        raise ValueError(f"the values of {name!r} are in another file")
-    return found[()]
-
-
-def _h5py(name: str) -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise DatasetError(
-            f"{name}: a HDF5 file needs the extra 'hdf5': {install_extra_command('hdf5')}",
-            source=name,
-        ) from error
-    return h5py
-
-
-@contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Turn errors of a file into errors about a data set."""
-    if not Path(name).is_file():
-        found = "is no file" if Path(name).exists() else "does not exist"
-        raise DatasetError(f"{name} {found}", source=name)
-    try:
-        yield
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        raise DatasetError(
-            f"{name} cannot be read: {_first_line(error)}; is it truncated, or in another format?",
-            source=name,
-        ) from error
-
-
-@contextmanager
-def _writing(name: str) -> Iterator[Path]:
-    """Give the path to write to; rename it when it is complete, and turn errors of files."""
-    path = Path(name)
-    made = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield made
-        made.replace(path)
-    except OSError as error:
-        raise DatasetError(f"{name} cannot be written: {error}", source=name) from error
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+            made.unlink(missing_ok=True)

@@ -49,15 +49,12 @@ def _why_not(run: RunView) -> str:
         return (
             f"policy.type: {run.of_policy} is no BasePolicy, whose samples are made of a data set"
         )
-    for key in ("n_sample", "n_episode"):
-        if (given := find(run.given, f"policy.collect.{key}")) is not None:
-            text = f"is {given}, but {own} gives all samples at once; leave it out"
-            return f"policy.collect.{key} {text}"
-    if (steps := run.system["max_env_steps"]) is not None:
-        return (
-            f"system.max_env_steps is {steps}, but a run with {own} takes no env steps; set "
-            "policy.learn.learner.train_iterations instead"
-        )
+    for path in ("policy.collect.n_sample", "policy.collect.n_episode", "system.max_env_steps"):
+        if (given := find(run.given, path)) is not None:
+            return (
+                f"{path} is {given}, but a run with {own} takes no env steps; leave it out, and "
+                "set policy.learn.learner.train_iterations"
+            )
     if run.cfg["env"]["env_id"] is None and train_iterations >= NO_LIMIT:
         return (
             "policy.learn.learner.train_iterations is not set, and without env.env_id no "

@@ -33,13 +33,10 @@ class PolicyLag(NamedTuple):
         total = sum(counts.values())
         if not total:
             return None
+        lags = sorted(counts)
+        seen = np.cumsum([counts[lag] for lag in lags])
         mean = sum(lag * count for lag, count in counts.items()) / total
-        seen, p99 = 0, 0
-        for p99 in sorted(counts):
-            seen += counts[p99]
-            if seen >= 0.99 * total:
-                break
-        return cls(mean, p99, max(counts))
+        return cls(mean, lags[int(np.searchsorted(seen, 0.99 * total))], lags[-1])
 
 
 class LagCounter:

@@ -103,21 +103,6 @@ def test_statistics_are_those_of_the_data_set(
         np.testing.assert_allclose(found["var"], rows.var(0), rtol=1e-6)
 
 
-def test_run_trains_on_all_rows_and_takes_no_env_steps(
-    config: dict[str, Any], data: Path, tmp_path: Path
-) -> None:
-    result = train(config, output=tmp_path)
-
-    rows = count(data)
-    assert (result.reason, result.env_steps, result.train_iter) == ("limit", 0, 30)
-    assert [each.train_iter for each in result.evaluations] == [0, 10, 20, 30]
-    assert (result.samples.collected, result.samples.live) == (rows, rows)
-    assert result.samples.trained == 30 * 16
-    record = json.loads((result.run_dir / "result.json").read_text())
-    assert (record["env_steps"], record["samples"]["acknowledged"]) == (0, rows)
-    assert (result.run_dir / "curve.png").is_file()
-
-
 def test_samples_are_those_that_the_policy_makes(
     config: dict[str, Any], data: Path, tmp_path: Path
 ) -> None:
@@ -228,24 +213,29 @@ def test_what_cannot_work_is_one_line_before_the_start(
 
 @pytest.mark.parametrize("has_env", [True, False])
 @pytest.mark.parametrize(
-    "transport", ["in_memory", pytest.param("shared_memory", marks=pytest.mark.slow)]
+    "transport", [None, "in_memory", pytest.param("shared_memory", marks=pytest.mark.slow)]
 )
-def test_parallel_run_counts_as_a_serial_one(
-    config: dict[str, Any], data: Path, tmp_path: Path, transport: str, has_env: bool
+def test_run_trains_on_all_rows_and_takes_no_env_steps(
+    config: dict[str, Any], data: Path, tmp_path: Path, transport: str | None, has_env: bool
 ) -> None:
     if not has_env:
         del config["env"]
-    sets = ["system.validate_state=true"]
+    sets, mode = ["system.validate_state=true"], "serial" if transport is None else "parallel"
 
-    result = train(config, "parallel", transport, sets, output=tmp_path)
+    result = train(config, mode, transport, sets, output=tmp_path)  # type: ignore[arg-type]
 
     rows = count(data)
     assert (result.reason, result.env_steps, result.train_iter) == ("limit", 0, 30)
     evaluated = [each.train_iter for each in result.evaluations]
+    if mode == "serial" and has_env:
+        assert evaluated == [0, 10, 20, 30]
     assert (evaluated[0], evaluated[-1]) == (0, 30) if has_env else not evaluated
     assert (result.samples.collected, result.samples.live) == (rows, rows)
     assert result.samples.trained == 30 * 16
     assert result.elapsed_s > 0
+    record = json.loads((result.run_dir / "result.json").read_text())
+    assert (record["env_steps"], record["samples"]["acknowledged"]) == (0, rows)
+    assert (result.run_dir / "curve.png").is_file() == has_env
 
 
 def test_both_modes_train_on_the_same_batches(config: dict[str, Any], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run, train
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import ISerialCollector, ISerialEvaluator, SampleSerialCollector
 
 from . import short_runs
@@ -145,31 +145,6 @@ def test_same_parts_work_in_serial_mode(tmp_path: Path) -> None:
     result = train("cartpole-dqn", sets=sets, output=tmp_path)
     assert (result.reason, result.train_iter) == ("limit", 200)
     assert {each.mean for each in result.evaluations} == {2.0}
-
-
-def test_observers_are_called_once_per_evaluation(tmp_path: Path, manager: PluginManager) -> None:
-    heard: list[int] = []
-
-    class Observer:
-        @hookimpl
-        def dingsdk_after_evaluate(self, train_iter: int) -> None:
-            heard.append(train_iter)
-
-    manager.register_plugin(Observer(), "observer")
-    result = run(tmp_path, "policy.collect.parallel_collector.type=serial")
-    assert heard == [each.train_iter for each in result.evaluations]
-
-
-@pytest.mark.slow
-def test_long_evaluation_yields_to_other_jobs_and_is_stopped_at_the_end(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        "policy.collect.parallel_collector.type=serial",
-        "env.n_evaluator_episode=1000000",
-        "system.coordinator.last_evaluation_s=0.1",
-    )
-    assert (result.reason, result.train_iter) == ("limit", 200)
-    assert result.evaluations == ()
 
 
 @pytest.mark.slow

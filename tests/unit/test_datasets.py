@@ -10,15 +10,12 @@ import pytest
 from gymnasium import spaces
 
 from dingsdk import hookimpl
-from dingsdk.data import Dataset, SampleBatch
+from dingsdk.data import Dataset
 from dingsdk.data.columns import column_equal
 from dingsdk.errors import DatasetError
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker import DatasetFormat, NaiveReplayBuffer, read_dataset, write_dataset
+from dingsdk.worker import DatasetFormat, read_dataset, write_dataset
 from dingsdk.worker.dataset_spaces import check_dataset, spaces_of
-from tests.extras import needs
-
-PATHS = ["data.npz", pytest.param("data.h5", marks=needs("hdf5")), "folder"]
 
 
 def make(rows: int = 8, **changes: Any) -> Dataset:
@@ -34,95 +31,19 @@ def make(rows: int = 8, **changes: Any) -> Dataset:
     return Dataset({**columns, **changes})
 
 
-@pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("is_dict", [False, True])
-def test_what_is_written_is_read(name: str, is_dict: bool, tmp_path: Path) -> None:
+def test_what_is_written_is_read(is_dict: bool, tmp_path: Path) -> None:
     obs = {"image": np.zeros((8, 2, 2, 1), np.uint8), "speed": np.arange(8.0)}
-    # Rows of a saved buffer that do not follow each other are pieces of their own.
-    follow = {"obs": obs, "next_obs": {**obs, "speed": np.arange(8.0) + 1}}
-    written = make(**(follow if is_dict else {}))
-    path = tmp_path / "above" / name
+    written = make(**({"obs": obs, "next_obs": obs} if is_dict else {}))
+    path = tmp_path / "above" / "data.npz"
 
     write_dataset(written, path)
     found = read_dataset(path)
 
     assert found.source == str(path)
-    if name == "folder" and not is_dict:
-        assert found.ends.tolist() == list(range(1, 9))
-        found.columns["truncated"] = written.columns["truncated"]
-    else:
-        assert found.ends.tolist() == written.ends.tolist() == [3, 6, 8]
+    assert found.ends.tolist() == written.ends.tolist() == [3, 6, 8]
     assert column_equal(found.columns, written.columns)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-
-
-@pytest.mark.parametrize("gamma", [0.99, 1.0])
-def test_saved_buffer_of_one_step_samples_is_read(gamma: float, tmp_path: Path) -> None:
-    from dingsdk.policy import DQNPolicy
-
-    model = {"obs_shape": 3, "action_shape": 2}
-    policy = DQNPolicy({"model": model, "discount_factor": gamma}, seed=0)
-    expected = make()
-    columns = dict(expected.columns)
-    columns["done"] = columns["terminated"] | columns.pop("truncated")
-    buffer = NaiveReplayBuffer({"replay_buffer_size": 100})
-    buffer.push(policy.samples(columns, expected.ends), 0)
-    buffer.save_data(str(tmp_path / "rows"))
-    buffer.close()
-
-    found = read_dataset(tmp_path / "rows").columns
-
-    for name in ("obs", "action", "reward", "terminated", "next_obs"):
-        assert column_equal(found[name], expected.columns[name]), name
-
-
-def test_saved_buffer_of_several_steps_is_refused(tmp_path: Path) -> None:
-    buffer = NaiveReplayBuffer({"replay_buffer_size": 100})
-    discount = np.array([0.81, 0.9, 0.0, 0.0], np.float32)
-    rows = {"obs": np.zeros((4, 1)), "action": np.zeros(4), "reward": np.zeros(4)}
-    buffer.push(
-        SampleBatch(
-            {**rows, "discount": discount, "done": np.arange(4) == 3, "next_obs": rows["obs"]}
-        ),
-        0,
-    )
-    buffer.save_data(str(tmp_path / "rows"))
-    buffer.close()
-
-    with pytest.raises(DatasetError, match=r"rows: .*several steps"):
-        read_dataset(tmp_path / "rows")
-
-
-@needs("hdf5")
-def test_files_of_d4rl_are_read(tmp_path: Path) -> None:
-    import h5py
-
-    with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
-        file["observations"] = np.arange(6, dtype=np.float32).reshape(6, 1)
-        file["actions"] = np.zeros((6, 2), np.float32)
-        file["rewards"] = np.ones(6, np.float32)
-        file["terminals"] = np.zeros(6, bool)
-        file["timeouts"] = np.arange(6) % 3 == 2
-        file["infos/qpos"] = np.zeros((6, 4))
-        file["metadata/algorithm"] = "sac"
-
-    found = read_dataset(tmp_path / "d4rl.hdf5")
-
-    assert found.columns["obs"][:, 0].tolist() == [0, 1, 3, 4]
-    assert found.columns["next_obs"][:, 0].tolist() == [1, 2, 4, 5]
-    assert found.ends.tolist() == [2, 4]
-
-
-@needs("hdf5")
-def test_links_of_hdf5_to_other_files_are_not_followed(tmp_path: Path) -> None:
-    import h5py
-
-    write_dataset(make(), tmp_path / "other.h5")
-    with h5py.File(tmp_path / "data.h5", "w") as file:
-        file["observations"] = h5py.ExternalLink("other.h5", "observations")
-
-    with pytest.raises(DatasetError, match=r"data\.h5 cannot be read: 'observations' is a link"):
-        read_dataset(tmp_path / "data.h5")
 
 
 def test_pickles_in_npz_are_not_loaded(tmp_path: Path) -> None:
@@ -132,15 +53,12 @@ def test_pickles_in_npz_are_not_loaded(tmp_path: Path) -> None:
         read_dataset(tmp_path / "data.npz")
 
 
-@pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("kept", [0.1, 0.6, 0.98])
-def test_truncated_file_is_refused(name: str, kept: float, tmp_path: Path) -> None:
-    path = tmp_path / name
+def test_truncated_file_is_refused(kept: float, tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
     write_dataset(make(500), path)
-    files = [path] if path.is_file() else sorted(path.iterdir())
-    for file in files:
-        content = file.read_bytes()
-        file.write_bytes(content[: int(len(content) * kept)])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
 
     with pytest.raises(DatasetError, match=str(path)) as caught:
         read_dataset(path)
@@ -151,8 +69,7 @@ def test_truncated_file_is_refused(name: str, kept: float, tmp_path: Path) -> No
     ("path", "text"),
     [
         ("absent.npz", "does not exist"),
-        ("absent", "no saved buffer"),
-        ("data.csv", "no format has the suffix '.csv'; known: .h5, .hdf5, .npz"),
+        ("absent", "no format has the suffix ''; known: .npz"),
         ("acme:name", "no 'acme' among the datasets"),
     ],
 )

@@ -28,18 +28,6 @@ from dingsdk.worker.collector.swappable_player import SwappablePlayer
 Info = Mapping[str, Any]
 
 
-class Players:
-    """The policy modes of all players of an env, which are reset together."""
-
-    def __init__(self, modes: Sequence[Any]) -> None:
-        self.modes = tuple(modes)
-
-    def reset(self, ids: Sequence[int] | None = None) -> None:
-        """Reset the state of some envs, or of all, in each mode."""
-        for mode in self.modes:
-            mode.reset(ids)
-
-
 class _Turn(NamedTuple):
     """A player's observation and output in its last turn, and its reward since then."""
 
@@ -64,22 +52,22 @@ class BattleRollout(DictRollout):
     The other arguments are those of ``DictRollout``.
 
     Args:
-        players: The collect or eval modes of the players.
+        players: The collect or eval modes of the players, which are reset together.
         writers: As for ``write_to``.
     """
 
     def __init__(
         self,
         env: EnvManager,
-        players: Players,
+        players: Sequence[Any],
         writers: Sequence[RowsWriter | None],
         quota: Quota = None,
         has_tensor_obs: bool = False,
         deepcopy_obs: bool = False,
     ) -> None:
-        super().__init__(env, players, None, quota, has_tensor_obs, deepcopy_obs)  # type: ignore[arg-type]
-        self._players = players.modes
-        self._player_num = len(players.modes)
+        super().__init__(env, players[0], None, quota, has_tensor_obs, deepcopy_obs)
+        self._players = players
+        self._player_num = len(players)
         self._writers = writers
         self._writers_of: dict[int, Sequence[RowsWriter | None]] = {}
         """By env id, the writers of the games that have begun."""
@@ -105,6 +93,10 @@ class BattleRollout(DictRollout):
         for turns in self._turns:
             turns.clear()
         return count
+
+    def _reset_policy(self, env_ids: list[int]) -> None:
+        for mode in self._players:
+            mode.reset(env_ids)
 
     def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> Any:
         if not obs:
@@ -245,23 +237,16 @@ def modes_of(policy: Any, env: Any, name: str, path: str, most: float = math.inf
     Raises:
         ConfigError: ``policy`` is the mode of a single player, or has another number of modes.
     """
-    if not isinstance(policy, Sequence) or hasattr(policy, "forward"):
-        raise ConfigError(
-            f"{name} plays several policies and was given one; choose another {path}.type for "
-            "an env of one player, or give a list of modes",
-            path=f"{path}.type",
-        )
-    modes = list(policy)
-    if not 2 <= len(modes) <= most:
-        wanted = "two" if most == 2 else "two or more"
-    else:
-        # Managers that are not dingsdk's may not have this attribute.
-        players = getattr(env, "player_num", len(modes))
-        if players == len(modes):
-            return modes
-        wanted = f"{players}, one for each player of the env"
+    is_list = isinstance(policy, Sequence) and not hasattr(policy, "forward")
+    modes = list(policy) if is_list else [policy]
+    # Managers that are not dingsdk's may not have this attribute.
+    players = getattr(env, "player_num", len(modes))
+    if 2 <= len(modes) <= most and len(modes) == players:
+        return modes
     raise ConfigError(
-        f"{name} plays {len(modes)} policies; give it {wanted}",
+        f"{name} plays a list of {'two' if most == 2 else 'two or more'} policies, one for each "
+        f"player of the env ({players}), and was given {len(modes)}; choose another {path}.type "
+        "for an env of one player",
         path=f"{path}.type",
         found=len(modes),
     )
@@ -297,18 +282,15 @@ class BattleCollector(ISerialCollector):
     """
 
     max_players: ClassVar[float]
-    _players: Players | None = None
     _cfg: CollectorSection
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
             name, most = type(self).__name__, self.max_players
-            modes = self._policy = modes_of(policy, self._env, name, self._config_path, most)
-            self._players = Players(modes)
-            self._read(modes[0].get_attribute)
-        if self._players is None:
-            raise self._not_set("policy", "policy")
-        self._players.reset()
+            self._policy = modes_of(policy, self._env, name, self._config_path, most)
+            self._read(self._policy[0].get_attribute)
+        for mode in self.policy:
+            mode.reset()
 
     @abstractmethod
     def _read(self, read: Any) -> None:
@@ -325,10 +307,9 @@ class BattleCollector(ISerialCollector):
     def _rollout_of(
         self, writers: Sequence[RowsWriter | None], quota: Quota = None
     ) -> BattleRollout:
-        assert self._players is not None
         cfg = self._cfg
         return BattleRollout(
-            self.env, self._players, writers, quota, cfg.transform_obs, cfg.deepcopy_obs
+            self.env, self.policy, writers, quota, cfg.transform_obs, cfg.deepcopy_obs
         )
 
     def _infos_of(self, episodes: Sequence[EpisodeRecord]) -> list[list[Info]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import add
 from typing import Any
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.collected import DISCOUNTED_RETURN, with_collected
-from dingsdk.data.pytree import Path, map_leaves, part_of
+from dingsdk.data.columns import mismatch
+from dingsdk.data.pytree import Path, map_leaves, nest, part_of
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.spaces import Obs
 from dingsdk.envs.steps import StepColumns
@@ -216,7 +217,6 @@ class ColumnsWriter(Writer):
     def clear(self) -> None:
         capacity = 64 if self._traj_len == _NEVER else max(64, 2 * self._traj_len)
         self._store = ColumnStore(self._env_num, min(capacity, 4096))
-        self._iters = np.empty((self._store.capacity, self._env_num), np.int64)
         self._starts = [0] * self._env_num
         self._time = 0
         self._next_full = self._traj_len
@@ -231,7 +231,7 @@ class ColumnsWriter(Writer):
         return {
             **super().state_dict(),
             "rounds": self._store.rounds(first, stop) if first < stop else {},
-            "iters": self._iters[first:stop].copy(),
+            "iters": self._store.versions[first:stop].copy(),
             "starts": [start - first for start in self._starts],
             "next_full": self._next_full - first,
         }
@@ -269,8 +269,7 @@ class ColumnsWriter(Writer):
     def _append(self, columns: Mapping[str, Any], train_iter: int | NDArray[np.int64]) -> None:
         if self._time == self._store.capacity:
             self._make_room()
-        self._store.append(columns)
-        self._iters[self._time] = train_iter
+        self._store.append(columns, train_iter)
         self._time += 1
 
     def drop(self, env_ids: Sequence[int]) -> None:
@@ -329,7 +328,7 @@ class ColumnsWriter(Writer):
         env_num = self._env_num
         rows, ends = self._rows_of(pieces)
         columns = self._store.gather(rows)
-        extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(rows)}
+        extra: dict[str, NDArray[Any]] = {"collect_iter": self._store.versions.take(rows)}
         if self.level_seeds is not None:
             seeds = np.array([self.level_seeds[i] for i in range(env_num)], np.int64)
             extra["seed"] = seeds.take(rows % env_num)
@@ -368,18 +367,11 @@ class ColumnsWriter(Writer):
 
     def _make_room(self) -> None:
         first = min([*self._starts, *(start for _, start, _ in self._pieces)])
-        # Moving less than half keeps the cost per round constant, and never overlaps.
-        if first * 2 < self._store.capacity:
-            self._store.grow()
-            self._iters = np.concatenate([self._iters, np.empty_like(self._iters)])
-            return
-        self._store.forget(first)
-        kept = self._time - first
-        self._iters[:kept] = self._iters[first : self._time]
-        self._starts = [start - first for start in self._starts]
-        self._pieces = [(env, start - first, stop - first) for env, start, stop in self._pieces]
-        self._time = kept
-        self._next_full -= first
+        dropped = self._store.make_room(first)
+        self._starts = [start - dropped for start in self._starts]
+        self._pieces = [(env, start - dropped, end - dropped) for env, start, end in self._pieces]
+        self._time -= dropped
+        self._next_full -= dropped
 
 
 class UnrollWriter(ColumnsWriter):
@@ -399,8 +391,8 @@ class UnrollWriter(ColumnsWriter):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for env_id, start in enumerate(self._starts):
-            iters = self._iters[start : self._time, env_id]
-            self._idle[env_id] = int(np.count_nonzero(iters == _SKIPPED))
+            versions = self._store.versions[start : self._time, env_id]
+            self._idle[env_id] = int(np.count_nonzero(versions == _SKIPPED))
 
     @property
     def unfinished_rows(self) -> int:
@@ -413,7 +405,7 @@ class UnrollWriter(ColumnsWriter):
 
     def skip(self, env_ids: Sequence[int]) -> None:
         for env_id in env_ids:
-            self._iters[self._time - 1, env_id] = _SKIPPED
+            self._store.versions[self._time - 1, env_id] = _SKIPPED
             self._idle[env_id] += 1
             self._discounted[env_id] = 0.0
 
@@ -435,113 +427,117 @@ class UnrollWriter(ColumnsWriter):
         self, pieces: list[tuple[int, int, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows, _ = super()._rows_of(pieces)
-        rows = rows[self._iters.take(rows) != _SKIPPED]
+        rows = rows[self._store.versions.take(rows) != _SKIPPED]
         return rows, np.arange(1, len(pieces) + 1) * self._traj_len
 
 
 class ColumnStore:
-    """Arrays ``[capacity, env_num, ...]`` by column name; nested dicts stay nested.
+    """Arrays ``[capacity, env_num, ...]`` of columns, which may be in nested dicts.
 
     The first round sets names, shapes and dtypes.
 
     Args:
         env_num: Number of envs.
         capacity: Initial capacity in rounds.
+
+    Attributes:
+        versions: int64[capacity, env_num], the policy versions that acted.
     """
 
     def __init__(self, env_num: int, capacity: int) -> None:
         self.env_num = env_num
         self.capacity = capacity
-        self._arrays: dict[str, Any] = {}
-        self._slots: list[tuple[str, Any, Any, Any]] = []
-        """Of each column: name, shape and dtype of a round, and the array or nested slots."""
+        self.versions = np.empty((capacity, env_num), np.int64)
+        self._arrays: dict[Path, NDArray[Any]] = {}
+        self._slots: list[tuple[str, Path, Any, Any, Any]] = []
+        """Of each column: its name, the keys below it, shape and dtype of a round, the array."""
         self._written = 0
 
-    def append(self, columns: Mapping[str, Any]) -> None:
+    def append(self, columns: Mapping[str, Any], versions: int | NDArray[np.int64]) -> None:
         """Add a round of arrays ``[env_num, ...]``, possibly in nested dicts; there must be room.
 
         Raises:
             SchemaMismatchError: names, shapes or dtypes differ from the first round.
         """
-        if not self._arrays:
-            self._arrays = self._allocate(columns, ())
-            self._slots = _slots_of(self._arrays)
-        self._put(self._slots, columns, ())
+        if not self._slots:
+            for path, value in _columns_of(columns, ()):
+                if not isinstance(value, np.ndarray) or value.shape[:1] != (self.env_num,):
+                    expected = f"an array of {self.env_num} rows, one for each env"
+                    raise _mismatch(path, expected, value)
+                self._arrays[path] = np.empty((self.capacity, *value.shape), value.dtype)
+            self._set_slots()
+        # This runs for each column of each round: shapes and dtypes are not read from the arrays.
+        time = self._written
+        for name, keys, shape, dtype, array in self._slots:
+            value = columns.get(name)
+            if keys:  # entering an empty loop takes longer than this
+                for key in keys:
+                    value = value.get(key) if isinstance(value, Mapping) else None
+            if not isinstance(value, np.ndarray):
+                raise _mismatch((name, *keys), "an array as in its first call", None)
+            if value.shape != shape or value.dtype != dtype:
+                expected = f"{dtype}{list(shape)} as in its first call"
+                raise _mismatch((name, *keys), expected, value)
+            array[time] = value
+        self.versions[time] = versions
         self._written += 1
 
     def gather(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """Return rows of every column as new arrays; a row number is ``time * env_num + env``."""
         row_num = self.capacity * self.env_num
-        found: dict[str, Any] = map_leaves(
-            lambda array: array.reshape(row_num, *array.shape[2:]).take(rows, axis=0), self._arrays
+        return nest(
+            (path, array.reshape(row_num, *array.shape[2:]).take(rows, axis=0))
+            for path, array in self._arrays.items()
         )
-        return found
 
     def rounds(self, start: int, stop: int) -> dict[str, Any]:
         """Return a copy of the rounds as columns ``[stop - start, env_num, ...]``."""
-        found: dict[str, Any] = map_leaves(lambda array: array[start:stop].copy(), self._arrays)
-        return found
+        return nest((path, array[start:stop].copy()) for path, array in self._arrays.items())
 
     def clear(self) -> None:
         """Forget all rounds."""
         self._written = 0
 
-    def forget(self, first: int) -> None:
-        """Drop the rounds before ``first``, which must be at least half; it becomes round 0."""
-        kept = self._written - first
+    def make_room(self, first: int) -> int:
+        """Make room for more rounds.
 
-        def move(array: NDArray[Any]) -> NDArray[Any]:
-            array[:kept] = array[first : self._written]
-            return array
+        Args:
+            first: The first round that is still needed.
 
-        map_leaves(move, self._arrays)
-        self._written = kept
-
-    def grow(self) -> None:
-        """Double the capacity."""
+        Returns:
+            How many rounds were dropped at the start: ``first``, or 0 if the capacity was doubled.
+        """
+        # Moving less than half keeps the cost per round constant, and never overlaps.
+        if first * 2 >= self.capacity:
+            kept = self._written - first
+            for array in (self.versions, *self._arrays.values()):
+                array[:kept] = array[first : self._written]
+            self._written = kept
+            return first
         self.capacity *= 2
-        self._arrays = map_leaves(
-            lambda array: np.concatenate([array, np.empty_like(array)]), self._arrays
-        )
-        self._slots = _slots_of(self._arrays)
+        self.versions = _doubled(self.versions)
+        self._arrays = {path: _doubled(array) for path, array in self._arrays.items()}
+        self._set_slots()
+        return 0
 
-    def _allocate(self, columns: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        arrays: dict[str, Any] = {}
-        for name, value in columns.items():
-            own = (*path, name)
-            if isinstance(value, Mapping):
-                arrays[name] = self._allocate(value, own)
-            elif isinstance(value, np.ndarray) and value.shape[:1] == (self.env_num,):
-                arrays[name] = np.empty((self.capacity, *value.shape), value.dtype)
-            else:
-                expected = f"an array of {self.env_num} rows, one for each env"
-                raise _mismatch(own, expected, value)
-        return arrays
-
-    def _put(self, slots: list[tuple[str, Any, Any, Any]], columns: Any, path: Path) -> None:
-        # This runs for each column of each round: shapes and dtypes are not read from the arrays.
-        time = self._written
-        columns = columns if type(columns) is dict or isinstance(columns, Mapping) else {}
-        for name, shape, dtype, array in slots:
-            value = columns.get(name)
-            if dtype is None:
-                self._put(array, value, (*path, name))
-            elif not isinstance(value, np.ndarray):
-                raise _mismatch((*path, name), "an array as in its first call", None)
-            elif value.shape != shape or value.dtype != dtype:
-                expected = f"{dtype}{list(shape)} as in its first call"
-                raise _mismatch((*path, name), expected, value)
-            else:
-                array[time] = value
+    def _set_slots(self) -> None:
+        self._slots = [
+            (path[0], path[1:], array.shape[1:], array.dtype, array)
+            for path, array in self._arrays.items()
+        ]
 
 
-def _slots_of(arrays: Mapping[str, Any]) -> list[tuple[str, Any, Any, Any]]:
-    return [
-        (name, None, None, _slots_of(array))
-        if isinstance(array, dict)
-        else (name, array.shape[1:], array.dtype, array)
-        for name, array in arrays.items()
-    ]
+def _columns_of(columns: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and the value of each column in nested dicts."""
+    for name, value in columns.items():
+        if isinstance(value, Mapping):
+            yield from _columns_of(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def _doubled(array: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([array, np.empty_like(array)])
 
 
 def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episodes:
@@ -552,13 +548,8 @@ def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episo
 
 
 def _mismatch(path: Path, expected: str, value: Any) -> SchemaMismatchError:
-    name = ".".join(path)
-    is_array = isinstance(value, np.ndarray)
-    found = f"{value.dtype}{list(value.shape)}" if is_array else type(value).__name__
-    return SchemaMismatchError(
-        f"the policy's make_transitions must give the column {name!r} as {expected}; it gave "
-        f"{'none' if value is None else found}",
-        key=name,
-        expected=expected,
-        found=None if value is None else found,
-    )
+    found = None if value is None else type(value).__name__
+    if isinstance(value, np.ndarray):
+        found = f"{value.dtype}{list(value.shape)}"
+    what = "a column of the policy's make_transitions"
+    return mismatch(f"{what}, {'.'.join(path)!r}", ".".join(path), expected, found)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
-from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome, outcome_of
+from dingsdk.worker.collector.battle import BattleRollout, game_outcome
 from dingsdk.worker.collector.factory import add_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter, return_of
@@ -17,12 +17,12 @@ from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallel
 
 
 class MarineParallelCollector(ZerglingParallelCollector):
-    """Plays the games of one collect task, or evaluates one player.
+    """Plays the games of one collect task.
 
     The task has lists with one entry per player: ``policy`` (configs), ``policy_update_path`` and
     ``policy_update_flag``, which says whether the player trains. For players that train, samples
     are sent, and newer policies are loaded between two rounds. For the others, the policy is loaded
-    once. An evaluation has one player; the env provides the opponent.
+    once.
 
     A game that a task began with other players is played to its end by those players. Its
     transitions are sent with the next task of its player 0, and its result is reported apart.
@@ -47,10 +47,9 @@ class MarineParallelCollector(ZerglingParallelCollector):
     def get_finish_info(self) -> dict[str, Any]:
         """Return the result of the task: the keys of ``zergling``, for player 0, and three more.
 
-        ``player_returns`` of a collect task has one list per player, with the returns of its
-        episodes. ``game_result`` has one list per env, with ``wins``, ``draws`` or ``losses`` for
-        each game of player 0. In an evaluation, ``points`` of its ``episode_info`` decide, or the
-        sign of the return if it has none.
+        ``player_returns`` has one list per player, with the returns of its episodes.
+        ``game_result`` has one list per env, with ``wins``, ``draws`` or ``losses`` for each game
+        of player 0.
         ``earlier_games`` are the games that earlier tasks began with other players, each as
         ``[paths of the policies, outcome]``; the returns are only of games with this player 0.
         """
@@ -62,13 +61,12 @@ class MarineParallelCollector(ZerglingParallelCollector):
             "player_returns": returns,
         }
 
-    def _create_policies(self, policies: Any) -> list[Any]:
+    def _create_policies(self) -> list[Any]:
         modes = []
-        for index, cfg in enumerate(policies):
+        for index, cfg in enumerate(self._cfg["policy"]):
             seed = self._cfg.get("seed")
             seed = None if seed is None else derive_seed(seed, "player", index)
-            mode = self._create_policy(cfg, seed)
-            modes.append(mode if self._eval_flag else SwappablePlayer(mode))
+            modes.append(SwappablePlayer(self._create_policy(cfg, seed)))
         return modes
 
     def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:
@@ -91,8 +89,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         copies, home = self._copies_obs(), self._paths[0]
         if before is None:
             silent = [None] * len(self._modes)
-            players = Players(self._modes)
-            self._games = BattleRollout(self.env_manager, players, silent, None, True, copies)
+            self._games = BattleRollout(self.env_manager, self._modes, silent, None, True, copies)
         else:
             self._all_writers, self._games = before._all_writers, before._games
             if self._is_on_policy and before._paths[0] != home:
@@ -115,9 +112,6 @@ class MarineParallelCollector(ZerglingParallelCollector):
         if self._is_on_policy and not self._mixes_versions and path == self._paths[0]:
             # Their transitions would contain actions of the older policy.
             self._games.forget_turns()
-        if self._eval_flag:
-            super()._load(path, update)
-            return
         state, version = {"model": update["model"]}, int(update["iter"])
         for seat, name in zip(self._modes, self._paths, strict=True):
             if name == path:
@@ -129,11 +123,6 @@ class MarineParallelCollector(ZerglingParallelCollector):
     def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         super()._note_episodes(episodes)
         for each in episodes:
-            if self._eval_flag:
-                points = each.info.get("points")
-                ended = (each.episode_return, 0.0) if points is None else (points, 0.5)
-                self._results[each.env_id].append(outcome_of(*ended))
-                continue
             outcome, names = game_outcome(each.info["players"]), each.info["names"]
             if names == self._paths:
                 self._results[each.env_id].append(outcome)
@@ -143,4 +132,4 @@ class MarineParallelCollector(ZerglingParallelCollector):
                 self._player_returns[player].append(return_of(info))
 
     def _is_own(self, episode: EpisodeRecord) -> bool:
-        return self._eval_flag or episode.info["names"][0] == self._paths[0]
+        return bool(episode.info["names"][0] == self._paths[0])

@@ -25,23 +25,16 @@ def check_columns(output: Any, rows: int) -> None:
     if not (type(output) is dict or isinstance(output, Mapping)) or "action" not in output:
         raise _no_action(output)
     for key, value in output.items():
-        if type(value) is not np.ndarray:
+        if type(value) is not np.ndarray or value.shape[:1] != (rows,):
             if isinstance(value, Mapping):
                 continue
+            found = value.shape if isinstance(value, np.ndarray) else type(value).__name__
             raise PolicyOutputError(
-                f"the policy's forward_batch must give numpy columns; {key!r} is a "
-                f"{type(value).__name__}",
-                key=key,
-                expected="ndarray",
-                found=type(value).__name__,
-            )
-        if value.shape[:1] != (rows,):
-            raise PolicyOutputError(
-                f"the policy's {key!r} must have {rows} rows, one for each env; its shape is "
-                f"{value.shape}",
+                f"the policy's {key!r} must be a numpy array of {rows} rows, one for each env; "
+                f"found {found}",
                 key=key,
                 expected=(rows,),
-                found=value.shape,
+                found=found,
             )
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             bad = np.flatnonzero(~np.isfinite(value).reshape(rows, -1).all(axis=1))

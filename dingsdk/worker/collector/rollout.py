@@ -7,8 +7,6 @@ counts steps, episodes and quotas; ``BatchedRollout`` does the four steps in col
 
 from __future__ import annotations
 
-import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -25,11 +23,7 @@ from dingsdk.policy.modes import CollectMode, EvalMode
 from dingsdk.worker.collector.episode_numbers import numbers_of_episode
 from dingsdk.worker.collector.policy_output import RandomActions
 
-_log = logging.getLogger(__name__)
-
 NO_INFO: Mapping[str, Any] = MappingProxyType({})
-MANY_STEPS = 50_000
-"""Steps of each env after which a warning is logged if no episode of an evaluation has ended."""
 
 
 class EpisodeRecord(NamedTuple):
@@ -212,7 +206,6 @@ class Rollout(Savable, ABC):
         self._episode_counts = np.zeros(self._env_num, np.int64)
         self._is_live = np.ones(self._env_num, np.bool_)
         self.is_finished = False
-        self._warn_at: float = MANY_STEPS * self._env_num
 
     def round(
         self,
@@ -256,18 +249,6 @@ class Rollout(Savable, ABC):
     def record(self, obs: Any, output: Any, step: Any, train_iter: int) -> None:
         """Record one round and count its steps and episodes."""
 
-    def warn_if_endless(self) -> None:
-        """Warn once if a rollout with a quota took very many steps and ended no episode."""
-        if self.env_steps < self._warn_at:
-            return
-        self._warn_at = math.inf
-        if not self._episode_counts.any():
-            _log.warning(
-                "%d env steps, and no episode of this evaluation has ended; an env without an "
-                "end needs a limit, such as env.kwargs.max_episode_steps",
-                self.env_steps,
-            )
-
     def _refuse_to_idle(self) -> None:
         """Raise ConfigError: all envs are DONE, so the rollout would never end."""
         raise ConfigError(
@@ -281,12 +262,15 @@ class Rollout(Savable, ABC):
         """Drop the unfinished episodes of envs that failed or were reset."""
         if self._writer is not None:
             self._writer.drop(env_ids)
+        self._reset_policy(env_ids)
+
+    def _reset_policy(self, env_ids: list[int]) -> None:
         self._policy.reset(env_ids)
 
     def _end_episodes(self, env_ids: list[int], episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes of live envs, and retire envs at their quota."""
         self.episodes.extend(episodes)
-        self._policy.reset(env_ids)
+        self._reset_policy(env_ids)
         if self._quota is None:
             return
         self._episode_counts[env_ids] += 1

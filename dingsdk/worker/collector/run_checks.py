@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dingsdk.worker.commander.tasks import runs_serial_part
+from dingsdk.worker.commander.tasks import collects_serially
 from dingsdk.worker.replay_buffer.run_checks import buffers_that_draw
 from dingsdk.worker.run_view import RunView
 
@@ -18,7 +18,7 @@ def check_collects(run: RunView) -> str:
         )
     key = getattr(run.collector_class, "counts", "")
     is_named = run.parallel_collector == "serial"
-    is_used = run.mode == "serial" or is_named or runs_serial_part(run.policy, eval_flag=False)
+    is_used = run.mode == "serial" or is_named or collects_serially(run.policy)
     if key and is_used and collect[key] is None:
         return f"policy.collect.{key} is not set: {run.of_collector} counts in it"
     if key == "n_sample" and is_used and n_episode is not None:

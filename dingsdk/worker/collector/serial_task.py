@@ -12,9 +12,9 @@ import numpy as np
 from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch, derive_seed
 from dingsdk.envs.steps import StepColumns, Timestep
-from dingsdk.errors import ClosedError, ConfigError
+from dingsdk.errors import ClosedError
 from dingsdk.worker.collector.env_pool import EnvKind
-from dingsdk.worker.collector.episode_numbers import numbers_of_episode
+from dingsdk.worker.collector.episode_numbers import numbers_of_episode, summaries
 from dingsdk.worker.collector.rollout import Rollout
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
@@ -57,43 +57,24 @@ class SerialTaskCollector(ZerglingParallelCollector):
         self._env_num = int(env_cfg[f"{kind}_env_num"])
         self._counts_of_rollout = SimpleNamespace(env_steps=0, is_finished=False)
         before = self._take_envs(kind, None if self._eval_flag else cfg["policy"])
-        for name in STEPS:
-            setattr(self.env_manager, name, self._with_turns(getattr(self.env_manager, name)))
         self._calls_left = int(env_cfg["collector_episode_num"])
         episodes = math.inf if self._eval_flag else float(self._calls_left * self._env_num)
         return episodes, before
 
-    def _with_turns(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a step method: let other tasks run before each step, and count its transitions."""
-        counts = self._counts_of_rollout
+    def _with_turns(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function: let other tasks run before each call, and count transitions."""
+        acting = cast("list[SerialTaskCollector]", self._acting)
 
-        def stepped(actions: Any, *args: Any, **kwargs: Any) -> Any:
-            self._give_turn()
-            before = counts.env_steps
-            made = step(actions, *args, **kwargs)
-            counts.env_steps = before + _transition_count(made)  # `step` may call `step_batch`
+        def called(*args: Any, **kwargs: Any) -> Any:
+            task = acting[0]
+            task._give_turn()
+            before = task._counts_of_rollout.env_steps
+            made = call(*args, **kwargs)
+            # `step` may call `step_batch`.
+            task._counts_of_rollout.env_steps = before + _transition_count(made)
             return made
 
-        return stepped
-
-    def _policy_with_turns(self) -> Any:
-        """Return the mode in use, wrapped so that other tasks can run before each call.
-
-        This is for collectors and evaluators that do not step envs.
-        """
-        acting = self._acting
-
-        def with_turns(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def asked(*args: Any, **kwargs: Any) -> Any:
-                cast(SerialTaskCollector, acting[0])._give_turn()
-                return forward(*args, **kwargs)
-
-            return asked
-
-        forms = {name: getattr(self.policy, name, None) for name in FORWARDS}
-        return self.policy._replace(
-            **{name: with_turns(form) for name, form in forms.items() if form is not None}
-        )
+        return called
 
     def _give_turn(self) -> None:
         """Let other tasks run; raise ClosedError if this task is over."""
@@ -102,6 +83,8 @@ class SerialTaskCollector(ZerglingParallelCollector):
             raise ClosedError("the task is over", what="collector")
 
     def _set_up_rollout(self, before: Self | None) -> Rollout:
+        for name in STEPS:
+            setattr(self.env_manager, name, self._with_turns(getattr(self.env_manager, name)))
         self._serial: Any = self._create_serial() if before is None else before._serial
         if not self._eval_flag:
             self._unroll_len = int(self.policy.get_attribute("unroll_len"))
@@ -109,16 +92,22 @@ class SerialTaskCollector(ZerglingParallelCollector):
         return cast(Rollout, self._counts_of_rollout)
 
     def _create_serial(self) -> Any:
-        policy_cfg, seed = self._cfg["policy"], self._cfg.get("seed")
+        policy_cfg, seed = self._policy_cfg, self._cfg.get("seed")
+        # A collector or evaluator that does not step envs may call the policy.
+        forms = {name: getattr(self.policy, name, None) for name in FORWARDS}
+        given = {name: self._with_turns(form) for name, form in forms.items() if form is not None}
         parts = {
             "env": self.env_manager,
-            "policy": self._policy_with_turns(),
+            "policy": self.policy._replace(**given),
             "tb_logger": _NoTensorboard(),
             "exp_name": self._exp_name,
             "instance_name": self._instance_name,
         }
         if self._eval_flag:
             section = to_easydict(policy_cfg["eval"]["evaluator"])
+            per_env = self._cfg["env"].get("evaluator_episode_num")
+            if per_env is not None and "n_episode" in section:
+                section.n_episode = per_env * self._env_num
             if not plays_episodes(get_serial_evaluator_cls(section)):
                 parts["env"] = None
             evaluator: Any = create_serial_evaluator(section, **parts)
@@ -129,12 +118,17 @@ class SerialTaskCollector(ZerglingParallelCollector):
             section.seed = derive_seed(seed, "collector")
         return create_serial_collector(section, **parts)
 
-    @property
-    def _opponent(self) -> str | None:
-        return super()._opponent if plays_episodes(self._serial) else None
+    def get_finish_info(self) -> dict[str, Any]:
+        """As ``ZerglingParallelCollector.get_finish_info``; an evaluation has one more key.
 
-    def _episode_info(self) -> Mapping[str, Any]:
-        return self._evaluated
+        It is ``opponent``: the opponent that plays the other players of the env.
+        """
+        info = super().get_finish_info()
+        if self._eval_flag:
+            info["numbers"] = summaries(self._evaluated)
+            plays = plays_episodes(self._serial)
+            info["opponent"] = self._cfg["env"].get("eval_opponent") if plays else None
+        return info
 
     def _observe(self) -> None:
         return None
@@ -163,13 +157,12 @@ class SerialTaskCollector(ZerglingParallelCollector):
             self._lengths.extend(each.length for each in ended or ())
             self._numbers.extend(filter(None, map(numbers_of_episode, ended or ())))
             # Collectors that do not set `last_episodes` play the episodes that the policy asks for.
-            asked = self._cfg["policy"]["collect"].get("n_episode") or 0
+            asked = self._policy_cfg["collect"].get("n_episode") or 0
             self._unsent_episodes += asked if ended is None else len(returns)
             self._counts_of_rollout.env_steps = self._serial.envstep - self._steps_before
             self._counts_of_rollout.is_finished = ended is None and self._calls_left <= 0
             for samples in step if self._is_of_episodes(step) else [step]:
                 if len(samples):
-                    self._check_samples(samples)
                     self._send_samples(samples)
         self._episode_count += len(returns)
         self._returns.extend(returns)
@@ -178,22 +171,11 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def _is_of_episodes(self, collected: Any) -> bool:
         if not isinstance(collected, list) or not collected:
             return False
-        section = self._cfg["policy"]["collect"]["collector"]
+        section = self._policy_cfg["collect"]["collector"]
         gives = getattr(self._serial, "gives_episodes", False)
         is_whole = gives and not section.get("get_train_sample")
         # A list of lists is not always a list of episodes: samples may be lists too.
         return is_whole or isinstance(collected[0], SampleBatch)
-
-    def _check_samples(self, samples: Any) -> None:
-        if isinstance(samples, SampleBatch) or isinstance(samples[0], Mapping | list):
-            return
-        kind = self._cfg["policy"]["collect"]["collector"]["type"]
-        raise ConfigError(
-            f"a collector of type {kind!r} gives a list of {type(samples[0]).__name__}, and "
-            "parallel mode moves samples: a SampleBatch, or a list of dicts or lists; use --mode "
-            "serial",
-            path="policy.collect.collector.type",
-        )
 
     def _release(self) -> None:
         if self._left is None:
@@ -209,12 +191,12 @@ class SerialTaskCollector(ZerglingParallelCollector):
             serial.close()
 
 
-def _transition_count(made: StepColumns | Mapping[int, Timestep]) -> int:
-    if isinstance(made, Mapping):
-        return sum(not each.info.get("abnormal") for each in made.values())
-    if made.valid is not None:
-        return int(np.count_nonzero(made.valid))
-    return len(made.reward)
+def _transition_count(made: Any) -> int:
+    """Return how many transitions a step made; 0 for what a policy returned."""
+    if isinstance(made, StepColumns):
+        return len(made.reward) if made.valid is None else int(np.count_nonzero(made.valid))
+    steps = made.values() if isinstance(made, Mapping) else ()
+    return sum(isinstance(each, Timestep) and not each.info.get("abnormal") for each in steps)
 
 
 class _NoTensorboard:

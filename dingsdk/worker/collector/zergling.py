@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data.collected import counted, versions_of
@@ -18,26 +17,11 @@ from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
 from dingsdk.policy.modes import mixes_versions, piece_of
-from dingsdk.worker.collector.env_pool import EnvKind, Unfinished
-from dingsdk.worker.collector.episode_numbers import (
-    numbers_of_episode,
-    summaries,
-    summaries_of_episodes,
-)
-from dingsdk.worker.collector.factory import (
-    create_collecting_rollout,
-    create_measuring_rollout,
-    traj_len_of,
-)
+from dingsdk.worker.collector.env_pool import Unfinished
+from dingsdk.worker.collector.episode_numbers import numbers_of_episode, summaries_of_episodes
+from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.parallel_base import BaseParallelCollector
-from dingsdk.worker.collector.rollout import (
-    EpisodeRecord,
-    Rollout,
-    Writer,
-    episode_quota,
-    tell_observers,
-)
-from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer, tell_observers
 
 MAX_RETURNS_KEPT = 10_000
 """Most episode returns that are kept, because a task without an end must not grow."""
@@ -46,14 +30,11 @@ PROGRESS_S = 0.05
 
 
 class ZerglingParallelCollector(BaseParallelCollector):
-    """Plays the episodes of one collect or evaluation task.
+    """Plays the episodes of one collect task; ``serial`` runs evaluations.
 
     Collecting ends after ``env.collector_episode_num`` episodes per env *on average*: envs
     that finish early continue, so that no env idles. The next task of the worker continues the
     unfinished episodes; if it started new ones, long episodes would never end.
-
-    Evaluating plays a fixed number of episodes per env: ``env.evaluator_episode_num`` if it is
-    given, else ``env.n_evaluator_episode`` spread over the envs. Further episodes do not count.
 
     Unlike in DI-engine, a payload is not one sample, but a SampleBatch of about ``n_sample`` rows,
     or of one episode with ``policy.traj_len_inf``. Trajectories are cut as in the serial collector
@@ -93,9 +74,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
-        if not self._eval_flag:
-            self.collect_setting = dict(cfg.get("collect_setting") or {})
+        self.collect_setting = dict(cfg.get("collect_setting") or {})
         policy = cfg["policy"] if isinstance(cfg["policy"], Mapping) else cfg["policy"][0]
+        self._policy_cfg: Mapping[str, Any] = policy
+        """Section ``policy`` of the first player."""
         self._is_on_policy = bool(policy.get("on_policy")) and not self._eval_flag
         self._mixes_versions = mixes_versions(policy)
         self._inference = None if self._eval_flag else cfg.get("inference")
@@ -106,7 +88,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._returns: deque[float] = deque(maxlen=MAX_RETURNS_KEPT)
         self._lengths: deque[int] = deque(maxlen=MAX_RETURNS_KEPT)
         self._numbers: deque[Mapping[str, float]] = deque(maxlen=MAX_RETURNS_KEPT)
-        self._infos: list[Mapping[str, Any]] = []  # infos of an evaluation's episodes
         self._episode_count = 0
         self._sample_count = 0
         self._payload_count = 0
@@ -121,7 +102,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             self._target_episodes, before = self._set_up_envs(cfg)
             self._acting = [self] if before is None else before._acting
             self._acting[0] = self
-            self._modes = self._create_policies(cfg["policy"]) if before is None else before._modes
+            self._modes = self._create_policies() if before is None else before._modes
             self.policy = self._modes[0]
             self._rollout = self._set_up_rollout(before)
         except BaseException:
@@ -144,7 +125,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         returns = list(self._returns)
         # Steps of a task also belong to episodes that an earlier task began or a later one ends.
         length = np.mean(self._lengths) if self._lengths else steps / max(1, episodes)
-        info = {
+        return {
             "eval_flag": self._eval_flag,
             "env_num": self._env_num,
             "duration": duration,
@@ -163,29 +144,13 @@ class ZerglingParallelCollector(BaseParallelCollector):
             "reward_std": float(np.std(returns)) if returns else 0.0,
             "reward_raw": returns,
             "finish_time": time.time(),
+            "collect_setting": dict(self.collect_setting),
+            "numbers": summaries_of_episodes(self._numbers),
         }
-        if self._eval_flag:
-            merged = self._episode_info()
-            info["episode_info"], info["numbers"] = numbers_of(merged), summaries(merged)
-            info["opponent"] = self._opponent
-        else:
-            info["collect_setting"] = dict(self.collect_setting)
-            info["numbers"] = summaries_of_episodes(self._numbers)
-        return info
 
-    @property
-    def _opponent(self) -> str | None:
-        """The opponent that plays the other players of the env in an evaluation."""
-        opponent: str | None = self._cfg["env"].get("eval_opponent")
-        return opponent
-
-    def _episode_info(self) -> Mapping[str, Any]:
-        """Return the merged infos of the episodes of an evaluation."""
-        return merge_infos(self._infos)
-
-    def _create_policies(self, policy: Any) -> list[Any]:
-        """Return the modes of all players, for the ``policy`` of the task."""
-        return [self._create_policy(policy, self._cfg.get("seed"))]
+    def _create_policies(self) -> list[Any]:
+        """Return the modes of all players."""
+        return [self._create_policy(self._policy_cfg, self._cfg.get("seed"))]
 
     def _create_policy(self, cfg: Mapping[str, Any], seed: int | None) -> Any:
         field = "eval" if self._eval_flag else "collect"
@@ -210,22 +175,22 @@ class ZerglingParallelCollector(BaseParallelCollector):
         Returns:
             The number of episodes of the task (inf for no end), and the earlier task whose
             unfinished episodes it continues, or None.
+
+        Raises:
+            ConfigError: the task is an evaluation.
         """
-        env_cfg = cfg["env"]
-        kind: EnvKind = "evaluator" if self._eval_flag else "collector"
-        self._env_num = int(env_cfg[f"{kind}_env_num"])
-        self._quota: NDArray[np.int64] | None = None
         if self._eval_flag:
-            self._quota = _evaluation_quota(env_cfg, self._env_num)
-            episodes = float(self._quota.sum())
-        else:
-            asked = env_cfg.get("collector_episode_num")
-            episodes = math.inf if asked is None else float(asked) * self._env_num
-        return episodes, self._take_envs(kind, None if self._eval_flag else cfg["policy"])
+            raise ConfigError(
+                f"{type(self).__name__} collects; give an evaluation task the type 'serial'",
+                path="collector_cfg.type",
+            )
+        env_cfg = cfg["env"]
+        self._env_num = int(env_cfg["collector_env_num"])
+        asked = env_cfg.get("collector_episode_num")
+        episodes = math.inf if asked is None else float(asked) * self._env_num
+        return episodes, self._take_envs("collector", cfg["policy"])
 
     def _set_up_rollout(self, before: Self | None) -> Rollout:
-        if self._quota is not None:
-            return create_measuring_rollout(self.env_manager, self.policy, self._quota)
         read = self.policy.get_attribute
         n_sample, n_episode = read("n_sample"), read("n_episode")
         if not n_sample and not n_episode:
@@ -288,8 +253,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
         if self._inference is not None and not self._is_on_policy:
             acted = self._inference.version  # it may act with a newer policy
         self._rollout.record(obs, policy_output, step, acted)
-        if self._eval_flag:
-            self._rollout.warn_if_endless()
         episodes = self._rollout.episodes
         if episodes:
             self._rollout.episodes = []
@@ -313,9 +276,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self._returns.extend(each.episode_return for each in own)
         self._lengths.extend(each.length for each in own)
         self._numbers.extend(filter(None, map(numbers_of_episode, own)))
-        if self._eval_flag:
-            self._infos.extend(info_of(each) for each in episodes)
-        tell_observers("evaluator" if self._eval_flag else self._instance_name, episodes)
+        tell_observers(self._instance_name, episodes)
 
     def _is_own(self, episode: EpisodeRecord) -> bool:
         """Return whether an episode was played for the policy of this task."""
@@ -482,16 +443,3 @@ class ZerglingParallelCollector(BaseParallelCollector):
             "cur_sample": self._sample_count,
             "cur_step": self._rollout.env_steps,
         }
-
-
-def _evaluation_quota(env_cfg: Mapping[str, Any], env_num: int) -> NDArray[np.int64]:
-    """Return int64[env_num], the episodes that each env contributes to an evaluation."""
-    per_env, total = env_cfg.get("evaluator_episode_num"), env_cfg.get("n_evaluator_episode")
-    if per_env is not None:
-        return np.full(env_num, int(per_env))
-    if total is None:
-        raise ConfigError(
-            "an evaluation needs env.n_evaluator_episode or env.evaluator_episode_num",
-            path="env.n_evaluator_episode",
-        )
-    return episode_quota(int(total), env_num, "env.n_evaluator_episode")

@@ -42,8 +42,6 @@ class LimitedSpaceContainer:
     """
 
     def __init__(self, min_val: int, max_val: int) -> None:
-        if min_val < 0 or max_val < min_val:
-            raise ValueError(f"need 0 <= min <= max, found min {min_val}, max {max_val}")
         self.min_val = min_val
         self.max_val = max_val
         self.cur = min_val

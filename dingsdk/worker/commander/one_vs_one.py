@@ -247,8 +247,7 @@ class PlayerCommander(SoloCommander):
         self.job_count += not is_evaluation
         task = super()._collector_task(learner, is_evaluation=is_evaluation) | self._named
         cfg = task["collector_cfg"]
-        if cfg["type"] != "serial":  # an evaluation by the evaluator that the config names
-            cfg["policy"] = [to_plain(cfg["policy"]) for _ in job["player_id"]]
+        cfg["policy"] = [to_plain(cfg["policy"]) for _ in job["player_id"]]
         cfg["policy_update_path"] = list(job["checkpoint_path"])
         # Against itself it learns from both seats; it never learns from another player's seat.
         cfg["policy_update_flag"] = [each == self.player_id for each in job["player_id"]]
@@ -258,7 +257,7 @@ class PlayerCommander(SoloCommander):
         return task
 
     def _ends_run(self, result: Mapping[str, Any]) -> bool:
-        points = result.get("episode_info", {}).get("points_mean")
+        points = result.get("numbers", {}).get("points", {}).get("mean")
         if points is None:  # the evaluator played no games: the signs of its results decide
             games = [outcome_of(each, 0.0) for each in result["reward_raw"]]
             points = (games.count("wins") + games.count("draws") / 2) / max(1, len(games))

@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,13 +27,8 @@ class _CollectorTask:
     """A collector task that was issued and has not ended."""
 
     buffer_id: str
-    evaluated_at: tuple[float, float, float] | None
-    """For an evaluation: when it was issued, in the units of the schedule; else None."""
     env_steps: int = 0
-
-    @property
-    def is_evaluation(self) -> bool:
-        return self.evaluated_at is not None
+    is_evaluation: bool = False
 
 
 class SoloCommander(BaseParallelCommander):
@@ -70,7 +65,6 @@ class SoloCommander(BaseParallelCommander):
 
     def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(cfg)
-        self._clock = clock
         self._command = create_policy(cfg["policy"], enable_field=["command"]).command_mode
         self._stop_value = float(cfg["env"]["stop_value"])
         self._run_id = uuid.uuid4().hex[:12]
@@ -162,8 +156,9 @@ class SoloCommander(BaseParallelCommander):
             collect_setting={} if is_evaluation else self._collect_setting(),
             eval_flag=is_evaluation,
         )
-        at = self._schedule.now(self._newest_iter, self.envstep) if is_evaluation else None
-        self._collector_tasks[task["task_id"]] = _CollectorTask(task["buffer_id"], at)
+        if is_evaluation:
+            self._schedule.note(self._newest_iter, self.envstep)
+        self._collector_tasks[task["task_id"]] = _CollectorTask(task["buffer_id"], 0, is_evaluation)
         return task
 
     def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
@@ -204,9 +199,8 @@ class SoloCommander(BaseParallelCommander):
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
         self.update_collector_info(task_id, {"cur_step": finished_task.get("step_count", 0)})
         task = self._end_collector_task(task_id)
-        if task is not None and task.evaluated_at is not None:
+        if task is not None and task.is_evaluation:
             if self._is_newest(task):
-                self._schedule.note(task.evaluated_at)
                 self._evaluated_iter = int(finished_task["train_iter"])
             self._judge(finished_task)
         return self.has_reached_goal
@@ -214,7 +208,9 @@ class SoloCommander(BaseParallelCommander):
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
         ended = self._end_collector_task(task["task_id"])
         if ended is not None and ended.is_evaluation:
-            self._has_collected = True  # so that an evaluation can be issued again at once
+            # So that an evaluation can be issued again at once.
+            self._has_collected = True
+            self._schedule.reset()
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
         self._end_learner_task(task_id)
@@ -224,10 +220,9 @@ class SoloCommander(BaseParallelCommander):
         self._end_learner_task(task["task_id"])
 
     def state_dict(self) -> dict[str, Any]:
-        now = self._clock()
         newest = self._newest
         tasks = {
-            task_id: (task.buffer_id, task.env_steps, _moved(task.evaluated_at, now))
+            task_id: (task.buffer_id, task.env_steps, task.is_evaluation)
             for task_id, task in self._collector_tasks.items()
         }
         return {
@@ -241,10 +236,10 @@ class SoloCommander(BaseParallelCommander):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        now = self._clock()
         self._collector_tasks = {
-            task_id: _CollectorTask(buffer_id, _moved(at, now), env_steps)
-            for task_id, (buffer_id, env_steps, at) in state["collector_tasks"].items()
+            # Earlier versions saved the start of an evaluation, or None, in place of the flag.
+            task_id: _CollectorTask(buffer_id, env_steps, bool(is_evaluation))
+            for task_id, (buffer_id, env_steps, is_evaluation) in state["collector_tasks"].items()
         }
         self._learner_tasks = set(state["learner_tasks"])
         self._newest = None if state["newest"] is None else dict(state["newest"])
@@ -290,8 +285,3 @@ class SoloCommander(BaseParallelCommander):
         self._learner_space.release_space()
         if self._newest is not None and self._newest["task_id"] == task_id:
             self._learner_info = {}  # the next learner begins with new weights
-
-
-def _moved(at: Sequence[float] | None, now: float) -> tuple[float, float, float] | None:
-    """Convert the third value of an evaluation's start from a time to an age, or back."""
-    return None if at is None else (at[0], at[1], now - at[2])

@@ -28,7 +28,7 @@ def collector_task(
         number: Running number of collector tasks; the envs' seeds depend on it.
     """
     collector_cfg = to_plain(cfg["policy"]["collect"]["parallel_collector"])
-    if runs_serial_part(cfg["policy"], eval_flag):
+    if eval_flag or collects_serially(cfg["policy"]):
         collector_cfg["type"] = "serial"
     env, manager = _env(cfg, eval_flag)
     collector_cfg.update(
@@ -44,14 +44,11 @@ def collector_task(
     return {"task_id": task_id, "buffer_id": buffer_id, "collector_cfg": collector_cfg}
 
 
-def runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
-    """Return whether a task runs the serial collector or evaluator that the config names.
+def collects_serially(policy: Mapping[str, Any]) -> bool:
+    """Return whether a collect task runs the serial collector that the config names.
 
-    Otherwise it runs zergling, which collects like ``sample`` and evaluates like ``interaction``.
+    Otherwise it runs zergling, which collects like ``sample``.
     """
-    if eval_flag:
-        evaluator = policy.get("eval", {}).get("evaluator", {})
-        return bool(evaluator.get("type", "interaction") != "interaction")
     collect = policy["collect"]
     if collect["parallel_collector"]["type"] != "zergling":
         return False

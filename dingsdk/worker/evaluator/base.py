@@ -48,7 +48,7 @@ class ISerialEvaluator(SerialWorker):
         """
         is_due = self._schedule.is_due(train_iter, envstep)
         if is_due:
-            self._schedule.note(self._schedule.now(train_iter, envstep))
+            self._schedule.note(train_iter, envstep)
         return is_due
 
     def _note_result(

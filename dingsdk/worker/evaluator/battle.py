@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dingsdk.config import Count
-from dingsdk.worker.collector.battle import BattleRollout, Players, modes_of
+from dingsdk.worker.collector.battle import BattleRollout, modes_of
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import VectorEvalMonitor
@@ -57,9 +57,8 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
             mode.reset()
 
     def _make_rollout(self, monitor: VectorEvalMonitor) -> Rollout:
-        players = Players(self.policy)
-        silent = [None] * len(players.modes)
-        return BattleRollout(self.env, players, silent, monitor.quota, has_tensor_obs=True)
+        silent = [None] * len(self.policy)
+        return BattleRollout(self.env, self.policy, silent, monitor.quota, has_tensor_obs=True)
 
     def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
         of_first = []

@@ -18,14 +18,11 @@ from dingsdk.worker.collector.episode_numbers import summaries, summary_statisti
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, tell_observers
 from dingsdk.worker.evaluator.base import ISerialEvaluator
-from dingsdk.worker.evaluator.monitor import (
-    VectorEvalMonitor,
-    evaluation_statistics,
-    info_of,
-    numbers_of,
-    write_returns,
-)
+from dingsdk.worker.evaluator.monitor import VectorEvalMonitor, evaluation_statistics, info_of
 from dingsdk.worker.serial_worker import whole_number
+
+MANY_STEPS = 50_000
+"""Steps of each env after which a warning is logged if no episode of an evaluation has ended."""
 
 
 class RenderSection(Section, frozen=True, kw_only=True):
@@ -135,8 +132,15 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             raise ConfigError(f"{path}.render_freq asks for videos, {why}", path=path)
         started = time.perf_counter()
         rollout = self._fresh_rollout(monitor)
+        warns_at: float = MANY_STEPS * self.env.env_num
         while not rollout.is_finished:
-            rollout.warn_if_endless()
+            if rollout.env_steps >= warns_at and not monitor.get_current_episode():
+                warns_at = math.inf
+                self._logger.warning(
+                    "%d env steps, and no episode of this evaluation has ended; an env without an "
+                    "end needs a limit, such as env.kwargs.max_episode_steps",
+                    rollout.env_steps,
+                )
             if is_rendering:
                 monitor.update_video(self.env.ready_imgs)  # type: ignore[attr-defined]
             rollout.round(train_iter, policy_kwargs or {})
@@ -145,15 +149,12 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 rollout.episodes = []
         seconds = time.perf_counter() - started
         info = monitor.get_episode_info() or {}
-        statistics = numbers_of(info) | summary_statistics(summaries(info))
-        statistics |= evaluation_statistics(
-            monitor.get_episode_return(), rollout.env_steps, seconds
-        )
+        returns = monitor.get_episode_return()
+        statistics = summary_statistics(summaries(info))
+        statistics |= evaluation_statistics(returns, rollout.env_steps, seconds)
         mean = statistics["reward_mean"]
         if self._log_pace.is_due():
             self._report(statistics, train_iter, envstep)
-            returns = monitor.get_episode_return()
-            write_returns(self._tb_logger, self._instance_name, returns, train_iter)
         if is_rendering:
             self._show_video(monitor, train_iter, envstep)
         self._note_result(mean, train_iter, operator.gt, save_ckpt_fn)
@@ -171,12 +172,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             env.reset()
         else:
             # If the manager has a limit of episodes, only a launch resets its counters.
-            if env.episode_num < monitor.quota.max():
-                raise ConfigError(
-                    f"the evaluator's env manager ends after {env.episode_num} episodes per env, "
-                    f"{monitor.quota.max()} are to be played; leave env_manager.episode_num away",
-                    path="env_manager.episode_num",
-                )
             env.close()
             env.launch()
         self._take_policy(None)

@@ -63,19 +63,6 @@ def merge_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def numbers_of(merged: Mapping[str, Any]) -> dict[str, float]:
-    """Return the means of merged statistics, which are written as curves."""
-    return {key: value for key, value in merged.items() if isinstance(value, int | float)}
-
-
-def write_returns(
-    writer: Any, instance_name: str, returns: Sequence[float], train_iter: int
-) -> None:
-    """Add the histogram ``{instance}_iter/return``, unless ``writer`` is None."""
-    if writer is not None:
-        writer.add_histogram(f"{instance_name}_iter/return", np.asarray(returns), train_iter)
-
-
 class VectorEvalMonitor:
     """Collects the first episodes of each env, up to its quota; the others are ignored.
 

@@ -61,20 +61,16 @@ class EvalSchedule:
         last = state["last"]
         self._last = None if last is None else (*last[:2], self._clock() - last[2])
 
-    def now(self, train_iter: int, envstep: int) -> tuple[float, float, float]:
-        """Return iterations, env steps and time as ``note`` takes them."""
-        return (float(train_iter), float(envstep), self._clock())
-
     def is_due(self, train_iter: int, envstep: int) -> bool:
         """Whether an evaluation is due after these numbers of iterations and env steps."""
         if self._last is None or train_iter == self._last[0]:
             return self._last is None
-        now = self.now(train_iter, envstep)
+        now = (train_iter, envstep, self._clock())
         return any(
             every is not None and at - last >= every
             for every, at, last in zip(self._every, now, self._last, strict=True)
         )
 
-    def note(self, at: tuple[float, float, float]) -> None:
-        """Record a successful evaluation; ``at`` is ``now`` when it began."""
-        self._last = at
+    def note(self, train_iter: int, envstep: int) -> None:
+        """Record that an evaluation begins after these numbers of iterations and env steps."""
+        self._last = (float(train_iter), float(envstep), self._clock())

@@ -58,20 +58,6 @@ def test_columns_missing_from_make_samples_are_added(make_policy, make_collector
     assert (batch.columns["seed"] == batch.columns["obs"][:, 0] + 50).all()
 
 
-def test_sample_of_a_piece_gets_the_columns_of_its_first_step(make_policy, make_collector) -> None:
-    policy = make_policy()
-    policy = policy._replace(
-        make_samples=lambda columns, ends: SampleBatch({"obs": columns["obs"][ends - 1]})
-    )
-    collector, _ = make_collector(policy, ((8,), (8,)))
-
-    collector.collect(1, train_iter=4, drop_extra=False)
-    batch = collector.collect(2, train_iter=5, level_seeds=[0, 0], drop_extra=False)
-
-    assert set(batch.columns) == {"obs", "collect_iter", "seed"}
-    assert batch.columns["collect_iter"].tolist() == [5, 5]
-
-
 @pytest.mark.parametrize(
     ("change", "key", "found"),
     [

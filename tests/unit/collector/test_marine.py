@@ -15,6 +15,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.policy import create_policy
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.marine import MarineParallelCollector
+from dingsdk.worker.collector.serial_task import SerialTaskCollector
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
 
@@ -117,12 +118,20 @@ class Store:
 def make_marine(tmp_path: Any) -> Iterator[Any]:
     made: list[MarineParallelCollector] = []
 
-    def make(store: Store, paths: Any, flags: Any, *, eval_flag: bool = False, **changes: Any):
+    def make(
+        store: Store,
+        paths: Any,
+        flags: Any,
+        *,
+        kind: Any = MarineParallelCollector,
+        eval_flag: bool = False,
+        **changes: Any,
+    ):
         env: Any = {"env_id": f"{GAMES}:Nim", "kwargs": {"stones": STONES}}
         env |= {"collector_env_num": 2, "evaluator_env_num": 2, "collector_episode_num": 6}
-        env |= {"n_evaluator_episode": 6} | changes.pop("env", {})
+        env |= changes.pop("env", {})
         cfg = {
-            **MarineParallelCollector.default_config(),
+            **kind.default_config(),
             "env": env,
             "env_manager": {"type": "base"},
             "policy": [POLICY] * len(paths),
@@ -135,7 +144,7 @@ def make_marine(tmp_path: Any) -> Iterator[Any]:
             "update_policy_second": 3600,
             **changes,
         }
-        made.append(MarineParallelCollector(cfg))
+        made.append(kind(cfg))
         return store.attach(made[-1])
 
     yield make
@@ -188,15 +197,17 @@ def test_fixed_opponent_acts_with_its_own_weights_and_sends_nothing(make_marine)
 def test_evaluation_plays_against_the_eval_opponent_of_the_env(make_marine) -> None:
     env = {"eval_opponent": f"{GAMES}:take_one"}
     store = Store(new=weights(6))
-    collector = make_marine(store, ["new"], [True], eval_flag=True, env=env)
+    policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 6}}}
+    collector = make_marine(
+        store, ["new"], [True], kind=SerialTaskCollector, eval_flag=True, env=env, policy=[policy]
+    )
 
     collector.start()
 
     info = collector.get_finish_info()
     # Each of two envs plays three games; the player begins in every other game, and in env 0 first.
     played = [play([actor(6), lambda seat, stones: 0], shift)[1] for shift in (0, 1)]
-    first, second = ("wins" if each == 1 else "losses" for each in played)
-    assert info["game_result"] == [[first, second, first], [second, first, second]]
+    assert info["numbers"]["points"]["mean"] == (sum(played) * 3 + 6) / 12
     assert info["opponent"] == env["eval_opponent"]
     assert (info["real_episode_count"], store.payloads) == (6, [])
     assert sorted(info["reward_raw"]) == sorted(played * 3)
@@ -476,8 +487,8 @@ def test_recurrent_policy_sees_only_the_turns_of_its_player(make_marine) -> None
 def test_number_of_policies_must_match_the_number_of_players(make_marine) -> None:
     with pytest.raises(ConfigError, match="names 3 policies, and an env has 2 players"):
         make_marine(Store(), ["new"] * 3, [True] * 3)
-    with pytest.raises(ConfigError, match="names 1 policies"):
-        make_marine(Store(), ["new"], [True], eval_flag=True)
+    with pytest.raises(ConfigError, match="the type 'serial'"):
+        make_marine(Store(), ["new"] * 2, [True] * 2, eval_flag=True)
 
 
 def test_finish_info_has_the_version_of_the_first_player(make_marine) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dingsdk.data import SampleBatch
 from dingsdk.data.seeding import derive_seed
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.policy.modes import CollectMode, EvalMode
+from dingsdk.policy.modes import CollectMode
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 
 from .scripted import (
@@ -38,10 +38,10 @@ SEED = 13
 class SeededEnv(ScriptedEnv):
     """Finds its env id from the seed of its first reset."""
 
-    def __init__(self, script: Mapping[str, Any], env_num: int, role: str) -> None:
+    def __init__(self, script: Mapping[str, Any], env_num: int) -> None:
         SeededEnv.open_envs += 1
         super().__init__(Script(**script), -1, [-1] * env_num)
-        self._seeds = [derive_seed(SEED, role, "env", index) for index in range(env_num)]
+        self._seeds = [derive_seed(SEED, "collector", "env", index) for index in range(env_num)]
 
     open_envs = 0
 
@@ -67,16 +67,11 @@ class VersionPolicy(CountingPolicy):
         assert seed == SEED
         self._version = 0
         self._form = cfg["form"]
-        assert list(enable_field) == [cfg["field"]]
+        assert list(enable_field) == ["collect"]
 
     @property
     def collect_mode(self) -> CollectMode:
         return self.mode(self._form)._replace(load_state_dict=self._load)
-
-    @property
-    def eval_mode(self) -> EvalMode:
-        mode = self.collect_mode
-        return EvalMode(*(getattr(mode, name) for name in EvalMode._fields))
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._version = state["model"]["version"]
@@ -86,7 +81,7 @@ class VersionPolicy(CountingPolicy):
         return super()._forward(obs, shift)
 
     def _act(self, env_id: int, shift: int) -> int:
-        assert shift == (0 if self._attributes["cfg"]["field"] == "eval" else 3)
+        assert shift == 3
         return self._version % 5
 
 
@@ -135,28 +130,21 @@ class Wire:
         return None if version is None else {"model": {"version": version}, "iter": version}
 
 
-def make(case: Mapping[str, Any], root: str, *, is_evaluating: bool) -> ZerglingParallelCollector:
-    role = "evaluator" if is_evaluating else "collector"
-    env_kwargs = {
-        "script": dataclasses.asdict(case["script"]),
-        "env_num": case["env_num"],
-        "role": role,
-    }
+def make(case: Mapping[str, Any], root: str) -> ZerglingParallelCollector:
+    env_kwargs = {"script": dataclasses.asdict(case["script"]), "env_num": case["env_num"]}
     return ZerglingParallelCollector(
         {
             **ZerglingParallelCollector.default_config(),
             "env": {
                 "env_id": "Scripted-v0",
                 "kwargs": env_kwargs,
-                f"{role}_env_num": case["env_num"],
+                "collector_env_num": case["env_num"],
                 "collector_episode_num": case["episodes_per_env"],
-                "n_evaluator_episode": case["env_num"] + case["episodes_per_env"],
             },
             "env_manager": {"type": "in_process"},
             "policy": {
                 "type": "scripted",
                 "form": case["form"],
-                "field": "eval" if is_evaluating else "collect",
                 "collect": {
                     "n_sample": case["n_sample"],
                     "n_episode": None if case["n_sample"] else 2,
@@ -164,7 +152,7 @@ def make(case: Mapping[str, Any], root: str, *, is_evaluating: bool) -> Zergling
                 },
             },
             "collect_setting": {"shift": 3},
-            "eval_flag": is_evaluating,
+            "eval_flag": False,
             "policy_update_path": "somewhere",
             "exp_name": root,
             "seed": SEED,
@@ -232,7 +220,7 @@ def test_collect_task_matches_the_model(case: dict[str, Any]) -> None:
     wire = Wire(versions)
     payloads, messages, model, episodes, version = expected_messages(case, versions)
     with tempfile.TemporaryDirectory() as root:
-        collector = make(case, root, is_evaluating=False)
+        collector = make(case, root)
         wire.attach(collector)
         collector.start()
         info = collector.get_finish_info()
@@ -253,44 +241,6 @@ def test_collect_task_matches_the_model(case: dict[str, Any]) -> None:
     assert info["predefined_episode_count"] == case["episodes_per_env"] * case["env_num"]
     assert info["collect_setting"] == {"shift": 3}
     assert info["train_iter"] == version
-
-
-@settings(max_examples=40, deadline=None)
-@given(case=CASE)
-def test_evaluation_matches_the_model(case: dict[str, Any]) -> None:
-    wire = Wire([None, 4, *case["versions"]])
-    env_num = case["env_num"]
-    total = env_num + case["episodes_per_env"]
-    quota = [total // env_num + (env_id < total % env_num) for env_id in range(env_num)]
-    model = Model(case["script"], env_num, None)
-    episodes: list[EndedEpisode] = []
-    progress: list[tuple[int, int]] = []
-    while any(quota):
-        before = len(episodes)
-        for env_id in range(env_num):
-            if quota[env_id]:
-                seen = len(episodes)
-                model.play(env_id, 4, 0, False, episodes)
-                quota[env_id] -= len(episodes) - seen
-        if len(episodes) > before:
-            progress.append((len(episodes), model.envstep))
-
-    with tempfile.TemporaryDirectory() as root:
-        collector = make(case, root, is_evaluating=True)
-        wire.attach(collector)
-        collector.start()
-        info = collector.get_finish_info()
-
-    assert wire.payloads == {}
-    assert [(one["cur_episode"], one["cur_step"]) for one in wire.messages] == progress
-    assert [one["collector_done"] for one in wire.messages] == [
-        count == total for count, _ in progress
-    ]
-    assert all(one["eval_flag"] for one in wire.messages)
-    _check_info(info, episodes, model.envstep, 0)
-    assert info["predefined_episode_count"] == total
-    assert "collect_setting" not in info
-    assert info["train_iter"] == 4
 
 
 def _check_info(
@@ -318,10 +268,10 @@ def test_a_collector_that_cannot_be_built_leaves_no_env_open(tmp_path: Any) -> N
         "form": "rows", "n_sample": 4, "unroll_len": 1, "episodes_per_env": 1, "is_updating": False,
     }  # fmt: skip
     before = SeededEnv.open_envs
-    collector = make(case, str(tmp_path), is_evaluating=False)
+    collector = make(case, str(tmp_path))
     assert SeededEnv.open_envs == before + 3
     collector.close()
     assert SeededEnv.open_envs == before
     with pytest.raises(ValueError, match="unroll_len"):
-        make({**case, "unroll_len": "unroll_len"}, str(tmp_path), is_evaluating=False)
+        make({**case, "unroll_len": "unroll_len"}, str(tmp_path))
     assert SeededEnv.open_envs == before

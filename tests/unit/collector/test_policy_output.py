@@ -21,7 +21,7 @@ from dingsdk.worker.collector.policy_output import RandomActions, check_columns,
         ({"value": np.zeros(2)}, "action", "action", ["value"]),
         ({"action": np.zeros(3)}, "action", (2,), (3,)),
         ({"action": np.array(1)}, "action", (2,), ()),
-        ({"action": np.zeros(2), "value": [0.0, 0.0]}, "value", "ndarray", "list"),
+        ({"action": np.zeros(2), "value": [0.0, 0.0]}, "value", (2,), "list"),
     ],
 )
 def test_error_names_an_unusable_column(output: Any, key: str, expected: Any, found: Any) -> None:

@@ -2,13 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, PolicyOutputError
-from dingsdk.worker.collector.sample import SampleSerialCollector
 
 from .late_envs import LateEnvs
 
@@ -22,22 +19,6 @@ def _batch(samples: Any) -> SampleBatch:
 def _rows(samples: Any, key: str = "obs") -> list[tuple[int, ...]]:
     """Return (env, episode, time) of each sample."""
     return [tuple(map(int, row)) for row in _batch(samples).columns[key]]
-
-
-def test_steps_spent_on_resets_are_neither_samples_nor_env_steps(tmp_path, make_policy) -> None:
-    env = create_env_manager({"type": "vector"}, make_env_fns({"env_id": "CartPole-v1"}, 4))
-    assert env.capabilities.reset_takes_step
-    collector = SampleSerialCollector({}, env, make_policy(4, obs_size=4), exp_name=str(tmp_path))
-
-    batches = [collector.collect(policy_kwargs={"eps": 1.0}, drop_extra=False) for _ in range(60)]
-    collector.close()
-
-    # Pieces have 1 row, so all counted steps were returned. A first observation is near 0.
-    batch = SampleBatch.concat(batches)
-    assert len(batch) == collector.envstep < 60 * 5
-    assert batch.columns["done"].any()
-    next_obs = batch.columns["next_obs"]
-    assert (np.abs(next_obs[batch.columns["done"]]).max(axis=1) > 0.05).all()
 
 
 def test_collect_fails_once_the_envs_have_used_up_their_episodes(

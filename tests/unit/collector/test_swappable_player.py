@@ -61,30 +61,6 @@ def test_player_whose_weights_are_loaded_acts_first() -> None:
     assert mode.loads == [1, 2, 1, 2, 1, 2]
 
 
-def test_samples_are_made_with_the_weights_of_the_player_of_their_game() -> None:
-    seat = SwappablePlayer(Mode())
-    seat.play("a", {"weight": 1})
-    seat.forward({0: None})
-    seat.play("b", {"weight": 2})
-    seat.forward({1: None})
-
-    assert seat.train_samples(0, ["row"]) == [("row", 1)]
-    assert seat.train_samples(1, ["row"]) == [("row", 2)]
-    assert seat.forward({0: None}) == {0: 1}
-
-
-def test_game_keeps_its_player_if_only_the_mode_is_reset() -> None:
-    mode = Mode()
-    seat = SwappablePlayer(mode)
-    seat.play("a", {"weight": 1})
-    seat.forward({0: None})
-    seat.play("b", {"weight": 2})
-    seat.clear([0])
-
-    assert mode.resets == [[0]]
-    assert seat.forward({0: None}) == {0: 1}
-
-
 def test_newer_weights_are_used_in_games_that_have_begun() -> None:
     seat = SwappablePlayer(Mode())
     seat.play("a", {"weight": 1}, 10)

@@ -12,11 +12,10 @@ import pytest
 
 from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutError
+from dingsdk.errors import ClosedError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.worker.collector import rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
@@ -28,6 +27,7 @@ POLICY = {
     "type": "dqn",
     "model": {"obs_shape": 4, "action_shape": 2},
     "collect": {"n_sample": 32, "unroll_len": 1, "collector": {"type": "sample"}},
+    "eval": {"evaluator": {"type": "interaction", "n_episode": 5}},
 }
 
 
@@ -80,8 +80,9 @@ def make_zergling(tmp_path):
         wire: Wire | None = None,
         **changes: Any,
     ):
+        kind = SerialTaskCollector if eval_flag else kind
         env = {"env_id": "CartPole-v1", "collector_env_num": 3, "evaluator_env_num": 2}
-        env |= {"collector_episode_num": 4, "n_evaluator_episode": 5} | changes.pop("env", {})
+        env |= {"collector_episode_num": 4} | changes.pop("env", {})
         cfg = {
             **kind.default_config(),
             "env": env,
@@ -102,18 +103,6 @@ def make_zergling(tmp_path):
     for collector in made:
         collector.close()
         collector._release()
-
-
-@pytest.mark.parametrize(("steps_of_env", "warnings"), [(3, 1), (10_000, 0)])
-@pytest.mark.parametrize("is_evaluation", [True, False])
-def test_evaluation_without_a_finished_episode_gives_one_warning(
-    make_zergling, monkeypatch, caplog, steps_of_env, warnings, is_evaluation
-) -> None:
-    monkeypatch.setattr(rollout, "MANY_STEPS", steps_of_env)  # no episode of CartPole is as short
-    make_zergling(eval_flag=is_evaluation, wire=Wire()).start()
-    said = "6 env steps, and no episode of this evaluation has ended; an env without an end"
-    found = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert [text[: len(said)] for text in found] == [said] * (warnings if is_evaluation else 0)
 
 
 def test_replaced_collect_setting_is_used_from_the_next_round_on(make_zergling) -> None:
@@ -250,12 +239,11 @@ def test_closed_tasks_and_evaluations_leave_no_rollout(make_zergling) -> None:
 
 def test_envs_stay_open_after_a_serial_evaluation(make_zergling) -> None:
     with closing(EnvPool()) as pool:
-        policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 2}}}
-        task = {"kind": SerialTaskCollector, "eval_flag": True, "env_pool": pool, "policy": policy}
-        first = make_zergling(wire=Wire(), **task)
+        first = make_zergling(eval_flag=True, wire=Wire(), env_pool=pool)
         first.start()
         assert not first.env_manager.closed
-        assert make_zergling(wire=Wire(), **task).env_manager is first.env_manager
+        again = make_zergling(eval_flag=True, wire=Wire(), env_pool=pool)
+        assert again.env_manager is first.env_manager
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
@@ -264,12 +252,9 @@ def test_serial_evaluation_counts_the_steps_of_its_episodes(
     make_zergling, manager_type: str, form: str
 ) -> None:
     wire = Wire()
-    policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 3}}}
     task = make_zergling(
-        kind=SerialTaskCollector,
         eval_flag=True,
         wire=wire,
-        policy=policy,
         env={"evaluator_env_num": 1},
         env_manager={"type": manager_type},
     )
@@ -278,7 +263,7 @@ def test_serial_evaluation_counts_the_steps_of_its_episodes(
     task.start()
 
     info = task.get_finish_info()
-    assert info["real_episode_count"] == 3
+    assert info["real_episode_count"] == 5
     # CartPole gives reward 1 per step, and the one env plays its episodes one after another.
     assert info["step_count"] == sum(info["reward_raw"]) == wire.progress[-1]["cur_step"]
 
@@ -287,12 +272,9 @@ def test_serial_evaluation_counts_the_steps_of_its_episodes(
 def test_serial_evaluation_names_the_opponent_if_it_plays_games(
     make_zergling, plays: bool, opponent: str | None
 ) -> None:
-    policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 1}}}
     task = make_zergling(
-        kind=SerialTaskCollector,
         eval_flag=True,
         wire=Wire(),
-        policy=policy,
         env={"evaluator_env_num": 1, "eval_opponent": "random"},
     )
     task._serial.plays = plays
@@ -365,16 +347,6 @@ def test_steps_of_a_task_that_continues_another_count_from_its_start(make_given)
         assert task._serial.envstep == 20
 
 
-@pytest.mark.parametrize("found", [["text"], [3.0, {}]])
-def test_error_for_samples_that_cannot_be_sent_names_the_collector_type(
-    make_given, found: list[Any]
-) -> None:
-    wire = Wire()
-    with pytest.raises(ConfigError, match=f"'given' gives a list of {type(found[0]).__name__}"):
-        make_given(wire, [found]).start()
-    assert wire.payloads == {}
-
-
 def test_closed_serial_task_refuses_env_steps(make_given) -> None:
     task = make_given(Wire(), [])
     manager = task.env_manager
@@ -389,8 +361,7 @@ def test_closed_serial_task_refuses_env_steps(make_given) -> None:
 
 
 def test_episodes_per_env_take_precedence_over_the_total(make_zergling) -> None:
-    env = {"n_evaluator_episode": 5, "evaluator_episode_num": 3}
-    collector = make_zergling(eval_flag=True, wire=Wire(), env=env)
+    collector = make_zergling(eval_flag=True, wire=Wire(), env={"evaluator_episode_num": 3})
     collector.start()
     assert collector.get_finish_info()["real_episode_count"] == 2 * 3
 
@@ -611,7 +582,8 @@ def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, fold
     assert [line.rpartition("] ")[2] for line in lines] == ["all is well", "nothing is"]
     assert all(f"[{collector}]" in line for line in lines)
     assert ["INFO" in lines[0], "ERROR" in lines[1]] == [True, True]
-    assert str(collector) == f"Zergling {folder} {log.name.removesuffix('_logger.txt')}"
+    name = "InteractionSerialEvaluator" if eval_flag else "Zergling collector"
+    assert str(collector) == f"{name} {log.name.removesuffix('_logger.txt')}"
 
 
 def test_start_during_a_close_leaves_the_envs_to_the_close(make_zergling) -> None:

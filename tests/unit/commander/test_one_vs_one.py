@@ -158,7 +158,7 @@ def test_evaluations_use_stronger_opponents_in_turn_and_the_last_one_ends_the_ru
     # The points that the evaluator counted decide, and not the signs of the returns.
     task = next_evaluation(commander, learner, 30)
     won = {"train_iter": 5, "reward_mean": 2.0, "reward_raw": [2.0] * 4, "eval_flag": True}
-    won["episode_info"] = {"points_mean": 0.7}
+    won["numbers"] = {"points": {"mean": 0.7}}
     assert commander.finish_collector_task(task["task_id"], won) is False
     assert commander.statistics()["eval_opponent"] == 0
     assert evaluate_at(40, 1.0, wins=5, draws=5) is False  # 7.5 points are more
@@ -495,22 +495,6 @@ class SerialRun:
         weight = float(self.opponent.model["w"])
         self.seat.forward({0: None, 1: None})
         return weight
-
-
-def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
-    first, second = (SerialRun(tmp_path / name, league=TWO, games_per_opponent=0) for name in "ab")
-    assert list(first.commander.other_players) == ["player_1"]
-
-    second.commander.join(first.commander, "player_1")
-
-    assert list(second.commander.other_players) == []
-    second.step(20)
-    assert {first.step(10) for _ in range(20)} == {10, 20}
-    assert {second.step(20) for _ in range(20)} == {10, 20}
-    assert first.commander.state_dict().keys() == {*("job", "games", "league", "snapshots")}
-    assert second.commander.state_dict().keys() == {"job", "games"}
-    second.commander.load_state_dict(second.commander.state_dict())
-    assert list(second.commander.league.players) == ["player_0", "player_1"]
 
 
 def test_league_of_a_run_can_be_loaded_by_another_run(make_commander: Any, tmp_path: Any) -> None:

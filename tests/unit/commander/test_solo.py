@@ -101,25 +101,33 @@ def test_saved_commander_continues_with_another_clock(main_config, clock):
     assert again.has_reached_goal
     assert again.get_learner_task() is None
 
+    # Earlier versions saved when an evaluation was issued, and None for other tasks.
+    tasks = {
+        name: (*each[:2], (5.0, 30.0, 4.0) if each[2] else None)
+        for name, each in state["collector_tasks"].items()
+    }
+    again.load_state_dict({**state, "collector_tasks": tasks})
+    assert json.loads(json.dumps(again.state_dict()))["collector_tasks"] == state["collector_tasks"]
+
 
 @pytest.mark.parametrize(
-    ("parallel", "collector", "evaluator", "serial"),
+    ("parallel", "collector", "expected"),
     [
-        ("zergling", {}, {}, (False, False)),
-        ("zergling", {"type": "sample"}, {"type": "interaction"}, (False, False)),
-        ("zergling", {"type": "episode"}, {"type": "interaction"}, (True, False)),
-        ("marine", {"type": "episode"}, {"type": "metric"}, (False, True)),
+        ("zergling", {}, "zergling"),
+        ("zergling", {"type": "sample"}, "zergling"),
+        ("zergling", {"type": "episode"}, "serial"),
+        ("marine", {"type": "episode"}, "marine"),
     ],
 )
 def test_task_runs_a_serial_part_unless_zergling_does_the_same(
-    main_config, parallel, collector, evaluator, serial
+    main_config, parallel, collector, expected
 ):
     cfg = main_config()
     cfg.policy.collect.parallel_collector.type = parallel
-    cfg.policy.collect.collector, cfg.policy["eval"] = collector, {"evaluator": evaluator}
-    for eval_flag, is_serial in zip((False, True), serial, strict=True):
+    cfg.policy.collect.collector = collector
+    for eval_flag, kind in ((False, expected), (True, "serial")):
         task = collector_task(cfg, "t", "b", "p", number=0, collect_setting={}, eval_flag=eval_flag)
-        assert task["collector_cfg"]["type"] == ("serial" if is_serial else parallel)
+        assert task["collector_cfg"]["type"] == kind
 
 
 def test_first_learner_has_the_seed_of_serial_mode_and_others_do_not(main_config):
@@ -145,11 +153,13 @@ def test_tasks_contain_the_settings_of_the_config(commander):
     }  # fmt: skip
     assert learner["replay_buffer_cfg"] == {"type": "naive", "replay_buffer_size": 100}
     assert learner["policy"]["type"] == "dqn"
-    for task, envs, episodes in ((evaluate, 5, 2), (collect, 8, 4)):
+    for task, kind, envs, episodes in (
+        (evaluate, "serial", 5, 2), (collect, "zergling", 8, 4),
+    ):  # fmt: skip
         cfg = task["collector_cfg"]
         assert (cfg["env"]["env_num"], cfg["env"]["episode_num"]) == (envs, episodes)
         assert cfg["env_manager"] == {"type": "vector", "episode_num": episodes}
-        assert (cfg["type"], cfg["print_freq"], cfg["exp_name"]) == ("zergling", 5, "runs/x")
+        assert (cfg["type"], cfg["print_freq"], cfg["exp_name"]) == (kind, 5, "runs/x")
         assert cfg["policy"]["collect"]["n_sample"] == 64
     assert evaluate["collector_cfg"]["collect_setting"] == {}
     assert collect["collector_cfg"]["collect_setting"] == {"eps": 1.0}

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dingsdk.envs import create_env_manager, make_env_fns
+from dingsdk.envs import create_env_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker.evaluator.recording import RECORDED, RecordingEvaluator
 
@@ -115,23 +115,3 @@ def test_episode_of_an_env_that_failed_is_left_out_and_played_again(
     ]
     assert sorted(returns) == [6, 10, 15]
     assert [each.columns["obs"]["image"][0, 0] for each in episodes] == [4, 3, 3]
-
-
-@pytest.mark.slow
-def test_asynchronous_envs_are_recorded_like_others(tmp_path: Path) -> None:
-    def recorded(manager: str) -> list[Any]:
-        policy = create_policy(
-            {"type": "dqn", "model": {"obs_shape": 4, "action_shape": 2}},
-            enable_field=["eval"],
-            seed=0,
-        )
-        env = create_env_manager({"type": manager}, make_env_fns({"env_id": "CartPole-v1"}, 2))
-        env.seed(5)
-        evaluator = RecordingEvaluator({}, env, policy.eval_mode, exp_name=str(tmp_path))
-        try:
-            evaluator.eval(n_episode=4)
-        finally:
-            evaluator.close()
-        return sorted(evaluator.episodes, key=lambda each: each.columns["obs"][0].tolist())
-
-    assert recorded("async_subprocess") == recorded("in_process")

@@ -30,7 +30,7 @@ def evaluated(section: dict[str, Any], clock: Clock, *moments: tuple[int, int, f
         clock.now = began + seconds
         if schedule.is_due(train_iter, envstep):
             found.append(train_iter)
-            schedule.note(schedule.now(train_iter, envstep))
+            schedule.note(train_iter, envstep)
     return found
 
 
@@ -57,15 +57,11 @@ def test_no_iteration_is_evaluated_twice(clock: Clock) -> None:
     assert evaluated(section, clock, *moments) == [0, 1]
 
 
-def test_evaluation_stays_due_until_noted_and_counts_from_its_start(
-    clock: Clock,
-) -> None:
+def test_evaluation_stays_due_until_noted(clock: Clock) -> None:
     schedule = EvalSchedule({"eval_freq": 10}, clock)
     assert schedule.is_due(0, 0)
     assert schedule.is_due(0, 0)
-    began = schedule.now(0, 0)
-    assert schedule.is_due(12, 0)
-    schedule.note(began)
+    schedule.note(0, 0)
     assert schedule.is_due(12, 0)
     assert not schedule.is_due(9, 0)
     schedule.reset()
@@ -74,7 +70,7 @@ def test_evaluation_stays_due_until_noted_and_counts_from_its_start(
 
 def test_saved_schedule_continues_with_another_clock(clock: Clock) -> None:
     schedule = EvalSchedule({"eval_freq": None, "eval_interval_s": 10.0}, clock)
-    schedule.note(schedule.now(3, 30))
+    schedule.note(3, 30)
     clock.now += 4.0
     other = Clock()
     other.now = 5000.0
