@@ -10,6 +10,7 @@ MODULES = {
     "atari": ("ale_py", "cv2"),
     "box2d": ("Box2D",),
     "di-engine": ("dingsdk_di_engine",),
+    "hdf5": ("h5py",),
     "video": ("moviepy",),
 }
 

@@ -17,7 +17,7 @@ import click
     "target",
     metavar="FILE|SCHEME:NAME",
     required=True,
-    help="A file, *.npz, or a data set of a plugin, such as minari:NAME.",
+    help="A file, *.npz or *.h5, or a data set of a plugin, such as minari:NAME.",
 )
 @click.option(
     "--checkpoint",

@@ -62,6 +62,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
         f"{_WORKER}.commander.one_vs_one:OneVsOneSerialCommander",
     ),
     ("datasets", "npz", f"{_WORKER}.datasets:NpzDataset"),
+    ("datasets", "hdf5", f"{_WORKER}.datasets:HDF5Dataset"),
     ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
     ("policies", "ppo", "dingsdk.policy.ppo:PPOPolicy"),
     ("policies", "sac", "dingsdk.policy.sac:SACPolicy"),

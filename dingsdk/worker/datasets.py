@@ -6,18 +6,22 @@ import os
 import re
 import zipfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dingsdk.data import Dataset
 from dingsdk.data.columns import leaves
 from dingsdk.data.pytree import nest
-from dingsdk.errors import DatasetError, UnknownPluginError
+from dingsdk.errors import DatasetError, UnknownPluginError, listing
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.discovery import install_extra_command
 
-SUFFIX = ".npz"
-"""Suffix of the files of dingsdk's own format."""
+SUFFIXES: Mapping[str, str] = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
+"""Suffix of a file -> type key of its format."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(.+)", re.DOTALL)
 
@@ -66,8 +70,8 @@ def read_dataset(path: str | os.PathLike[str], digest: str | None = None) -> Dat
     """Read a data set and check its columns.
 
     Args:
-        path: A ``.npz`` file, or ``KEY:NAME`` with the type key of a format, such as
-            ``minari:NAME`` of a plugin.
+        path: A file with the suffix ``.npz``, ``.h5`` or ``.hdf5``, or ``KEY:NAME`` with the type
+            key of a format, such as ``minari:NAME`` of a plugin.
         digest: ``Dataset.digest`` that it has to have; None for any.
 
     Returns:
@@ -121,12 +125,13 @@ def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
     suffix = Path(text).suffix.lower()
     scheme = _SCHEME.fullmatch(text)
     if scheme is None or Path(text).exists():
-        if suffix != SUFFIX:
+        if suffix not in SUFFIXES:
             raise DatasetError(
-                f"{text}: no format has the suffix {suffix!r}; known: {SUFFIX}, and KEY:NAME",
+                f"{text}: no format has the suffix {suffix!r}; known: {listing(SUFFIXES)}, and "
+                "KEY:NAME",
                 source=text,
             )
-        key, name = "npz", text
+        key, name = SUFFIXES[suffix], text
     else:
         key, name = scheme.groups()
     try:
@@ -147,37 +152,121 @@ class NpzDataset(DatasetFormat):
 
     def read(self, name: str) -> Dataset:
         """As ``DatasetFormat.read``; arrays of Python objects are refused."""
-        if not Path(name).is_file():
-            found = "is no file" if Path(name).exists() else "does not exist"
-            raise DatasetError(f"{name} {found}", source=name)
-        try:
-            # Opened here, because numpy does not close a file that it cannot read.
-            with Path(name).open("rb") as file:
-                # allow_pickle: arrays of objects would be programs.
-                arrays = np.load(file, allow_pickle=False)
-                if not isinstance(arrays, np.lib.npyio.NpzFile):
-                    raise ValueError("it holds one array, and no columns")
-                with arrays:
-                    columns = nest((tuple(key.split(".")), arrays[key]) for key in arrays.files)
-        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DatasetError(
-                f"{name} cannot be read: {first_line}; is it truncated, or in another format?",
-                source=name,
-            ) from error
-        return Dataset(columns, columns.pop("ends", None), source=name)
+        # Opened here, because numpy does not close a file that it cannot read.
+        with _reading(name), Path(name).open("rb") as file:
+            # allow_pickle: arrays of objects would be programs.
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array, and no columns")
+            with arrays:
+                columns = nest((tuple(key.split(".")), arrays[key]) for key in arrays.files)
+        ends = columns.pop("ends", None)
+        return Dataset(columns, ends, source=name)
 
     def write(self, dataset: Dataset, name: str) -> None:
         """As ``DatasetFormat.write``; the file is not compressed."""
-        path = Path(name)
-        made = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Opened here, because numpy appends .npz to the names that it opens.
-            with made.open("wb") as file:
-                np.savez(file, **dict(leaves(dataset.columns)))  # type: ignore[arg-type]
-            made.replace(path)
-        except OSError as error:
-            raise DatasetError(f"{name} cannot be written: {error}", source=name) from error
-        finally:
-            made.unlink(missing_ok=True)
+        # Opened here, because numpy appends .npz to the names that it opens.
+        with _writing(name) as path, path.open("wb") as file:
+            np.savez(file, **dict(leaves(dataset.columns)))  # type: ignore[arg-type]
+
+
+class HDF5Dataset(DatasetFormat):
+    """A HDF5 file with the names of D4RL, type key ``hdf5``; it needs the extra ``hdf5``.
+
+    Parts of observations of a Dict space are in groups, such as ``observations/image``. Other
+    names, such as ``infos`` and ``metadata``, are not read.
+
+    Source: D4RL (Fu et al. 2020, arXiv:2004.07219), whose files have these names.
+    """
+
+    NAMES: Mapping[str, str] = {
+        "obs": "observations",
+        "action": "actions",
+        "reward": "rewards",
+        "terminated": "terminals",
+        "truncated": "timeouts",
+        "next_obs": "next_observations",
+    }
+    """Column -> its name in the file."""
+
+    def read(self, name: str) -> Dataset:
+        """As ``DatasetFormat.read``."""
+        h5py = _h5py(name)
+        with _reading(name), h5py.File(name, "r") as file:
+            columns = {
+                column: _read_group(h5py, file, own)
+                for column, own in self.NAMES.items()
+                if own in file
+            }
+        return Dataset(columns, source=name)
+
+    def write(self, dataset: Dataset, name: str) -> None:
+        """As ``DatasetFormat.write``."""
+        h5py = _h5py(name)
+        with _writing(name) as path, h5py.File(path, "w") as file:
+            for column, own in self.NAMES.items():
+                for part, leaf in leaves({own: dataset.columns[column]}):
+                    file[part.replace(".", "/")] = leaf
+
+    def has(self, name: str) -> bool:
+        """As ``DatasetFormat.has``."""
+        _h5py(name)
+        return super().has(name)
+
+
+def _read_group(h5py: Any, file: Any, name: str) -> Any:
+    """Return an array, or a nested dict of the arrays of a group."""
+    # A link could name any other file of this computer.
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(f"{name!r} is a link to another place")
+    found = file[name]
+    if isinstance(found, h5py.Group):
+        return {key: _read_group(h5py, found, key) for key in found}
+    if getattr(found, "external", None):
+        raise ValueError(f"the values of {name!r} are in another file")
+    return found[()]
+
+
+def _h5py(name: str) -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise DatasetError(
+            f"{name}: a HDF5 file needs the extra 'hdf5': {install_extra_command('hdf5')}",
+            source=name,
+        ) from error
+    return h5py
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turn errors of a file into errors about a data set."""
+    if not Path(name).is_file():
+        found = "is no file" if Path(name).exists() else "does not exist"
+        raise DatasetError(f"{name} {found}", source=name)
+    try:
+        yield
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+        raise DatasetError(
+            f"{name} cannot be read: {_first_line(error)}; is it truncated, or in another format?",
+            source=name,
+        ) from error
+
+
+@contextmanager
+def _writing(name: str) -> Iterator[Path]:
+    """Give the path to write to; rename it when it is complete, and turn errors of files."""
+    path = Path(name)
+    made = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield made
+        made.replace(path)
+    except OSError as error:
+        raise DatasetError(f"{name} cannot be written: {error}", source=name) from error
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

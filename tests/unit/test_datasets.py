@@ -16,6 +16,9 @@ from dingsdk.errors import DatasetError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import DatasetFormat, read_dataset, write_dataset
 from dingsdk.worker.dataset_spaces import check_dataset, spaces_of
+from tests.extras import needs
+
+PATHS = ["data.npz", pytest.param("data.h5", marks=needs("hdf5"))]
 
 
 def make(rows: int = 8, **changes: Any) -> Dataset:
@@ -31,11 +34,12 @@ def make(rows: int = 8, **changes: Any) -> Dataset:
     return Dataset({**columns, **changes})
 
 
+@pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("is_dict", [False, True])
-def test_what_is_written_is_read(is_dict: bool, tmp_path: Path) -> None:
+def test_what_is_written_is_read(name: str, is_dict: bool, tmp_path: Path) -> None:
     obs = {"image": np.zeros((8, 2, 2, 1), np.uint8), "speed": np.arange(8.0)}
     written = make(**({"obs": obs, "next_obs": obs} if is_dict else {}))
-    path = tmp_path / "above" / "data.npz"
+    path = tmp_path / "above" / name
 
     write_dataset(written, path)
     found = read_dataset(path)
@@ -46,6 +50,38 @@ def test_what_is_written_is_read(is_dict: bool, tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
+@needs("hdf5")
+def test_files_of_d4rl_are_read(tmp_path: Path) -> None:
+    import h5py
+
+    with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
+        file["observations"] = np.arange(6, dtype=np.float32).reshape(6, 1)
+        file["actions"] = np.zeros((6, 2), np.float32)
+        file["rewards"] = np.ones(6, np.float32)
+        file["terminals"] = np.zeros(6, bool)
+        file["timeouts"] = np.arange(6) % 3 == 2
+        file["infos/qpos"] = np.zeros((6, 4))
+        file["metadata/algorithm"] = "sac"
+
+    found = read_dataset(tmp_path / "d4rl.hdf5")
+
+    assert found.columns["obs"][:, 0].tolist() == [0, 1, 3, 4]
+    assert found.columns["next_obs"][:, 0].tolist() == [1, 2, 4, 5]
+    assert found.ends.tolist() == [2, 4]
+
+
+@needs("hdf5")
+def test_links_of_hdf5_to_other_files_are_not_followed(tmp_path: Path) -> None:
+    import h5py
+
+    write_dataset(make(), tmp_path / "other.h5")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["observations"] = h5py.ExternalLink("other.h5", "observations")
+
+    with pytest.raises(DatasetError, match=r"data\.h5 cannot be read: 'observations' is a link"):
+        read_dataset(tmp_path / "data.h5")
+
+
 def test_pickles_in_npz_are_not_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", obs=np.array([{}, {}]))
 
@@ -53,9 +89,10 @@ def test_pickles_in_npz_are_not_loaded(tmp_path: Path) -> None:
         read_dataset(tmp_path / "data.npz")
 
 
+@pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("kept", [0.1, 0.6, 0.98])
-def test_truncated_file_is_refused(kept: float, tmp_path: Path) -> None:
-    path = tmp_path / "data.npz"
+def test_truncated_file_is_refused(name: str, kept: float, tmp_path: Path) -> None:
+    path = tmp_path / name
     write_dataset(make(500), path)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
@@ -69,7 +106,8 @@ def test_truncated_file_is_refused(kept: float, tmp_path: Path) -> None:
     ("path", "text"),
     [
         ("absent.npz", "does not exist"),
-        ("absent", "no format has the suffix ''; known: .npz"),
+        ("absent", "no format has the suffix ''; known: .h5, .hdf5, .npz"),
+        ("data.csv", "no format has the suffix '.csv'; known: .h5, .hdf5, .npz"),
         ("acme:name", "no 'acme' among the datasets"),
     ],
 )

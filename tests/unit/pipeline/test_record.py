@@ -20,6 +20,7 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import read_dataset
 from dingsdk.worker.learner.checkpoint import save_checkpoint
+from tests.extras import needs
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +78,11 @@ def test_exploring_policy_takes_other_actions_and_the_same_with_the_same_seed(
     assert np.mean(best != first.columns["action"]) == pytest.approx(0.525 / 2, abs=0.08)
 
 
+@pytest.mark.parametrize("name", ["new/data.npz", pytest.param("data.h5", marks=needs("hdf5"))])
 def test_written_file_holds_the_recording_and_is_only_replaced_if_asked(
-    run_dir: Path, tmp_path: Path
+    run_dir: Path, tmp_path: Path, name: str
 ) -> None:
-    path = tmp_path / "new" / "data.npz"
+    path = tmp_path / name
     found = record(run_dir, 2, path, seed=3)
     read = read_dataset(path)
     for key, column in found.dataset.columns.items():
