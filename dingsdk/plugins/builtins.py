@@ -63,6 +63,7 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ),
     ("datasets", "npz", f"{_WORKER}.datasets:NpzDataset"),
     ("datasets", "hdf5", f"{_WORKER}.datasets:HDF5Dataset"),
+    ("datasets", "buffer", f"{_WORKER}.datasets:BufferDataset"),
     ("policies", "dqn", "dingsdk.policy.dqn:DQNPolicy"),
     ("policies", "ppo", "dingsdk.policy.ppo:PPOPolicy"),
     ("policies", "sac", "dingsdk.policy.sac:SACPolicy"),

@@ -13,15 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from dingsdk.data import Dataset
+from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.columns import leaves
+from dingsdk.data.dataset import is_followed
 from dingsdk.data.pytree import nest
-from dingsdk.errors import DatasetError, UnknownPluginError, listing
+from dingsdk.errors import (
+    CheckpointError,
+    DatasetError,
+    RunFolderError,
+    SchemaMismatchError,
+    UnknownPluginError,
+    listing,
+)
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
 
 SUFFIXES: Mapping[str, str] = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
-"""Suffix of a file -> type key of its format."""
+"""Suffix of a file -> type key of its format. A folder has the format ``buffer``."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(.+)", re.DOTALL)
 
@@ -70,8 +78,9 @@ def read_dataset(path: str | os.PathLike[str], digest: str | None = None) -> Dat
     """Read a data set and check its columns.
 
     Args:
-        path: A file with the suffix ``.npz``, ``.h5`` or ``.hdf5``, or ``KEY:NAME`` with the type
-            key of a format, such as ``minari:NAME`` of a plugin.
+        path: A file with the suffix ``.npz``, ``.h5`` or ``.hdf5``, a folder that a replay buffer's
+            ``save_data`` wrote, or ``KEY:NAME`` with the type key of a format, such as
+            ``minari:NAME`` of a plugin.
         digest: ``Dataset.digest`` that it has to have; None for any.
 
     Returns:
@@ -98,7 +107,7 @@ def read_dataset(path: str | os.PathLike[str], digest: str | None = None) -> Dat
 def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> None:
     """Write a data set in the format that ``path`` names, as for ``read_dataset``.
 
-    Folders above the file are made.
+    A path without suffix is the folder of a buffer. Folders above the file are made.
 
     Raises:
         DatasetError: it cannot be written, or nothing provides the type key.
@@ -125,13 +134,13 @@ def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
     suffix = Path(text).suffix.lower()
     scheme = _SCHEME.fullmatch(text)
     if scheme is None or Path(text).exists():
-        if suffix not in SUFFIXES:
+        key, name = SUFFIXES.get(suffix, "buffer"), text
+        if key == "buffer" and suffix and not Path(text).is_dir():
             raise DatasetError(
-                f"{text}: no format has the suffix {suffix!r}; known: {listing(SUFFIXES)}, and "
-                "KEY:NAME",
+                f"{text}: no format has the suffix {suffix!r}; known: {listing(SUFFIXES)}, a "
+                "folder of a saved buffer, and KEY:NAME",
                 source=text,
             )
-        key, name = SUFFIXES[suffix], text
     else:
         key, name = scheme.groups()
     try:
@@ -212,6 +221,76 @@ class HDF5Dataset(DatasetFormat):
         """As ``DatasetFormat.has``."""
         _h5py(name)
         return super().has(name)
+
+
+class BufferDataset(DatasetFormat):
+    """A folder that a replay buffer's ``save_data`` wrote, type key ``buffer``.
+
+    Its rows have the columns of transitions, or those of one-step samples, whose ``discount`` is 0
+    where the task ended. A piece ends where a row is ``done``, and where the next row does not
+    begin with its ``next_obs``. Columns that are not those of a data set are left out.
+    """
+
+    def read(self, name: str) -> Dataset:
+        """As ``DatasetFormat.read``; rows that had left early are left out."""
+        from dingsdk.worker.replay_buffer.persistence import load
+
+        try:
+            pieces = [rows for rows, _ in load(name)]
+            batches = [
+                rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
+                for rows in pieces
+            ]
+            if not batches:
+                raise DatasetError(f"{name}: the saved buffer has no rows", source=name)
+            columns = SampleBatch.concat(batches).columns
+        except (CheckpointError, RunFolderError) as error:
+            raise DatasetError(f"{name}: {_first_line(error)}", source=name) from error
+        except SchemaMismatchError as error:
+            raise DatasetError(
+                f"{name}: its rows have no columns of equal shapes: {_first_line(error)}",
+                source=name,
+                column=str(error.key),
+            ) from error
+        wanted = ("obs", "action", "reward", "next_obs", "terminated")
+        made = {key: columns[key] for key in wanted if key in columns}
+        done = columns.get("done")
+        if "terminated" not in made and "discount" in columns:
+            made["terminated"] = self._terminated(columns["discount"], done, name)
+        if done is not None:
+            made["truncated"] = done
+        found = Dataset(made, source=name)
+        # Pieces of several envs follow each other, and those that were cut are not marked.
+        cuts = np.flatnonzero(~is_followed(found.columns["obs"], found.columns["next_obs"])) + 1
+        return Dataset(found.columns, cuts, source=name)
+
+    def write(self, dataset: Dataset, name: str) -> None:
+        """As ``DatasetFormat.write``; writes a folder that ``load_data`` of a buffer reads, too."""
+        from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+
+        columns = dict(dataset.columns)
+        columns["done"] = columns["terminated"] | columns.pop("truncated")
+        buffer = NaiveReplayBuffer({"replay_buffer_size": len(dataset)})
+        try:
+            buffer.push(SampleBatch(columns), 0)
+            buffer.save_data(name)
+        except OSError as error:
+            raise DatasetError(f"{name}: {_first_line(error)}", source=name) from error
+        finally:
+            buffer.close()
+
+    def _terminated(self, discount: Any, done: Any, name: str) -> Any:
+        """Return where one-step samples are terminated; refuse samples of several steps."""
+        terminated = discount == 0
+        factors = np.unique(discount[~terminated])
+        if len(factors) > 1 or (done is not None and (terminated & ~np.asarray(done, bool)).any()):
+            raise DatasetError(
+                f"{name}: column 'discount' is of samples of several steps; save the buffer of a "
+                "policy with nstep 1, or record transitions",
+                source=name,
+                column="discount",
+            )
+        return terminated
 
 
 def _read_group(h5py: Any, file: Any, name: str) -> Any:

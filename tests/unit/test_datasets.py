@@ -10,15 +10,15 @@ import pytest
 from gymnasium import spaces
 
 from dingsdk import hookimpl
-from dingsdk.data import Dataset
+from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.columns import column_equal
 from dingsdk.errors import DatasetError
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker import DatasetFormat, read_dataset, write_dataset
+from dingsdk.worker import DatasetFormat, NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.dataset_spaces import check_dataset, spaces_of
 from tests.extras import needs
 
-PATHS = ["data.npz", pytest.param("data.h5", marks=needs("hdf5"))]
+PATHS = ["data.npz", pytest.param("data.h5", marks=needs("hdf5")), "folder"]
 
 
 def make(rows: int = 8, **changes: Any) -> Dataset:
@@ -38,16 +38,59 @@ def make(rows: int = 8, **changes: Any) -> Dataset:
 @pytest.mark.parametrize("is_dict", [False, True])
 def test_what_is_written_is_read(name: str, is_dict: bool, tmp_path: Path) -> None:
     obs = {"image": np.zeros((8, 2, 2, 1), np.uint8), "speed": np.arange(8.0)}
-    written = make(**({"obs": obs, "next_obs": obs} if is_dict else {}))
+    # Rows of a saved buffer that do not follow each other are pieces of their own.
+    follow = {"obs": obs, "next_obs": {**obs, "speed": np.arange(8.0) + 1}}
+    written = make(**(follow if is_dict else {}))
     path = tmp_path / "above" / name
 
     write_dataset(written, path)
     found = read_dataset(path)
 
     assert found.source == str(path)
-    assert found.ends.tolist() == written.ends.tolist() == [3, 6, 8]
+    if name == "folder" and not is_dict:
+        assert found.ends.tolist() == list(range(1, 9))
+        found.columns["truncated"] = written.columns["truncated"]
+    else:
+        assert found.ends.tolist() == written.ends.tolist() == [3, 6, 8]
     assert column_equal(found.columns, written.columns)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("gamma", [0.99, 1.0])
+def test_saved_buffer_of_one_step_samples_is_read(gamma: float, tmp_path: Path) -> None:
+    from dingsdk.policy import DQNPolicy
+
+    model = {"obs_shape": 3, "action_shape": 2}
+    policy = DQNPolicy({"model": model, "discount_factor": gamma}, seed=0)
+    expected = make()
+    columns = dict(expected.columns)
+    columns["done"] = columns["terminated"] | columns.pop("truncated")
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 100})
+    buffer.push(policy.samples(columns, expected.ends), 0)
+    buffer.save_data(str(tmp_path / "rows"))
+    buffer.close()
+
+    found = read_dataset(tmp_path / "rows").columns
+
+    for name in ("obs", "action", "reward", "terminated", "next_obs"):
+        assert column_equal(found[name], expected.columns[name]), name
+
+
+def test_saved_buffer_of_several_steps_is_refused(tmp_path: Path) -> None:
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 100})
+    discount = np.array([0.81, 0.9, 0.0, 0.0], np.float32)
+    rows = {"obs": np.zeros((4, 1)), "action": np.zeros(4), "reward": np.zeros(4)}
+    buffer.push(
+        SampleBatch(
+            {**rows, "discount": discount, "done": np.arange(4) == 3, "next_obs": rows["obs"]}
+        ),
+        0,
+    )
+    buffer.save_data(str(tmp_path / "rows"))
+    buffer.close()
+
+    with pytest.raises(DatasetError, match=r"rows: .*several steps"):
+        read_dataset(tmp_path / "rows")
 
 
 @needs("hdf5")
@@ -94,8 +137,10 @@ def test_pickles_in_npz_are_not_loaded(tmp_path: Path) -> None:
 def test_truncated_file_is_refused(name: str, kept: float, tmp_path: Path) -> None:
     path = tmp_path / name
     write_dataset(make(500), path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * kept)])
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(content[: int(len(content) * kept)])
 
     with pytest.raises(DatasetError, match=str(path)) as caught:
         read_dataset(path)
@@ -106,7 +151,7 @@ def test_truncated_file_is_refused(name: str, kept: float, tmp_path: Path) -> No
     ("path", "text"),
     [
         ("absent.npz", "does not exist"),
-        ("absent", "no format has the suffix ''; known: .h5, .hdf5, .npz"),
+        ("absent", "no saved buffer"),
         ("data.csv", "no format has the suffix '.csv'; known: .h5, .hdf5, .npz"),
         ("acme:name", "no 'acme' among the datasets"),
     ],

@@ -139,8 +139,8 @@ class DatasetCollector(ISerialCollector):
         """Section ``policy.collect.collector``.
 
         Attributes:
-            path: The data set: a file with the suffix .npz, .h5 or .hdf5, or ``KEY:NAME`` with the
-                type key of a plugin's data sets.
+            path: The data set: a file with the suffix .npz, .h5 or .hdf5, a folder that a replay
+                buffer saved, or ``KEY:NAME`` with the type key of a plugin's data sets.
             digest: Digest of the data, set when the config is compiled; other data is then refused,
                 for example when the run is resumed. None for any data.
         """
