@@ -277,6 +277,7 @@ def rule_13_pieces_of_any_length_become_samples(bench: PolicyBench) -> None:
 
     ``process_transition`` returns the transitions: dicts with ``obs``, ``action``, ``reward`` and
     ``done``. An empty piece gives no samples. The samples of a piece do not depend on other pieces.
+    With ``per_step``, each transition becomes one sample, in their order, with its action.
     """
     policy = bench.policy()
     make = policy.collect_mode.get_train_sample
@@ -292,20 +293,9 @@ def rule_13_pieces_of_any_length_become_samples(bench: PolicyBench) -> None:
         make(bench.piece(policy))
         again = [_as_arrays(row) for row in make(list(piece))]
         expect_same(again, alone, "samples made again")
-
-
-@needs("per_step")
-def rule_14_each_transition_becomes_a_sample(bench: PolicyBench) -> None:
-    """A piece of n transitions becomes n samples, in their order, with their actions."""
-    policy = bench.policy()
-    for length in (1, 6):
-        piece = bench.piece(policy, length)
-        samples = policy.collect_mode.get_train_sample(list(piece))
-        expect_same(
-            [_as_arrays(row["action"]) for row in samples],
-            [_as_arrays(row["action"]) for row in piece],
-            "actions of the samples",
-        )
+        if bench.has("per_step"):
+            actions = [_as_arrays(row["action"]) for row in piece]
+            expect_same([row["action"] for row in alone], actions, "actions of the samples")
 
 
 def rule_15_learning_logs_finite_numbers(bench: PolicyBench) -> None:

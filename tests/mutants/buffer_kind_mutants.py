@@ -28,7 +28,7 @@ class Elastic(Mutant, ElasticReplayBuffer):
     capabilities = BASE | {"distinct", "columns", "elastic"}
 
 
-@mutant(41, 42, 43)
+@mutant(41, 42)
 class CrossesEnds(Sequences):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__({**cfg, "sampler": {"type": "sequence", "end": "no such column"}})
@@ -51,15 +51,6 @@ class PrefersLateStarts(Sequences):
 
         self._sampler.draw = prefer  # type: ignore[attr-defined]
         return super().sample(*args, **options)
-
-
-@mutant(43)
-class CutsSequencesShort(Sequences):
-    def sample(self, batch: int, sequence: int, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        found = super().sample(batch, sequence, *args, **options)
-        if found is None and sequence > 1:
-            return self.sample(batch, sequence - 1, *args, **options)
-        return found
 
 
 @mutant(44)

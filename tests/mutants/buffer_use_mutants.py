@@ -93,7 +93,7 @@ class WidensRewards(Naive):
         return found.with_columns(reward=found.columns["reward"].astype(np.float64))
 
 
-@mutant(13, 9)
+@mutant(5, 9)
 class SharesWhatItReturns(NaiveObjects):
     def sample(self, *args: Any, **options: Any) -> Any:
         storage: Any = self._storage

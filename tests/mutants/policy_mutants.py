@@ -105,7 +105,7 @@ class NamesTheEndInItsOwnWay(Mutant):
         return super().samples(columns, ends)
 
 
-@mutant(14, 25)
+@mutant(13, 25)
 class DropsTheLastTransition(Mutant):
     def _sample_rows(self, piece: Any) -> list[Any]:
         return super()._sample_rows(piece)[: max(1, len(piece) - 1)]
