@@ -345,7 +345,7 @@ def rule_11_env_and_policy_may_come_later(bench: SerialBench) -> None:
     """``reset_env`` and ``reset_policy`` set env and policy if the part was made without them.
 
     Until then it raises NotSetError when it is used. An unknown key of the section raises
-    UnknownKeyError.
+    UnknownKeyError. ``close()`` closes the env manager; a second ``close()`` does nothing.
     """
     with raises("an unknown key", UnknownKeyError):
         bench.make(None, None, no_such_key=1)
@@ -355,12 +355,16 @@ def rule_11_env_and_policy_may_come_later(bench: SerialBench) -> None:
     if bench.has("samples") or bench.has("episodes"):
         with raises("reset_policy() of a collector without an env", NotSetError):
             worker.reset_policy(bench.given(RulePolicy().mode))
-    worker.reset_env(bench.envs())
+    env = bench.envs()
+    worker.reset_env(env)
     with raises(f"{bench.method}() without a policy", NotSetError):
         bench.run(worker)
     worker.reset_policy(bench.given(RulePolicy(n_sample=4).mode))
     bench.run(worker)
     expect(bench.steps > 0, "no env was stepped")
+    worker.close()
+    worker.close()
+    expect(bool(env.closed), "the env manager is open after close()")
 
 
 def rule_12_reset_starts_over(bench: CollectorBench) -> None:
@@ -374,16 +378,6 @@ def rule_12_reset_starts_over(bench: CollectorBench) -> None:
     places = bench.places(bench.collect(collector, 4))
     expect(not any(place[:2] in old for place in places), "a row from before the reset")
     expect_whole(places, "after reset()")
-
-
-def rule_14_close_closes_the_envs(bench: SerialBench) -> None:
-    """``close()`` closes the env manager; a second ``close()`` does nothing."""
-    env = bench.envs()
-    worker = bench.make(env, RulePolicy(n_sample=4).mode)
-    expect(not env.closed, "the env manager was not launched")
-    worker.close()
-    worker.close()
-    expect(bool(env.closed), "the env manager is open after close()")
 
 
 @needs("samples")

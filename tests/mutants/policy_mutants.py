@@ -69,7 +69,7 @@ class IgnoresItsSeed(Mutant):
         super().__init__(enable_field, None)
 
 
-@mutant(9)
+@mutant(8)
 class DrawsFromTheProcess(Mutant):
     def build(self) -> None:
         random.random()
