@@ -71,13 +71,6 @@ class Mutant:
 DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A collector is killed: idle, at work, while it stores or announces": [
         Mutant(
-            "a task whose worker was lost is forgotten",
-            f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
-            "self.queues[state.role].append(",
-            "str(",
-            6,
-        ),
-        Mutant(
             "payloads of running tasks are swept",
             f"{_COORDINATOR}.scheduler_state:SchedulerState.find_live",
             'or data_id.partition("-")[0] in owners',
@@ -128,25 +121,11 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The learner is killed": [
         Mutant(
-            "a new home is not told payloads that an earlier one has inserted",
-            f"{_PAYLOADS}.restart",
-            "dict.fromkeys(self._live)",
-            "{name: None for name, each in self._live.items() if not each.is_inserted}",
-            15,
-        ),
-        Mutant(
             "rows that left an earlier home count as gone from the new one",
             f"{_PAYLOADS}.restart",
             "payload.left.clear()",
             "pass",
             18,
-        ),
-        Mutant(
-            "the limiter of a new home counts from zero",
-            f"{_COORDINATOR}.coordinator:Coordinator.new_home",
-            "payloads.home_counts or None",
-            "None",
-            78,
         ),
         Mutant(
             "the limiter of a new home counts rows twice",
@@ -185,24 +164,10 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             10,
         ),
         Mutant(
-            "the reports of a home are not in the journal",
-            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "self._keeper.note(Settled(task_id, train_iter, home))",
-            "pass",
-            0,
-        ),
-        Mutant(
             "a home that rejoins is not told what it has missed",
             f"{_PAYLOADS}.rejoin",
             "if name not in had",
             "if not had",
-            11,
-        ),
-        Mutant(
-            "rows trained on before a restart count twice",
-            f"{_PAYLOADS}._load",
-            'state["earlier_trained_rows"]',
-            'state["trained_rows"]',
             11,
         ),
         Mutant(
@@ -330,13 +295,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "Rows leave the home": [
         Mutant(
-            "evictions are counted by another reason",
-            f"{_PAYLOADS}._leave",
-            "self._evicted[reason] += rows",
-            'self._evicted["overwritten"] += rows',
-            0,
-        ),
-        Mutant(
             "a payload is deleted although one row of it is left",
             f"{_PAYLOADS}._leave",
             ">= payload.rows",
@@ -350,13 +308,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "True",
             1,
         ),
-        Mutant(
-            "the last report of a learner is dropped",
-            f"{_COORDINATOR}.roles:LearnerRole._train",
-            'coordinator.deal_with_learner_send_info(*ids, finished["info"])',
-            "pass",
-            6,
-        ),
     ],
     "An answer is repeated, late, or for another worker's task": [
         Mutant(
@@ -365,14 +316,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "if number > self.answered and not self.is_closed:",
             "if not self.is_closed:",
             12,
-        ),
-        Mutant(
-            "an answer for another worker's task is accepted",
-            f"{_COMM}.master:Master.task_answered",
-            "self._open.get(worker_id, {}).pop(answer.task_id, None)",
-            "next((each.pop(answer.task_id) for each in self._open.values()"
-            " if answer.task_id in each), None)",
-            7,
         ),
         Mutant(
             "an unexpected answer ends a request",
@@ -474,13 +417,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COMM}.publisher:PolicyPublisher._try",
             "except StorageFullError as error:",
             "except KeyError as error:",
-            24,
-        ),
-        Mutant(
-            "a disk without room for a checkpoint ends the learner",
-            f"{_LEARNER}.hooks:SaveCkptHook.__call__",
-            'if self.position != "after_iter":',
-            "if True:",
             24,
         ),
     ],
