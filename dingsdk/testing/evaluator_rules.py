@@ -72,7 +72,7 @@ def rule_03_evaluations_begin_with_new_episodes(bench: EvaluatorBench) -> None:
 
 def rule_05_failed_episode_is_played_again(bench: EvaluatorBench) -> None:
     """An episode in which the env failed does not count; another is played instead."""
-    evaluator = bench.ready(((4,), (3,)), {0: {(1, 2)}}, n_episode=2)
+    evaluator = bench.ready(((4,), (3,)), (0, 1, 2), n_episode=2)
     _, info = evaluator.eval()
     expect_equal(sorted(info[RETURNS]), [6.0, 10.0], "returns after a failure")
 

@@ -318,6 +318,14 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             12,
         ),
         Mutant(
+            "an answer for another worker's task is accepted",
+            f"{_COMM}.master:Master.task_answered",
+            "self._open.get(worker_id, {}).pop(answer.task_id, None)",
+            "next((each.pop(answer.task_id) for each in self._open.values()"
+            " if answer.task_id in each), None)",
+            7,
+        ),
+        Mutant(
             "an unexpected answer ends a request",
             f"{_COMM}.master:Master.task_answered",
             "if task is None:",
