@@ -1,6 +1,6 @@
 """The rules of the replay buffers, and functions that check them.
 
-Rules 1 to 20 are about pushing and sampling rows, 21 to 30 and 59 about seeds, states, saved rows
+Rules 1 to 20 are about pushing and sampling rows, 21 to 30 about seeds, states, saved rows
 and closing, 31 to 40 about waiting, limits, listeners and threads, 41 to 45 about sequences,
 episodes and windows, and 46 to 58 about priorities.
 """
@@ -399,18 +399,28 @@ def rule_25_state_of_data_alone_is_pushed(bench: BufferBench) -> None:
 def rule_26_saved_rows_are_pushed_back(bench: BufferBench) -> None:
     """``save_data`` makes the folder and its parents; ``load_data`` pushes the rows, oldest first.
 
-    Saving does not change the buffer. Saving to the same folder again replaces the saved rows.
+    Saving does not change the buffer. Saving to the same folder again replaces the saved rows. An
+    empty buffer that loads a save of its own kind samples as the saved buffer does, also after the
+    same pushes. Both have the same settings, except for the seed.
     """
     folder = str(bench.folder / "new" / "rows")
-    for held in (3, CAPACITY + 2, CAPACITY + 3, 2):
-        buffer = bench.buffer(*range(held))
-        buffer.save_data(folder)
-        bench.expect_contents(buffer, range(held), "after save_data()")
-        rows = bench.contents(buffer)
-        new = bench.buffer()
+    cfg: dict[str, Any] = {}
+    if bench.has("elastic"):
+        cfg["set_buffer_size"] = lambda envstep: CAPACITY if envstep else 1
+    for held in (0, 3, CAPACITY + 2, CAPACITY + 3, 2):
+        old, new = bench.buffer(*range(held), **cfg), bench.buffer(seed=9, **cfg)
+        if held:
+            _use(bench, old)
+        old.save_data(folder)
         new.load_data(folder)
-        bench.expect_contents(new, rows, "after load_data()")
-        expect_equal(new.push_count, len(rows), "push_count after load_data()")
+        for buffer, what in ((old, "after save_data()"), (new, "after load_data()")):
+            bench.expect_contents(buffer, range(held), what)
+        expect_equal(bench.contents(new), bench.contents(old), "rows after load_data()")
+        expect_equal(new.push_count, old.count(), "push_count after load_data()")
+        if held < 3:
+            continue
+        expect_equal(bench.draws(new), bench.draws(old), "batches after load_data()")
+        _expect_same_future(bench, new, old, bench.draws)
     some = bench.buffer(30)
     some.load_data(folder)
     bench.expect_contents(some, [30, 0, 1], "after load_data() onto a row")
@@ -447,27 +457,6 @@ def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
     bench.expect_contents(buffer, [1, 2], "after refused files")
     buffer.load_data(str(folder))
     bench.expect_contents(buffer, range(CAPACITY), "after the files were put back")
-
-
-@needs("saves")
-def rule_59_loaded_rows_are_sampled_on(bench: BufferBench) -> None:
-    """An empty buffer that loads a save of its own kind samples as the saved buffer does.
-
-    Both have the same settings, except for the seed. After the same pushes they are still the same.
-    """
-    cfg: dict[str, Any] = {}
-    if bench.has("elastic"):
-        cfg["set_buffer_size"] = lambda envstep: CAPACITY if envstep else 1
-    for held in (0, 3, CAPACITY, CAPACITY + 3):
-        old, new = bench.buffer(*range(held), **cfg), bench.buffer(seed=9, **cfg)
-        if held:
-            _use(bench, old)
-        folder = str(bench.folder / f"rows-{held}")
-        old.save_data(folder)
-        new.load_data(folder)
-        if held:
-            expect_equal(bench.draws(new), bench.draws(old), "batches after a save was loaded")
-        _expect_same_future(bench, new, old, bench.draws)
 
 
 def _expect_same_future(bench: BufferBench, new: Any, old: Any, read: Callable[[Any], Any]) -> None:

@@ -278,16 +278,6 @@ def rule_18_join_ends_at_its_deadline(bench: Bench) -> None:
             call.value(WAIT_S + bench.patience_s, WAIT_S)
 
 
-def rule_19_close_of_an_end_wakes_its_waiters(bench: Bench) -> None:
-    """Closing a slave end ends its waiting calls with ClosedError; later calls raise it too."""
-    end = bench.join()
-    with bench.ends_the_wait(end, ClosedError):
-        bench.close(end)
-    bench.expect_refused(end, "a closed end", ClosedError)
-    with raises("join() of a closed end", ClosedError):
-        end.join(WorkerInfo("w0", "collector"), WAIT_S)
-
-
 def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
     """Closing the transport ends all waits within its deadline.
 
@@ -314,11 +304,18 @@ def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
 def rule_21_close_is_idempotent(bench: Bench) -> None:
     """``close`` may be called twice, before use, and from several threads at once.
 
-    It returns within its deadline each time. If the master was closed, a worker's wait ends with
+    It returns within its deadline each time. Closing a slave end ends its waiting calls with
+    ClosedError; later calls raise it too. If the master was closed, a worker's wait ends with
     ClosedError or WorkerLostError.
     """
     for unused in (bench.transport().master_end(), bench.slave(), bench.transport()):
         _close_often(unused, bench)
+    end = bench.join()
+    with bench.ends_the_wait(end, ClosedError):
+        bench.close(end)
+    bench.expect_refused(end, "a closed end", ClosedError)
+    with raises("join() of a closed end", ClosedError):
+        end.join(WorkerInfo("w0", "collector"), WAIT_S)
     end = bench.join()
     with bench.ends_the_wait(end, ClosedError, WorkerLostError):
         _close_often(bench.master, bench)

@@ -56,7 +56,7 @@ MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 
 
-@mutant(2, 7, 8, 19, 20, 22, 23, 26, 27, 37, 59)
+@mutant(2, 7, 8, 19, 20, 22, 23, 26, 27, 37)
 class ForgetsTheOrderAtTheSeam(Naive):
     def _insert(self, rows: Any, n: int) -> None:
         super()._insert(rows, n)
@@ -230,7 +230,7 @@ class ReplacesItsRowsByDemonstrations(Naive):
         super().load_state_dict(state_dict)
 
 
-@mutant(26, 27, 59)
+@mutant(26, 27)
 class SavesTheRing(Naive):
     def save_data(self, file: str) -> None:
         state = self.state_dict()
@@ -251,7 +251,7 @@ class LoadsNothingInSilence(Naive):
             super().load_data(file)
 
 
-@mutant(59)
+@mutant(26)
 class LoadsRowsAlone(Naive):
     def restore(self, *args: Any, as_pushed: bool = False) -> bool:
         return not as_pushed and super().restore(*args)

@@ -83,7 +83,7 @@ def check_buffer_of(made: Any) -> ContractReport:
 def topic_of(number: int) -> int:
     """Return the number of the first rule on the same topic."""
     firsts = (1, 11, 21, 29, 31, 39, 41, 46)
-    return max(first for first in firsts if first <= (21 if number == 59 else number))
+    return max(first for first in firsts if first <= number)
 
 
 def check_policy_of(made: Any) -> ContractReport:

@@ -187,7 +187,7 @@ class JoinsWithoutPatience(MemorySlaveEnd):
         super().join(info, 0.0)
 
 
-@mutant(19)
+@mutant(21)
 class WakesNobodyAtItsClose(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
         known, self._is_closed = not self._is_cut_off, True
