@@ -1,6 +1,6 @@
 """The rules of the replay buffers, and functions that check them.
 
-Rules 1 to 20 are about pushing and sampling rows, 21 to 30 and 59 about seeds, states, saved rows
+Rules 1 to 20 are about pushing and sampling rows, 21 to 30 about seeds, states, saved rows
 and closing, 31 to 40 about waiting, limits, listeners and threads, 41 to 45 about sequences,
 episodes and windows, and 46 to 58 about priorities.
 """
@@ -94,11 +94,11 @@ def rule_02_full_buffer_drops_the_oldest(bench: BufferBench) -> None:
             bench.expect_contents(buffer, range(first + size), f"of pushes of {size}")
 
 
-def rule_05_stored_rows_are_copies(bench: BufferBench) -> None:
-    """Changes to rows after they were pushed do not change the stored rows, and vice versa.
+def rule_05_rows_are_copies(bench: BufferBench) -> None:
+    """Changes to pushed or sampled rows do not change the stored rows, and vice versa.
 
-    A push does not change the pushed data; neither do later samples and updates. The same object
-    pushed twice is stored as two rows.
+    A push does not change the pushed data; neither do later samples and updates. Changes to a batch
+    do not change other batches. The same object pushed twice is stored as two rows.
     """
     buffer = bench.buffer()
     twice, batch = bench.rows(1)[0], bench.batch(2, 3)
@@ -106,13 +106,18 @@ def rule_05_stored_rows_are_copies(bench: BufferBench) -> None:
     before = copy.deepcopy((rows, batch))
     buffer.push(rows, 0)
     buffer.push(batch, 0)
+    earlier = bench.sample(buffer, 4)
+    numbers = numbers_of(earlier)
     for _ in range(4):
-        spoil(bench.sample(buffer, 2))
+        spoil(bench.sample(buffer, 4))
     expect_same((rows, batch), before, "what was pushed")
+    expect_equal(numbers_of(earlier), numbers, "an earlier batch after later ones were changed")
     spoil(rows[:1])
     rows.clear()
     spoil(batch)
     bench.expect_contents(buffer, [1, 1, 2, 3], "after the caller's were overwritten")
+    bench.push(buffer, *range(20, 20 + CAPACITY))
+    expect_equal(numbers_of(earlier), numbers, "a batch after its rows were overwritten")
 
 
 def rule_07_empty_rows_are_refused(bench: BufferBench) -> None:
@@ -215,24 +220,12 @@ def rule_12_every_row_can_be_drawn(bench: BufferBench) -> None:
         expect_equal(found, sorted(expected), f"rows drawn in 200 batches of {size}")
 
 
-def rule_13_sampled_rows_are_copies(bench: BufferBench) -> None:
-    """Changes to a sampled batch do not change the stored rows or other batches."""
-    buffer = bench.buffer(*range(CAPACITY))
-    earlier = bench.sample(buffer, CAPACITY)
-    numbers = numbers_of(earlier)
-    for _ in range(3):
-        spoil(bench.sample(buffer, CAPACITY))
-    expect_equal(numbers_of(earlier), numbers, "an earlier batch after later ones were changed")
-    bench.push(buffer, *range(20, 20 + CAPACITY))
-    expect_equal(numbers_of(earlier), numbers, "a batch after its rows were overwritten")
-    bench.expect_contents(buffer, range(20, 20 + CAPACITY), "after batches were changed")
-
-
 def rule_15_sample_is_none_without_enough_rows(bench: BufferBench) -> None:
     """``sample`` of more rows than there are returns None at once; the buffer works afterwards.
 
-    ``sample(0)`` returns ``[]``, whether or not the buffer is empty. A size that is not an integer,
-    or is below 0, raises ConfigError (a ValueError).
+    So does a sample of sequences if no sequence of that length fits. ``sample(0)`` returns ``[]``,
+    whether or not the buffer is empty. A size that is not an integer, or is below 0, raises
+    ConfigError (a ValueError).
     """
     buffer = bench.buffer()
     expect_equal(bench.sample(buffer, 0), [], "sample(0) of an empty buffer")
@@ -246,6 +239,12 @@ def rule_15_sample_is_none_without_enough_rows(bench: BufferBench) -> None:
         with raises(f"sample({size!r})", ConfigError):
             bench.sample(buffer, size)
     bench.expect_contents(buffer, [1, 2], "after samples that could not be served")
+    if bench.has("sequences"):
+        buffer = _filled(bench, range(_ROWS), {n for n in range(_ROWS) if n % 4 == 3})
+        expect_equal(buffer.sample(1, 5, 0), None, "sequences of 5 in trajectories of 4")
+        expect_equal(buffer.sample(6, 4, 0), None, f"6 sequences of 4 in {_ROWS} rows")
+        expect_equal(buffer.sample(0, 4, 0), [], "no sequences")
+        expect_equal(len(_sequences(bench, buffer, 5, 4)), 5, "sequences of 4")
 
 
 @needs("distinct")
@@ -400,18 +399,28 @@ def rule_25_state_of_data_alone_is_pushed(bench: BufferBench) -> None:
 def rule_26_saved_rows_are_pushed_back(bench: BufferBench) -> None:
     """``save_data`` makes the folder and its parents; ``load_data`` pushes the rows, oldest first.
 
-    Saving does not change the buffer. Saving to the same folder again replaces the saved rows.
+    Saving does not change the buffer. Saving to the same folder again replaces the saved rows. An
+    empty buffer that loads a save of its own kind samples as the saved buffer does, also after the
+    same pushes. Both have the same settings, except for the seed.
     """
     folder = str(bench.folder / "new" / "rows")
-    for held in (3, CAPACITY + 2, CAPACITY + 3, 2):
-        buffer = bench.buffer(*range(held))
-        buffer.save_data(folder)
-        bench.expect_contents(buffer, range(held), "after save_data()")
-        rows = bench.contents(buffer)
-        new = bench.buffer()
+    cfg: dict[str, Any] = {}
+    if bench.has("elastic"):
+        cfg["set_buffer_size"] = lambda envstep: CAPACITY if envstep else 1
+    for held in (0, 3, CAPACITY + 2, CAPACITY + 3, 2):
+        old, new = bench.buffer(*range(held), **cfg), bench.buffer(seed=9, **cfg)
+        if held:
+            _use(bench, old)
+        old.save_data(folder)
         new.load_data(folder)
-        bench.expect_contents(new, rows, "after load_data()")
-        expect_equal(new.push_count, len(rows), "push_count after load_data()")
+        for buffer, what in ((old, "after save_data()"), (new, "after load_data()")):
+            bench.expect_contents(buffer, range(held), what)
+        expect_equal(bench.contents(new), bench.contents(old), "rows after load_data()")
+        expect_equal(new.push_count, old.count(), "push_count after load_data()")
+        if held < 3:
+            continue
+        expect_equal(bench.draws(new), bench.draws(old), "batches after load_data()")
+        _expect_same_future(bench, new, old, bench.draws)
     some = bench.buffer(30)
     some.load_data(folder)
     bench.expect_contents(some, [30, 0, 1], "after load_data() onto a row")
@@ -448,27 +457,6 @@ def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
     bench.expect_contents(buffer, [1, 2], "after refused files")
     buffer.load_data(str(folder))
     bench.expect_contents(buffer, range(CAPACITY), "after the files were put back")
-
-
-@needs("saves")
-def rule_59_loaded_rows_are_sampled_on(bench: BufferBench) -> None:
-    """An empty buffer that loads a save of its own kind samples as the saved buffer does.
-
-    Both have the same settings, except for the seed. After the same pushes they are still the same.
-    """
-    cfg: dict[str, Any] = {}
-    if bench.has("elastic"):
-        cfg["set_buffer_size"] = lambda envstep: CAPACITY if envstep else 1
-    for held in (0, 3, CAPACITY, CAPACITY + 3):
-        old, new = bench.buffer(*range(held), **cfg), bench.buffer(seed=9, **cfg)
-        if held:
-            _use(bench, old)
-        folder = str(bench.folder / f"rows-{held}")
-        old.save_data(folder)
-        new.load_data(folder)
-        if held:
-            expect_equal(bench.draws(new), bench.draws(old), "batches after a save was loaded")
-        _expect_same_future(bench, new, old, bench.draws)
 
 
 def _expect_same_future(bench: BufferBench, new: Any, old: Any, read: Callable[[Any], Any]) -> None:
@@ -794,19 +782,6 @@ def rule_42_every_start_can_be_drawn(bench: BufferBench) -> None:
         expect_alike(counts, len(starts), f"starts of sequences of {length}")
         if bench.has("parts"):
             expect_equal(buffer.count_starts(length), len(starts), f"count_starts({length})")
-
-
-@needs("sequences")
-def rule_43_sample_is_none_without_sequences(bench: BufferBench) -> None:
-    """``sample`` returns None if no sequence of that length fits, or there are too few rows.
-
-    It returns at once, and the buffer works afterwards.
-    """
-    buffer = _filled(bench, range(_ROWS), {n for n in range(_ROWS) if n % 4 == 3})
-    expect_equal(buffer.sample(1, 5, 0), None, "sequences of 5 in trajectories of 4")
-    expect_equal(buffer.sample(6, 4, 0), None, f"6 sequences of 4 in {_ROWS} rows")
-    expect_equal(buffer.sample(0, 4, 0), [], "no sequences")
-    expect_equal(len(_sequences(bench, buffer, 5, 4)), 5, "sequences of 4")
 
 
 @needs("episodes")

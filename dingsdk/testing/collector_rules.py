@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final, Self
@@ -36,7 +36,7 @@ class ScriptEnv(gym.Env[Any, Any]):
     Args:
         env_id: First component of the observation.
         lengths: Lengths of the episodes, repeated in this order.
-        fails: (episode, time) at which ``step`` raises.
+        fails: (env, episode, time) at which ``step`` raises; None if it never does.
         log: Counts of episodes and steps; an env that replaces a failed one shares it.
     """
 
@@ -47,7 +47,7 @@ class ScriptEnv(gym.Env[Any, Any]):
         self,
         env_id: int,
         lengths: Sequence[int],
-        fails: Collection[tuple[int, int]],
+        fails: tuple[int, int, int] | None,
         log: dict[str, int],
     ) -> None:
         self._env_id, self._lengths, self._fails, self._log = env_id, lengths, fails, log
@@ -62,7 +62,7 @@ class ScriptEnv(gym.Env[Any, Any]):
         self._time += 1
         self._log["steps"] += 1
         episode = self._log["episode"]
-        if (episode, self._time) in self._fails:
+        if (self._env_id, episode, self._time) == self._fails:
             raise RuntimeError("the env fails as the rule says")
         is_over = self._time == self._lengths[episode % len(self._lengths)]
         return self._observe(), float(self._time), is_over, False, {}
@@ -159,14 +159,13 @@ class SerialBench(RuleBench[Callable[..., Any]]):
     def envs(
         self,
         lengths: Sequence[Sequence[int]] = _LENGTHS,
-        fails: Mapping[int, Collection[tuple[int, int]]] | None = None,
+        fails: tuple[int, int, int] | None = None,
     ) -> Any:
         """Return a manager, not launched, with one env for each list of episode lengths."""
         self.logs = [{"episode": -1, "steps": 0} for _ in lengths]
 
         def maker(env_id: int) -> Callable[[], gym.Env[Any, Any]]:
-            of_env = (fails or {}).get(env_id, ())
-            made = partial(ScriptEnv, env_id, lengths[env_id], of_env, self.logs[env_id])
+            made = partial(ScriptEnv, env_id, lengths[env_id], fails, self.logs[env_id])
             return lambda: TwoPlayers(made()) if self.has("players") else made()
 
         return create_env_manager({"type": "in_process"}, [maker(i) for i in range(len(lengths))])
@@ -196,7 +195,7 @@ class SerialBench(RuleBench[Callable[..., Any]]):
     def ready(
         self,
         lengths: Sequence[Sequence[int]] = _LENGTHS,
-        fails: Mapping[int, Collection[tuple[int, int]]] | None = None,
+        fails: tuple[int, int, int] | None = None,
         attributes: Mapping[str, Any] | None = None,
         **cfg: Any,
     ) -> Any:
@@ -310,7 +309,7 @@ def rule_07_only_the_episode_of_a_failed_env_is_lost(bench: CollectorBench) -> N
 
     ``envstep`` grows by the number of steps, without failed ones; it may be set.
     """
-    collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 10})
+    collector = bench.ready(((5,), (5,)), (0, 0, 2), {"n_sample": 10})
     bench.policy.resets.clear()
     collector.envstep = 1000
     places = bench.places(bench.collect(collector, 10 if bench.has("samples") else 2))
@@ -345,7 +344,7 @@ def rule_11_env_and_policy_may_come_later(bench: SerialBench) -> None:
     """``reset_env`` and ``reset_policy`` set env and policy if the part was made without them.
 
     Until then it raises NotSetError when it is used. An unknown key of the section raises
-    UnknownKeyError.
+    UnknownKeyError. ``close()`` closes the env manager; a second ``close()`` does nothing.
     """
     with raises("an unknown key", UnknownKeyError):
         bench.make(None, None, no_such_key=1)
@@ -355,12 +354,16 @@ def rule_11_env_and_policy_may_come_later(bench: SerialBench) -> None:
     if bench.has("samples") or bench.has("episodes"):
         with raises("reset_policy() of a collector without an env", NotSetError):
             worker.reset_policy(bench.given(RulePolicy().mode))
-    worker.reset_env(bench.envs())
+    env = bench.envs()
+    worker.reset_env(env)
     with raises(f"{bench.method}() without a policy", NotSetError):
         bench.run(worker)
     worker.reset_policy(bench.given(RulePolicy(n_sample=4).mode))
     bench.run(worker)
     expect(bench.steps > 0, "no env was stepped")
+    worker.close()
+    worker.close()
+    expect(bool(env.closed), "the env manager is open after close()")
 
 
 def rule_12_reset_starts_over(bench: CollectorBench) -> None:
@@ -374,16 +377,6 @@ def rule_12_reset_starts_over(bench: CollectorBench) -> None:
     places = bench.places(bench.collect(collector, 4))
     expect(not any(place[:2] in old for place in places), "a row from before the reset")
     expect_whole(places, "after reset()")
-
-
-def rule_14_close_closes_the_envs(bench: SerialBench) -> None:
-    """``close()`` closes the env manager; a second ``close()`` does nothing."""
-    env = bench.envs()
-    worker = bench.make(env, RulePolicy(n_sample=4).mode)
-    expect(not env.closed, "the env manager was not launched")
-    worker.close()
-    worker.close()
-    expect(bool(env.closed), "the env manager is open after close()")
 
 
 @needs("samples")

@@ -270,33 +270,22 @@ def rule_01_manager_can_be_launched_again(bench: EnvBench) -> None:
 
 
 @needs("per_env_seed")
-def rule_05_batched_form_plays_as_each_env_alone(bench: EnvBench) -> None:
-    """Each env gives the same transitions as without a manager.
+def rule_05_each_env_plays_as_alone(bench: EnvBench) -> None:
+    """Each env gives the same transitions as without a manager, in both forms of stepping.
 
-    When an episode ends, ``final_obs`` is its true last observation, and ``terminated`` and
-    ``truncated`` say how it ended.
+    When an episode ends, ``final_obs`` of ``step_batch`` and ``obs`` of ``step`` are its true last
+    observation, and ``terminated`` and ``truncated`` say how it ended.
     """
-    _expect_alone(bench, _batched)
-
-
-@needs("per_env_seed")
-def rule_06_dict_form_plays_as_each_env_alone(bench: EnvBench) -> None:
-    """``step`` gives the same transitions as ``step_batch``."""
-    _expect_alone(bench, _by_env)
-
-
-def _expect_alone(
-    bench: EnvBench, play: Callable[[EnvManager, int], list[list[Transition]]]
-) -> None:
-    for env_id, found in enumerate(play(bench.manager(3), 30)):
-        env, expected = RuleEnv(str(bench.folder)), []
-        obs = env.reset(seed=_SEED + env_id)[0]
-        for index in range(30):
-            action = _action(env_id, index)
-            after, reward, *ends, _ = env.step(action)
-            expected.append((obs.tolist(), action, float(reward), after.tolist(), *ends))
-            obs = env.reset()[0] if any(ends) else after
-        expect_equal(found, expected, f"transitions of env {env_id}")
+    for play in (_batched, _by_env):
+        for env_id, found in enumerate(play(bench.manager(3), 30)):
+            env, expected = RuleEnv(str(bench.folder)), []
+            obs = env.reset(seed=_SEED + env_id)[0]
+            for index in range(30):
+                action = _action(env_id, index)
+                after, reward, *ends, _ = env.step(action)
+                expected.append((obs.tolist(), action, float(reward), after.tolist(), *ends))
+                obs = env.reset()[0] if any(ends) else after
+            expect_equal(found, expected, f"transitions of env {env_id}")
 
 
 def rule_07_columns_have_their_types_and_do_not_change(bench: EnvBench) -> None:
@@ -368,7 +357,8 @@ def rule_10_seed_decides_the_episodes(bench: EnvBench) -> None:
     """An int s seeds env i with s + i; a sequence or a dict gives the seed of each env.
 
     The same seed gives the same start after every launch. A seed is applied once, by the next
-    reset; later resets continue the random stream.
+    reset; later resets continue the random stream. With ``dynamic_seed=False`` every episode starts
+    from the seed of its env.
     """
     starts = [bench.start(_SEED + env_id) for env_id in range(2)]
     seeds: tuple[Any, ...] = (_SEED, [_SEED, _SEED + 1], {1: _SEED + 1, 0: _SEED})
@@ -386,21 +376,14 @@ def rule_10_seed_decides_the_episodes(bench: EnvBench) -> None:
     expect_equal(_starts(manager), starts, "starts after another launch")
     with raises("3 seeds for 2 envs", ConfigError):
         manager.seed([1, 2, 3])
-
-
-@needs("per_env_seed")
-def rule_11_fixed_seeds_start_every_episode_the_same(bench: EnvBench) -> None:
-    """With ``dynamic_seed=False`` every episode starts from the seed of its env."""
-    manager = bench.manager()
-    manager.seed(3, dynamic_seed=False)
+    manager.seed(_SEED, dynamic_seed=False)
     manager.reset()
-    starts = _starts(manager)
     for _ in range(24):
         obs = _all(manager, LEFT).obs
         for env_id in np.flatnonzero(obs[:, 1] == 0):
             expect_equal(obs[env_id].tolist(), starts[env_id], f"a start of env {env_id}")
     manager.reset()
-    expect_equal(_starts(manager), starts, "starts after a reset")
+    expect_equal(_starts(manager), starts, "starts after a reset with fixed seeds")
 
 
 @needs("per_env_reset")
@@ -487,7 +470,8 @@ def rule_17_failure_ends_only_one_episode(bench: EnvBench) -> None:
     """An env that raises or gives an invalid observation or reward starts a new episode.
 
     Its row is abnormal and not valid, with reward 0 and the first observation of the new episode.
-    The other envs continue. ``failure_count`` counts the failure.
+    The other envs continue. ``failure_count`` counts the failure. In the dict form ``info`` has
+    ``abnormal`` and the ``error`` as one line; the return restarts from 0.
     """
     for count, fault in enumerate((RAISE, NAN, SHAPE, NAN_REWARD)):
         manager = bench.manager(3)
@@ -500,11 +484,6 @@ def rule_17_failure_ends_only_one_episode(bench: EnvBench) -> None:
         expect_equal(float(step.reward[1]), 0.0, f"reward {what}")
         expect_equal(step.final_obs[:, 1].tolist(), [2, 0, 2], f"steps {what}")
         expect_equal(manager.failure_count, 1, f"failure_count {what}")
-
-
-@needs("guarded")
-def rule_18_dict_form_says_why_a_step_failed(bench: EnvBench) -> None:
-    """``info`` has ``abnormal`` and the ``error`` as one line; the return restarts from 0."""
     manager = bench.manager()
     _answer(manager, 1, RIGHT)
     step = _answer(manager, 1, RAISE)

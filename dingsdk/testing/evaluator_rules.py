@@ -32,12 +32,20 @@ class EvaluatorBench(collector_rules.SerialBench):
 
 
 def rule_01_plays_as_many_episodes_as_asked_for(bench: EvaluatorBench) -> None:
-    """``eval(n_episode=n)`` returns ``n`` returns and their mean; the config has the default."""
+    """``eval(n_episode=n)`` returns ``n`` returns and their mean; the config has the default.
+
+    A missing ``n_episode`` raises NotSetError, fewer episodes than envs raise ConfigError.
+    """
     evaluator = bench.ready(((2,), (3,)), n_episode=4)
     for count, expected in ((3, [3.0, 3.0, 6.0]), (None, [3.0, 3.0, 6.0, 6.0])):
         _, info = evaluator.eval(n_episode=count)
         expect_equal(sorted(info[RETURNS]), expected, f"{RETURNS} of {count} episodes")
         expect_equal(info[f"{RETURNS}_mean"], sum(expected) / len(expected), "their mean")
+    evaluator = bench.ready()
+    with raises("no n_episode", NotSetError):
+        evaluator.eval()
+    with raises("fewer episodes than envs", ConfigError):
+        evaluator.eval(n_episode=1)
 
 
 def rule_03_evaluations_begin_with_new_episodes(bench: EvaluatorBench) -> None:
@@ -64,7 +72,7 @@ def rule_03_evaluations_begin_with_new_episodes(bench: EvaluatorBench) -> None:
 
 def rule_05_failed_episode_is_played_again(bench: EvaluatorBench) -> None:
     """An episode in which the env failed does not count; another is played instead."""
-    evaluator = bench.ready(((4,), (3,)), {0: {(1, 2)}}, n_episode=2)
+    evaluator = bench.ready(((4,), (3,)), (0, 1, 2), n_episode=2)
     _, info = evaluator.eval()
     expect_equal(sorted(info[RETURNS]), [6.0, 10.0], "returns after a failure")
 
@@ -100,15 +108,6 @@ def rule_09_evaluations_are_due_by_schedule(bench: EvaluatorBench) -> None:
     expect_equal(due, [0, 10, 20, 30], "iterations that were due")
 
 
-def rule_11_what_cannot_be_evaluated_is_refused(bench: EvaluatorBench) -> None:
-    """A missing ``n_episode`` raises NotSetError, fewer episodes than envs raise ConfigError."""
-    evaluator = bench.ready()
-    with raises("no n_episode", NotSetError):
-        evaluator.eval()
-    with raises("fewer episodes than envs", ConfigError):
-        evaluator.eval(n_episode=1)
-
-
 @needs("waits")
 def rule_15_envs_wait_for_others(bench: EvaluatorBench) -> None:
     """An env that has played its share of the episodes is not stepped again."""
@@ -120,7 +119,6 @@ def rule_15_envs_wait_for_others(bench: EvaluatorBench) -> None:
 # Rules of collectors that are rules of evaluators too.
 rule_10_unusable_answer_moves_no_env = collector_rules.rule_09_unusable_answer_moves_no_env
 rule_12_env_and_policy_may_come_later = collector_rules.rule_11_env_and_policy_may_come_later
-rule_14_close_closes_the_envs = collector_rules.rule_14_close_closes_the_envs
 
 EVALUATOR_BOOK: Final = RuleBook(collect(__name__), EVALUATOR_CAPABILITIES, EvaluatorBench)
 EVALUATOR_RULES: Final = EVALUATOR_BOOK.rules

@@ -16,7 +16,7 @@ import socket
 import threading
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 from dingsdk.runtime.deadline import Closing
@@ -41,17 +41,12 @@ class Fault(enum.Enum):
     CUT_REQUEST = "cut_request"  # a part of the request is forwarded, then both sides are cut
     LOSE_REPLY = "lose_reply"  # forwarded and processed; the connection is cut before the reply
     CUT_REPLY = "cut_reply"  # a part of the reply is returned, then both sides are cut
-    SWALLOW = "swallow"  # read but not forwarded; no reply ever comes
-
-
-QUICK_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.SWALLOW)
-"""Faults that both ends notice without a timeout."""
 
 
 def seeded_faults(seed: int, count: int, rate: float = 0.5) -> list[Fault]:
     """Return random faults for ``count`` exchanges; a share of about ``rate`` does not pass."""
     chance = random.Random(seed)
-    faults = [fault for fault in QUICK_FAULTS if fault is not Fault.PASS]
+    faults = [fault for fault in Fault if fault is not Fault.PASS]
     return [chance.choice(faults) if chance.random() < rate else Fault.PASS for _ in range(count)]
 
 
@@ -159,17 +154,17 @@ class FaultProxy(Closing):
         client_writer.write(reply)
 
     async def _next_fault(self) -> Fault:
-        """Return the fault of an exchange; handles DELAY, REORDER, SWALLOW and DROP itself."""
+        """Return the fault of an exchange; handles DELAY, REORDER and DROP itself."""
         self.exchanges += 1
-        fault = Fault.SWALLOW if self._is_silent else next(self._faults, Fault.PASS)
+        if self._is_silent:
+            await _hold()
+        fault = next(self._faults, Fault.PASS)
         if fault is Fault.DELAY:
             await asyncio.sleep(DELAY_S)
         if fault is Fault.REORDER:
             self._passed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._passed.wait(), REORDER_S)
-        if fault is Fault.SWALLOW:
-            await _hold()
         if fault is Fault.DROP:
             raise _CutError
         return fault

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -278,16 +278,6 @@ def rule_18_join_ends_at_its_deadline(bench: Bench) -> None:
             call.value(WAIT_S + bench.patience_s, WAIT_S)
 
 
-def rule_19_close_of_an_end_wakes_its_waiters(bench: Bench) -> None:
-    """Closing a slave end ends its waiting calls with ClosedError; later calls raise it too."""
-    end = bench.join()
-    with bench.ends_the_wait(end, ClosedError):
-        bench.close(end)
-    bench.expect_refused(end, "a closed end", ClosedError)
-    with raises("join() of a closed end", ClosedError):
-        end.join(WorkerInfo("w0", "collector"), WAIT_S)
-
-
 def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
     """Closing the transport ends all waits within its deadline.
 
@@ -314,11 +304,18 @@ def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
 def rule_21_close_is_idempotent(bench: Bench) -> None:
     """``close`` may be called twice, before use, and from several threads at once.
 
-    It returns within its deadline each time. If the master was closed, a worker's wait ends with
+    It returns within its deadline each time. Closing a slave end ends its waiting calls with
+    ClosedError; later calls raise it too. If the master was closed, a worker's wait ends with
     ClosedError or WorkerLostError.
     """
     for unused in (bench.transport().master_end(), bench.slave(), bench.transport()):
         _close_often(unused, bench)
+    end = bench.join()
+    with bench.ends_the_wait(end, ClosedError):
+        bench.close(end)
+    bench.expect_refused(end, "a closed end", ClosedError)
+    with raises("join() of a closed end", ClosedError):
+        end.join(WorkerInfo("w0", "collector"), WAIT_S)
     end = bench.join()
     with bench.ends_the_wait(end, ClosedError, WorkerLostError):
         _close_often(bench.master, bench)
@@ -660,7 +657,10 @@ _HEALTHY = [Fault.PASS] * 3
 
 @needs("survives_faults")
 def rule_36_join_survives_faults(bench: Bench) -> None:
-    """A join over a bad network succeeds, and is announced once even if it had to be repeated."""
+    """A join over a bad network succeeds, and is announced once even if it had to be repeated.
+
+    A worker that leaves is reported once too.
+    """
     schedules = [
         [Fault.LOSE_REPLY] * 4,
         [Fault.DROP, Fault.CUT_REQUEST, Fault.PASS, Fault.CUT_REPLY, Fault.LOSE_REPLY],
@@ -679,6 +679,14 @@ def rule_36_join_survives_faults(bench: Bench) -> None:
         bench.listener.expect("renewed", worker_id)
         kinds = bench.listener.kinds(worker_id)
         expect_equal(kinds, ["joined", "renewed"], f"reports of {worker_id}")
+    for fault in (Fault.LOSE_REPLY, Fault.CUT_REPLY):
+        later: list[Fault] = []
+        proxy = _proxy(bench, iter(lambda: later.pop() if later else Fault.PASS, None))  # noqa: B023
+        end = bench.join(fault.value, address=proxy.address)
+        later.append(fault)
+        bench.close(end)
+        bench.listener.expect("left", fault.value)
+        expect_equal(bench.listener.kinds(fault.value), ["joined", "left"], "reports of a leave")
 
 
 @needs("survives_faults")
@@ -686,6 +694,7 @@ def rule_37_tasks_and_answers_survive_faults(bench: Bench) -> None:
     """Tasks and answers over a bad network arrive once and in order.
 
     No task is lost with a lost reply, and answers that had to be sent again are reported once.
+    Renewals are repeated until they arrive.
     """
     schedules = [
         _HEALTHY + [Fault.LOSE_REPLY] * 6,
@@ -701,12 +710,14 @@ def rule_37_tasks_and_answers_survive_faults(bench: Bench) -> None:
             found += bench.receive_ids(end, 2)
             end.answer(TaskAnswer(sent[index], True))
             end.answer(TaskAnswer(sent[index + 1], True))
+            end.renew(index)
             bench.listener.expect("answered", worker_id, index + 2)
         expect_equal(found, sent, f"tasks with {schedule[:8]}")
         bench.send(worker_id, "last")
         expect_equal(bench.receive_ids(end, 1), ["last"], "the task after them")
-        end.renew(1)
-        bench.listener.expect("renewed", worker_id)
+        end.renew(_TASKS)
+        renewed = bench.listener.expect("renewed", worker_id, _TASKS // 2 + 1)
+        expect_equal(sorted({*renewed}), [*range(0, _TASKS + 1, 2)], "renewals")
         expect_equal(bench.answered(worker_id), sent, f"answers with {schedule[:8]}")
 
 
@@ -742,7 +753,7 @@ def rule_40_worker_comes_back_after_a_silence(bench: Bench) -> None:
     bench.listener.expect("answered", "w0")
 
 
-def _proxy(bench: Bench, faults: list[Fault]) -> FaultProxy:
+def _proxy(bench: Bench, faults: Iterable[Fault]) -> FaultProxy:
     _ = bench.master  # sets ``bench.address``
     return bench.closed_at_exit(FaultProxy(bench.address, faults))
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
@@ -22,12 +21,10 @@ from dingsdk.policy import (
     DQNPolicy,
     EvalMode,
     LearnMode,
-    PolicySection,
     PPOPolicy,
     R2D2Policy,
     RecurrentQNetwork,
     SACPolicy,
-    Stateful,
 )
 from dingsdk.testing import PolicyContract, Rule
 
@@ -36,67 +33,6 @@ from .cases import Case, each_rule
 VECTOR, THREE = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 BATCHED = frozenset({"seeded", "batched", "per_step"})
 MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": [16]}
-
-
-class Regression(BasePolicy):
-    """A minimal policy on the base class, with dict observations and a continuous action."""
-
-    class Config(PolicySection, frozen=True, kw_only=True):
-        type: str = "regression"
-
-    def build(self) -> None:
-        self.net = nn.Linear(3, 1)
-
-    def act(
-        self,
-        obs: Any,
-        env_ids: Sequence[int] | None = None,
-        *,
-        explore: bool,
-        **setting: Any,
-    ) -> dict[str, NDArray[Any]]:
-        inputs = torch.cat([self.tensor(obs["pos"]), self.tensor(obs["speed"])], 1)
-        with torch.no_grad():
-            action = self.net(inputs).numpy()
-        self.check_finite(action, obs, env_ids)
-        if explore:
-            action = action + self.rng.normal(size=action.shape).astype(np.float32)
-        return {"action": action.clip(-1, 1)}
-
-    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        inputs = torch.cat([batch["obs"]["pos"], batch["obs"]["speed"]], 1)
-        loss = (self.net(inputs) - batch["reward"].float().unsqueeze(1)).square().mean()
-        for weight, gradient in zip(
-            self.net.parameters(),
-            torch.autograd.grad(loss, list(self.net.parameters())),
-            strict=True,
-        ):
-            weight.data -= 0.01 * gradient
-        return {"total_loss": float(loss.detach())}
-
-    def state(self) -> Mapping[str, Stateful]:
-        return {"model": self.net}
-
-
-class DelayedRegression(Regression):
-    """Trains a critic with noisy targets in each update, and the model in every second one."""
-
-    def build(self) -> None:
-        super().build()
-        self.critic, self.counts = nn.Linear(3, 1), nn.Linear(1, 1)
-        self.counts.weight.data.zero_()
-
-    def state(self) -> Mapping[str, Stateful]:
-        return {**super().state(), "critic": self.critic, "counts": self.counts}
-
-    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        noise = self.rng.standard_normal((1, 3), np.float32)
-        self.critic.weight.data.lerp_(torch.from_numpy(noise) + batch["reward"].mean(), 0.1)
-        self.counts.weight.data += 1
-        if self.counts.weight.item() % 2:
-            return {"total_loss": 0.0}
-        self.net.weight.data += 0.01 * self.critic.weight
-        return super().learn(batch)
 
 
 class Foreign:
@@ -246,17 +182,6 @@ def of_spaces(
     return Case(PolicyContract, lambda _: make, capabilities, slow, also=also)
 
 
-def small(cls: Any) -> Case:
-    """Return the case of a policy of two observed arrays, and one continuous action."""
-    place = {"pos": spaces.Box(-1, 1, (2,)), "speed": spaces.Box(-1, 1, (1,))}
-    return of_spaces(
-        lambda fields, seed: cls({}, enable_field=fields, seed=seed),
-        BATCHED,
-        spaces.Dict(place),
-        spaces.Box(-1, 1, (1,)),
-    )
-
-
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 PLACES = spaces.Dict(
     {
@@ -312,8 +237,6 @@ CASES: Mapping[str, Case] = {
         nstep=3,
         learn={"auto_alpha": False, "alpha": 0.2},
     ),
-    "own_policy": small(Regression),
-    "own_policy_that_trains_its_actor_later": small(DelayedRegression),
     "policy_without_the_base_class": of_spaces(Foreign, {"seeded", "per_step"}, VECTOR, THREE),
 }
 

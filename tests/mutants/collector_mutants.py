@@ -93,7 +93,7 @@ class TellsOfNoEpisode(Samples):
         super()._end_collect((), **kwargs)
 
 
-@mutant(14)
+@mutant(11)
 class LeavesEnvsOpen(Samples):
     def close(self) -> None:
         self._env = None

@@ -43,7 +43,7 @@ class FreesAPlaceForEachFinish(Mutant):
         return super().finish_collector_task(task_id, finished_task)
 
 
-@mutant(5, 12)
+@mutant(2, 12)
 class KeepsTheLearnerThatFailed(Mutant):
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
         return

@@ -32,7 +32,7 @@ class LosesTheLastObservation(Mutant):
         return step._replace(final_obs=step.obs)
 
 
-@mutant(6)
+@mutant(5)
 class TellsNoTruncation(Mutant):
     def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
         step = super()._timestep(env_id, obs, reward, info)
@@ -67,14 +67,14 @@ class DropsTheStatistics(Mutant):
         return super().step_batch(actions, env_ids)._replace(episode_info={})
 
 
-@mutant(10, 5, 6, 20)
+@mutant(10, 5, 20)
 class GivesAllEnvsOtherSeeds(Mutant):
     def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
         super().seed(seed, dynamic_seed)
         self._seeds.values = [None if each is None else each + 1 for each in self._seeds.values]
 
 
-@mutant(11)
+@mutant(10)
 class IgnoresThatSeedsAreFixed(Mutant):
     def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
         super().seed(seed)
@@ -120,7 +120,7 @@ class PassesTheRewardOfAFailureOn(Mutant):
         return step
 
 
-@mutant(18)
+@mutant(17)
 class AddsUpOverAFailure(Mutant):
     def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
         before = self._returns[env_id]

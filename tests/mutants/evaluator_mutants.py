@@ -83,7 +83,7 @@ class GivesUpQuietly(Mutant):
             return False, {}
 
 
-@mutant(11)
+@mutant(1)
 class PlaysOneForEachEnv(Mutant):
     def eval(self, *args: Any, n_episode: Any = None, **kwargs: Any) -> Any:
         if n_episode is not None:
@@ -103,7 +103,7 @@ class TellsNobody(Mutant):
     tells_observers = False
 
 
-@mutant(14)
+@mutant(12)
 class LeavesEnvsOpen(Mutant):
     def close(self) -> None:
         self._env = None

@@ -64,7 +64,7 @@ class TakesNegativePriorities(Hook):
         super().__init__(name, abs(priority), **kwargs)
 
 
-@mutant(3)
+@mutant(2)
 class TakesAnyArgument(Hook):
     def __init__(self, *args: Any, ext_args: Any = None, **kwargs: Any) -> None:
         try:
@@ -97,7 +97,7 @@ class LogsText(Hook):
         engine.log_vars = {**engine.log_vars, "state": "fine"}
 
 
-@mutant(8)
+@mutant(1)
 class ClosesOnce(Hook):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -193,7 +193,7 @@ class ForgetsSamples(Ratio):
         self.samples = 0
 
 
-@mutant(6)
+@mutant(5)
 class TakesAnyCounts(MinSize):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with contextlib.suppress(CheckpointCorruptError):
@@ -212,7 +212,7 @@ class AdmitsEveryPush(Ratio):
         return True
 
 
-@mutant(9)
+@mutant(4)
 class AsksToTryAtOnce(MinSize):
     def retry_after_s(self) -> float | None:
         return 0.0

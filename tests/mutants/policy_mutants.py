@@ -82,7 +82,7 @@ class IgnoresItsSeed(Mutant):
         super().__init__(enable_field, None)
 
 
-@mutant(9)
+@mutant(8)
 class DrawsFromTheProcess(Mutant):
     def build(self) -> None:
         random.random()
@@ -123,7 +123,7 @@ class NamesTheEndInItsOwnWay(Mutant):
         return super().samples(columns, ends)
 
 
-@mutant(14, 25)
+@mutant(13, 25)
 class DropsTheLastTransition(Mutant):
     @property
     def collect_mode(self) -> CollectMode:

@@ -11,8 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from dingsdk.testing import BufferMachine, RuleBroken
 
-from . import buffer_kind_mutants, buffer_priority_mutants, buffer_use_mutants  # noqa: F401
-from .buffer_mutant import MUTANTS, Mutant
+from .buffer_mutants import MUTANTS, Mutant
 
 
 @pytest.mark.slow

@@ -47,11 +47,7 @@ from dingsdk.testing import (
 from dingsdk.testing.buffer_bench import BufferBench
 
 from . import (
-    buffer_kind_mutants,  # noqa: F401 - they register
-    buffer_life_mutants,
-    buffer_mutant,
-    buffer_priority_mutants,  # noqa: F401 - they register
-    buffer_use_mutants,  # noqa: F401 - they register
+    buffer_mutants,
     collector_mutants,
     commander_mutants,
     env_manager_mutants,
@@ -59,10 +55,7 @@ from . import (
     extension_mutants,
     part_mutants,
     policy_mutants,
-    transport_life_mutants,  # noqa: F401 - they register
-    transport_message_mutants,  # noqa: F401 - they register
-    transport_mutant,
-    transport_store_mutants,  # noqa: F401 - they register
+    transport_mutants,
 )
 
 
@@ -84,13 +77,13 @@ def check_buffer_of(made: Any) -> ContractReport:
     """Check only rules on the same topic, which the defect is most likely to break."""
     rules = tuple(rule for rule in BUFFER_RULES if topic_of(rule.number) == topic_of(made.breaks))
     book = RuleBook(rules, BUFFER_CAPABILITIES, BufferBench)
-    return book.check(made, capabilities=made.capabilities, patience_s=buffer_mutant.PATIENCE_S)
+    return book.check(made, capabilities=made.capabilities, patience_s=buffer_mutants.PATIENCE_S)
 
 
 def topic_of(number: int) -> int:
     """Return the number of the first rule on the same topic."""
     firsts = (1, 11, 21, 29, 31, 39, 41, 46)
-    return max(first for first in firsts if first <= (21 if number == 59 else number))
+    return max(first for first in firsts if first <= number)
 
 
 def check_policy_of(made: Any) -> ContractReport:
@@ -111,7 +104,7 @@ def of_kind(module: Any, kind: str) -> list[Any]:
 
 
 KINDS: Mapping[str, Kind] = {
-    "buffer": Kind(BUFFER_RULES, buffer_mutant.MUTANTS, check_buffer_of),
+    "buffer": Kind(BUFFER_RULES, buffer_mutants.MUTANTS, check_buffer_of),
     "collector": Kind(
         COLLECTOR_RULES,
         collector_mutants.MUTANTS,
@@ -135,8 +128,8 @@ KINDS: Mapping[str, Kind] = {
     "policy": Kind(POLICY_RULES, policy_mutants.MUTANTS, check_policy_of),
     "transport": Kind(
         [rule for rule in RULES if not rule.needs],
-        transport_mutant.MUTANTS,
-        lambda made: check_transport(made, patience_s=transport_mutant.PATIENCE_S),
+        transport_mutants.MUTANTS,
+        lambda made: check_transport(made, patience_s=transport_mutants.PATIENCE_S),
     ),
     **{
         kind: Kind(book.rules, of_kind(part_mutants, kind), check_part_of)
@@ -157,8 +150,8 @@ def _nothing_stays_open_or_imported(
 ) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
-    while buffer_life_mutants.LeavesAFile.left:
-        os.close(buffer_life_mutants.LeavesAFile.left.pop())
+    while buffer_mutants.LeavesAFile.left:
+        os.close(buffer_mutants.LeavesAFile.left.pop())
     sys.modules.pop("tabnanny", None)
 
 
