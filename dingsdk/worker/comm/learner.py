@@ -206,7 +206,7 @@ class BaseCommLearner(CommWorker):
             "counts": counts,
             "figures": home.figures(),
             "is_idle": state in ("waits", "done"),
-            "lag": list(self._training.lag or ()),
+            "lag": list(self._training.lags.lag or ()),
         }
 
     def _the_home(self) -> Home:
@@ -368,7 +368,7 @@ class BaseCommLearner(CommWorker):
             batch = home.sample(batch_size, train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
-                self._training.note_batch(batch, train_iter)
+                self._training.lags.count(batch, train_iter)
                 return batch
             if home.dataset_rows:
                 raise no_batch(cast(TableHome, home).buffer, train_iter)

@@ -26,7 +26,7 @@ from dingsdk.worker.coordinator.journal import (
     TrainingBegan,
 )
 from dingsdk.worker.coordinator.keeper import Keeper
-from dingsdk.worker.coordinator.live_payloads import LivePayloads, episodes_of, versions_in
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, episodes_of
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.payload_kinds import is_served, new_payloads
@@ -72,7 +72,7 @@ class CoordinatorStatus:
     paces: Mapping[str, Pace]
     """How fast the workers with tasks are, by worker id."""
     policy_lag: PolicyLag | None = None
-    """How old trained samples were, in versions of an on-policy policy."""
+    """How old trained samples were, in versions of the policy, as a learner reported last."""
     leases: tuple[tuple[WorkerInfo, float], ...] = ()
     """Joined workers, with the seconds until each lease ends."""
     loss: float | None = None
@@ -168,6 +168,7 @@ class Coordinator(Configurable):
         self.master = self.dispatcher.master
         self._rejoin_s = rejoin_s
         self._loss: float | None = None
+        self._policy_lag: PolicyLag | None = None
         self._is_started = False
         self._max_env_steps = cfg["system"].get("max_env_steps")
 
@@ -256,7 +257,7 @@ class Coordinator(Configurable):
                 samples=now.samples(),
                 held_up_by=now.outage.text,
                 paces=now.pace.paces(),
-                policy_lag=now.policy_lag,
+                policy_lag=self._policy_lag,
                 leases=tuple(now.pool.leases()),
                 loss=self._loss,
                 players=now.commander.players(),
@@ -492,7 +493,6 @@ class Coordinator(Configurable):
                 int(meta["policy_iter"]),
                 self.state.env_steps,
                 meta.get("digest"),
-                versions_in(meta),
                 episodes_of(meta),
             )
         )
@@ -546,7 +546,7 @@ class Coordinator(Configurable):
             ClosedError: there is no such learner task.
         """
         with self.condition:
-            self.state.note_progress(self._learner(task_id), cur_learner_iter)
+            self._learner(task_id)
             payloads = self.state.buffers.get(buffer_id)
             if payloads is None or self._keeper.is_behind:
                 return None
@@ -571,7 +571,6 @@ class Coordinator(Configurable):
             if payloads is None:
                 return
             train_iter = int(info["learner_step"])
-            self.state.totals.iterations[task_id] = train_iter
             self.state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
             if payloads.settle(info):
@@ -580,7 +579,8 @@ class Coordinator(Configurable):
                 if payloads.dataset_rows:
                     self._keeper.note(Progressed(task_id, 0, self.state.clock.elapsed_s))
             garbage = self._take_garbage(payloads)
-            self.state.note_policy_lag()
+            if info.get("lag"):
+                self._policy_lag = PolicyLag(*info["lag"])
             self.condition.notify_all()
             progress = {name: info[name] for name in info if name not in _OF_HOME}
             self.state.commander.update_learner_info(task_id, progress)

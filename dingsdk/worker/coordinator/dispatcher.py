@@ -116,12 +116,14 @@ class Dispatcher:
         if role is None or not role.rejoins or not isinstance(task, Mapping):
             return None
         kept = str(task.get("task_id")), str(task.get("payload_prefix"))
-        if task.get("is_over"):
+        orphan = self._state.orphan(*kept, info)
+        if orphan is not None and task.get("is_over"):
             # Its last answer did not arrive, so another worker begins the task anew.
-            if (orphan := self._state.orphan(*kept, info)) is not None:
-                self._state.expire_orphan(orphan)
+            self._state.expire_orphan(orphan)
             return None
-        return self._state.adopt(*kept, info)
+        if orphan is not None:
+            orphan.worker = info
+        return orphan
 
     def renew(self, worker_id: str) -> None:
         """Renew the lease of a worker."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError, SamplesLostError
-from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
@@ -36,30 +35,11 @@ def episodes_of(meta: Mapping[str, Any]) -> int:
     return int(meta.get("episodes", 1))
 
 
-def versions_in(meta: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return (train iteration of a policy, rows that it collected) of a payload.
-
-    Raises:
-        ProtocolError: the numbers of rows do not add up.
-    """
-    rows = int(meta["rows"])
-    found = [(int(version), int(count)) for version, count in meta.get("versions") or ()]
-    if not found:
-        return [(int(meta["policy_iter"]), rows)]
-    if sum(count for _, count in found) != rows or any(count < 1 for _, count in found):
-        raise ProtocolError(
-            f"payload {meta['data_id']!r} has {rows} rows, of the versions {found}",
-            where="metadata",
-        )
-    return found
-
-
 @dataclass(slots=True)
 class Payload:
     """A payload that the home may need.
 
     Attributes:
-        versions: (train iteration of a policy, rows that it collected).
         left: By reason: the rows that the home had and has no longer.
     """
 
@@ -67,7 +47,6 @@ class Payload:
     digest: str | None
     env_steps: int
     episodes: int
-    versions: Sequence[tuple[int, int]]
     is_inserted: bool = False
     left: Counter[str] = field(default_factory=Counter)
 
@@ -87,7 +66,6 @@ class LivePayloads:
         is_idle: Whether the home had nothing to train on when it answered last.
         home_counts: The newest ``counts()`` of the home.
         admission: Limits how much collectors collect, if the age of rows is bounded (on-policy).
-        lag: How old trained rows were; None before the first training.
         collects: On-policy: number of trainings, past or waiting, that have all their rows;
             otherwise 0.
         is_in_collect: On-policy: whether the next training has some of its rows, or rows to come,
@@ -97,7 +75,6 @@ class LivePayloads:
     are_stored = True
     """Whether the payloads are in the step data store."""
     admission: Admission | None = None
-    lag: PolicyLag | None = None
     collects = 0
     is_in_collect = False
 
@@ -156,7 +133,7 @@ class LivePayloads:
             if known is None:  # it was stored again, and nobody would read it
                 self._garbage.append(data_id)
             return False
-        self._live[data_id] = Payload(rows, digest, envstep, episodes_of(meta), versions_in(meta))
+        self._live[data_id] = Payload(rows, digest, envstep, episodes_of(meta))
         self._news[data_id] = None
         self._acked_rows += rows
         self._waiting_rows += rows
@@ -242,8 +219,6 @@ class LivePayloads:
         self.home_counts = dict(info["counts"])
         self._count = int(info["count"])
         self.dataset_rows = int(info.get("dataset_rows") or 0)
-        if info.get("lag"):
-            self.lag = PolicyLag(*info["lag"])
         # Without payloads, the journal would not know how far the training is.
         return self.confirmed > before or self.dataset_rows > 0
 
@@ -288,7 +263,6 @@ class LivePayloads:
             "live": [
                 [
                     *msgspec.structs.astuple(self._announcement(name))[:-1],
-                    [list(each) for each in payload.versions],
                     dict(payload.left),
                 ]
                 for name, payload in self._live.items()
@@ -314,9 +288,8 @@ class LivePayloads:
             raise CheckpointCorruptError(f"these are no live payloads: {error}") from error
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        for name, rows, digest, env_steps, episodes, is_inserted, versions, left in state["live"]:
-            found = [(int(version), int(count)) for version, count in versions]
-            payload = Payload(rows, digest, env_steps, episodes, found, is_inserted)
+        for name, *facts, left in state["live"]:
+            payload = Payload(*facts)
             payload.left.update({str(key): int(count) for key, count in left.items()})
             self._live[str(name)] = payload
         self._retired = dict.fromkeys(map(str, state["retired"]))

@@ -39,7 +39,7 @@ class QuietWatch:
         for name, role in state.roles.items():
             if role.worker_num and not joined[name]:
                 causes.append(f"no {name} has joined")
-            elif state.pool.has_idle(name) and not state.queues[name]:
+            elif state.idle(name) is not None and not state.queues[name]:
                 commander = state.commander
                 kind = getattr(commander, "config", {}).get("type", type(commander).__name__)
                 causes.append(f"commander {kind!r} has issued no task for an idle {name}")

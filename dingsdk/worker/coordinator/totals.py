@@ -17,7 +17,6 @@ class RunTotals(msgspec.Struct):
         episodes: Complete episodes of collecting tasks that have ended.
         ended_counts: Samples of buffers that are closed.
         unacknowledged_rows: Rows that were announced and will never be acknowledged.
-        iterations: Train iterations of learner tasks that are out or were given up, by task id.
         ended_iter: Train iteration of the learner task that ended last.
         learner_tasks: How many learner tasks have finished their training.
         evaluations: All recorded evaluations, as plain data.
@@ -27,11 +26,6 @@ class RunTotals(msgspec.Struct):
     episodes: int = 0
     ended_counts: SampleCounts = SampleCounts()
     unacknowledged_rows: int = 0
-    iterations: dict[str, int] = {}
     ended_iter: int = 0
     learner_tasks: int = 0
     evaluations: list[dict[str, Any]] = []
-
-    def end_learner(self, task_id: str) -> None:
-        """Note that a learner task has ended, and is not tried again."""
-        self.ended_iter = self.iterations.pop(task_id, self.ended_iter)

@@ -9,19 +9,17 @@ from dingsdk.worker.comm.transport import WorkerInfo
 
 
 class WorkerPool:
-    """The joined workers, each idle or busy, and the end of each worker's lease."""
+    """The joined workers, and the end of each worker's lease."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
         self._lease_s = lease_s
         self._clock = clock
         self._workers: dict[str, WorkerInfo] = {}
         self._lease_ends: dict[str, float] = {}
-        self._idle: dict[str, None] = {}  # a dict for its order: the longest idle comes first
 
     def add(self, info: WorkerInfo) -> None:
-        """Add an idle worker with a fresh lease."""
+        """Add a worker with a fresh lease."""
         self._workers[info.worker_id] = info
-        self._idle[info.worker_id] = None
         self.renew(info.worker_id)
 
     def remove(self, info: WorkerInfo) -> bool:
@@ -29,29 +27,11 @@ class WorkerPool:
         if self._workers.get(info.worker_id) != info:
             return False
         del self._workers[info.worker_id], self._lease_ends[info.worker_id]
-        self._idle.pop(info.worker_id, None)
         return True
 
-    def has_idle(self, role: str) -> bool:
-        """Return whether a worker of the role has no task."""
-        return any(self._workers[worker_id].role == role for worker_id in self._idle)
-
-    def take(self, role: str) -> WorkerInfo | None:
-        """Make the longest idle worker of a role busy and return it; None if there is none."""
-        for worker_id in self._idle:
-            if self._workers[worker_id].role == role:
-                del self._idle[worker_id]
-                return self._workers[worker_id]
-        return None
-
-    def take_one(self, info: WorkerInfo) -> None:
-        """Make a worker busy."""
-        self._idle.pop(info.worker_id, None)
-
-    def give_back(self, info: WorkerInfo) -> None:
-        """Make a worker idle again, unless it was lost since."""
-        if self._workers.get(info.worker_id) == info:
-            self._idle[info.worker_id] = None
+    def of_role(self, role: str) -> list[WorkerInfo]:
+        """Return the joined workers of a role."""
+        return [info for info in self._workers.values() if info.role == role]
 
     def counts(self) -> Counter[str]:
         """Return the number of joined workers by role."""

