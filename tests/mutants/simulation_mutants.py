@@ -73,8 +73,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a task whose worker was lost is forgotten",
             f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
-            "self.queues[state.role].append(",
-            "str(",
+            "self._queue(retried)",
+            "str(retried)",
             6,
         ),
         Mutant(
