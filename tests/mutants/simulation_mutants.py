@@ -187,7 +187,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "the reports of a home are not in the journal",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "self._keeper.note(Settled(task_id, train_iter, home))",
+            "self.keeper.note(Settled(task_id, train_iter, home))",
             "pass",
             0,
         ),
@@ -561,7 +561,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
-            "[] if self._keeper.is_behind else ",
+            "[] if self.keeper.is_behind else ",
             "",
             11,
         ),

@@ -31,7 +31,7 @@ from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.payload_kinds import is_served, new_payloads
 from dingsdk.worker.coordinator.recovery import restore_state, saved_state
-from dingsdk.worker.coordinator.role import Role, create_roles
+from dingsdk.worker.coordinator.role import WAIT_S, Role, create_roles
 from dingsdk.worker.coordinator.run_end import RunEnd
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -150,21 +150,10 @@ class Coordinator(Configurable):
             self.state, last_env_step, self.cfg.answer_timeout_s, clock, self._policy_num
         )
         """When tasks end; guarded by ``condition``."""
-        self._keeper = Keeper(journal, self.state, clock, renewal_s)
+        self.keeper = Keeper(journal, self.state, clock, renewal_s)
         if journal is not None:
             self.state.note = self._note_task
-        self.dispatcher = Dispatcher(
-            transport,
-            self.cfg,
-            self.state,
-            self.end,
-            self._keeper,
-            self.condition,
-            self.data_store,
-            self._drive,
-            clock,
-            tick_s,
-        )
+        self.dispatcher = Dispatcher(self, transport, tick_s)
         self.master = self.dispatcher.master
         self._rejoin_s = rejoin_s
         self._loss: float | None = None
@@ -180,7 +169,7 @@ class Coordinator(Configurable):
             RunFolderError, StorageFullError: the journal cannot be written.
             DingError: the transport cannot be opened.
         """
-        if self._keeper.keeps:
+        if self.keeper.keeps:
             self._recover()
         self._is_started = True
         return self.dispatcher.start()
@@ -296,17 +285,17 @@ class Coordinator(Configurable):
         """Store an evaluation (plain data), also for a coordinator that resumes this run."""
         with self.condition:
             self.state.totals.evaluations.append(dict(evaluation))
-            self._keeper.note(EvaluationRecorded(dict(evaluation)))
+            self.keeper.note(EvaluationRecorded(dict(evaluation)))
 
     def _note_task(self, fact: Fact) -> None:
         # A resumed run continues the tasks that ended only because the run did.
         if not self.is_ending:
-            self._keeper.note(fact)
+            self.keeper.note(fact)
 
     def _recover(self) -> None:
         """Restore the run from the journal."""
         with self.condition:
-            garbage = self._keeper.recover()
+            garbage = self.keeper.recover()
             self.state.change_limit(self._cfg["policy"]["learn"]["learner"])
             for state in self.state.orphans:
                 payloads = self.state.payloads_of(state)
@@ -321,14 +310,7 @@ class Coordinator(Configurable):
             for learner in map(self.state.learner_of, self.state.buffers):
                 self.policy_store.discard(str(learner.task["policy_id"]))
         self.dispatcher.orphans_until = self.clock() + self._rejoin_s
-        self._keeper.save_state()  # it includes what was decided here
-
-    def _drive(self, state: TaskState, task: Mapping[str, Any], goes_on: bool) -> None:
-        role = self.roles[state.role]
-        if goes_on:
-            role.go_on(self, state)
-        else:
-            role.drive(self, state, task)
+        self.keeper.save_state()  # it includes what was decided here
 
     # Called by the drivers of tasks, each in its own job, without holding the condition, unless the
     # docstring says otherwise. So are `is_ending` and `must_end`.
@@ -449,16 +431,28 @@ class Coordinator(Configurable):
             return {"step_limit": None}
         return {"step_limit": self.state.grant_steps(state, self._max_env_steps)}
 
-    def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
-        """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
+    def collector_demand(self, state: TaskState, starved_at: int | None) -> dict[str, Any]:
+        """Return the next message to a collector; wait while it can take no env step.
 
-        Call with the condition held.
+        Args:
+            starved_at: Env steps that it has taken if it waits for a higher limit; None if it does
+                not.
         """
-        setting = self.state.commander.get_collect_setting(state.task_id)
-        if setting is None or setting == state.collect_setting:
-            return {}
-        state.collect_setting = setting
-        return {"collect_setting": setting}
+        demand: dict[str, Any] = {"name": "collector_data_task"}
+
+        def can_go_on() -> bool:
+            demand.update(self.limits_of(state), ends_now=self.wants_end_of(state))
+            limit = demand["step_limit"]
+            is_starved = None not in (starved_at, limit) and limit <= starved_at
+            return not is_starved or demand["ends_now"] or self.must_end(state)
+
+        with self.condition:
+            self.condition.wait_for(can_go_on, WAIT_S)
+            demand["is_held_up"] = bool(self.held_up_by)
+            setting = self.state.commander.get_collect_setting(state.task_id)
+            if setting not in (None, state.collect_setting):
+                demand["collect_setting"] = state.collect_setting = setting
+        return demand
 
     def deal_with_collector_judge_finish(self, task_id: str, data: Mapping[str, Any]) -> bool:
         """Process a progress report; return whether the collector is done."""
@@ -475,17 +469,17 @@ class Coordinator(Configurable):
             is_done = self.state.progress(state, data)
             if state.env_steps > before:
                 elapsed_s = self.state.clock.elapsed_s
-                self._keeper.note(Progressed(task_id, state.env_steps, elapsed_s))
+                self.keeper.note(Progressed(task_id, state.env_steps, elapsed_s))
             self.condition.notify_all()
             return is_done
 
     def _may_push(self, payloads: LivePayloads, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Record in the journal that a payload is acknowledged; False if there is no room."""
-        if not self._keeper.keeps or self._is_served:
+        if not self.keeper.keeps or self._is_served:
             return True
         if payloads.knows(str(meta["data_id"])):
-            return not self._keeper.is_behind
-        return self._keeper.acknowledge(
+            return not self.keeper.is_behind
+        return self.keeper.acknowledge(
             Pushed(
                 state.buffer_id,
                 str(meta["data_id"]),
@@ -519,7 +513,7 @@ class Coordinator(Configurable):
         with self.condition:
             steps = int(finished.get("step_count", 0))
             if not state.is_evaluation and steps > state.env_steps:
-                self._keeper.note(Progressed(state.task_id, steps, self.state.clock.elapsed_s))
+                self.keeper.note(Progressed(state.task_id, steps, self.state.clock.elapsed_s))
             if is_cut_off:
                 self.state.notify_fail(state)
             elif self.state.finish_collector(state, finished):
@@ -548,11 +542,11 @@ class Coordinator(Configurable):
         with self.condition:
             self._learner(task_id)
             payloads = self.state.buffers.get(buffer_id)
-            if payloads is None or self._keeper.is_behind:
+            if payloads is None or self.keeper.is_behind:
                 return None
             news = payloads.take_news(batch_size)
             if news and isinstance(payloads, OnPolicyPayloads):
-                self._keeper.note(TrainingBegan(task_id, payloads.began_at))
+                self.keeper.note(TrainingBegan(task_id, payloads.began_at))
                 self.condition.notify_all()  # collectors may collect for the next training
             return news or None
 
@@ -575,9 +569,9 @@ class Coordinator(Configurable):
             self._loss = info.get("loss", self._loss)
             if payloads.settle(info):
                 home = {name: info.get(name) for name in _OF_HOME}
-                self._keeper.note(Settled(task_id, train_iter, home))
+                self.keeper.note(Settled(task_id, train_iter, home))
                 if payloads.dataset_rows:
-                    self._keeper.note(Progressed(task_id, 0, self.state.clock.elapsed_s))
+                    self.keeper.note(Progressed(task_id, 0, self.state.clock.elapsed_s))
             garbage = self._take_garbage(payloads)
             if info.get("lag"):
                 self._policy_lag = PolicyLag(*info["lag"])
@@ -590,7 +584,7 @@ class Coordinator(Configurable):
     def _take_garbage(self, payloads: LivePayloads) -> list[str]:
         """Return the ids of payloads to delete now."""
         # A restarted coordinator needs all payloads whose end is not in the journal yet.
-        return [] if self._keeper.is_behind else payloads.take_garbage()
+        return [] if self.keeper.is_behind else payloads.take_garbage()
 
     def _learner(self, task_id: str) -> TaskState:
         state = self.state.running.get(task_id)
@@ -615,17 +609,12 @@ class Coordinator(Configurable):
             payloads = self.state.payloads_of(state)
             if payloads is None:
                 return None
-            return 0 if self._keeper.is_behind else payloads.confirmed
-
-    def env_steps_of(self, state: TaskState) -> int:
-        """Return the env steps that were collected for the player of a learner's task."""
-        with self.condition:
-            return self.state.env_steps_of(state)
+            return 0 if self.keeper.is_behind else payloads.confirmed
 
     def has_news(self, state: TaskState) -> bool:
         """Return whether a task's home can be told something; call with the condition held."""
         payloads = self.state.payloads_of(state)
-        return payloads is None or (payloads.has_news and not self._keeper.is_behind)
+        return payloads is None or (payloads.has_news and not self.keeper.is_behind)
 
     def new_home(self, state: TaskState) -> Mapping[str, Any]:
         """Return what the new home of a buffer must know.

@@ -6,20 +6,19 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dingsdk.errors import DingError, TaskTimeoutError, error_text
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.scheduler import Condition, Job
-from dingsdk.worker.comm.transport import StepDataStore, Transport, WorkerInfo
-from dingsdk.worker.coordinator.keeper import Keeper
+from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.quiet import QuietWatch
-from dingsdk.worker.coordinator.run_end import RunEnd
-from dingsdk.worker.coordinator.scheduler_state import SchedulerState
-from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
+
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.coordinator import Coordinator
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +27,7 @@ class Dispatcher:
     """Watches workers, and gives the commander's tasks to those that are idle.
 
     Args:
-        drive: Called in a job of its own with (task state, task to send, whether its worker goes on
-            with a task of an earlier coordinator); returns at the end of the task.
+        run: The coordinator of the run.
         tick_s: Seconds between two requests for tasks while nothing else happens.
 
     Attributes:
@@ -37,41 +35,23 @@ class Dispatcher:
         orphans_until: When tasks of an earlier coordinator are given to other workers.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        cfg: CoordinatorSection,
-        state: SchedulerState,
-        end: RunEnd,
-        keeper: Keeper,
-        condition: Condition,
-        data_store: StepDataStore,
-        drive: Callable[[TaskState, Mapping[str, Any], bool], None],
-        clock: Callable[[], float],
-        tick_s: float,
-    ) -> None:
-        self._scheduler = transport.scheduler
-        self._cfg = cfg
-        self._state = state
-        self._end = end
-        self._keeper = keeper
-        self._condition = condition
-        self._data_store = data_store
-        self._drive = drive
-        self._clock = clock
+    def __init__(self, run: Coordinator, transport: Transport, tick_s: float) -> None:
+        self._run = run
+        self._state, self._end, self._condition = run.state, run.end, run.condition
+        self._cfg, self._clock = run.cfg, run.clock
         self._tick_s = tick_s
-        self._quiet = QuietWatch(state, cfg.quiet_after_s, state.clock)
+        self._quiet = QuietWatch(run.state, run.cfg.quiet_after_s, run.state.clock)
         self._jobs: list[Job] = []
-        self._swept_at = clock()
+        self._swept_at = run.clock()
         self._has_news = False
         self.orphans_until = -math.inf
         self.master = Master(
             transport.master_end(),
-            self._scheduler,
+            run.scheduler,
             on_join=self.join,
             on_renew=self.renew,
             on_lost=self.lose,
-            lease_s=cfg.lease_s,
+            lease_s=run.cfg.lease_s,
         )
 
     def start(self) -> str:
@@ -166,10 +146,10 @@ class Dispatcher:
             _report_pace(worker_id, pace)
         for info in silent:
             self.master.lose(info.worker_id, f"silent for {self._cfg.lease_s} s", info.incarnation)
-        self._keeper.check_owner()
+        self._run.keeper.check_owner()
         self._sweep_orphans()
         with self._condition:
-            if not self._end.is_near and self._keeper.save_if_due():
+            if not self._end.is_near and self._run.keeper.save_if_due():
                 self._condition.notify_all()
             self.expire_orphans()
             given = self._assign()
@@ -207,7 +187,7 @@ class Dispatcher:
         self._swept_at = self._clock()
         with self._condition:
             is_live = self._state.find_live()
-        count = self._data_store.sweep_orphans(is_live, grace_s)
+        count = self._run.data_store.sweep_orphans(is_live, grace_s)
         if count:
             _log.info("deleted %d unannounced payloads", count)
 
@@ -220,7 +200,11 @@ class Dispatcher:
         task["resource_info"] = worker.resource
         error: DingError | None = None
         try:
-            self._drive(state, task, goes_on)
+            role = self._run.roles[state.role]
+            if goes_on:
+                role.go_on(self._run, state)
+            else:
+                role.drive(self._run, state, task)
         except Exception as raised:
             error = _as_ding_error(raised, f"task {state.task_id}")
             if isinstance(raised, TaskTimeoutError):
@@ -245,7 +229,7 @@ class Dispatcher:
     def spawn(self, function: Callable[[], None], name: str) -> None:
         """Run a function in a job, which ``close`` waits for."""
         self._jobs = [job for job in self._jobs if not job.done]
-        self._jobs.append(self._scheduler.spawn(function, name))
+        self._jobs.append(self._run.scheduler.spawn(function, name))
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

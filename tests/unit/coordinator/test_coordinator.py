@@ -79,6 +79,9 @@ class Commander:
     def wants_end_of(self, task_id: str) -> bool:
         return False
 
+    def get_collect_setting(self, task_id: str) -> None:
+        return None
+
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.calls.append(("collected", info["cur_step"]))
 
@@ -481,7 +484,7 @@ def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> No
     assert coordinator.has_news(learner)
     site.open_buffer(learner)
     site.finish(is_evaluation=False)
-    assert (coordinator.confirmed_of(learner), coordinator.env_steps_of(learner)) == (0, 7)
+    assert (coordinator.confirmed_of(learner), coordinator.state.env_steps_of(learner)) == (0, 7)
     assert site.send("b", "a", "b") == [True] * 3
     assert coordinator.has_news(learner)
     assert site.announced(learner, most=1) == ["b"]
@@ -578,8 +581,32 @@ def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
 def test_new_collect_setting_is_sent_once(site: Site) -> None:
     task, settings = site.task(), iter([{"eps": 0.5}, {"eps": 0.5}, {"eps": 0.4}, None])
     site.commander.get_collect_setting = lambda task_id: next(settings)  # type: ignore[attr-defined]
-    found = [site.coordinator.new_collect_setting(task) for _ in range(4)]
-    assert found == [{"collect_setting": {"eps": 0.5}}, {}, {"collect_setting": {"eps": 0.4}}, {}]
+    demands = [site.coordinator.collector_demand(task, None) for _ in range(4)]
+    found = [demand.get("collect_setting") for demand in demands]
+    assert found == [{"eps": 0.5}, None, {"eps": 0.4}, None]
+
+
+@pytest.mark.parametrize("what", ["limit", "ending", "commander", "nothing"])
+def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    coordinator, waits = site.coordinator, list[bool]()
+
+    def wait_for(predicate: Callable[[], bool], timeout_s: float) -> bool:
+        waits.append(predicate())
+        if what == "limit":
+            limits["step_limit"] = 41
+        coordinator.end.is_over = what == "ending"
+        site.commander.wants_end_of = lambda task_id: what == "commander"  # type: ignore[method-assign]
+        waits.append(predicate())
+        return waits[-1]
+
+    limits: dict[str, int | None] = {"step_limit": 40}
+    monkeypatch.setattr(coordinator, "limits_of", lambda state: limits)
+    monkeypatch.setattr(coordinator.condition, "wait_for", wait_for)
+    demand = coordinator.collector_demand(site.task(), 40)
+    assert waits == [False, what != "nothing"]
+    assert (demand["step_limit"], demand["ends_now"]) == (limits["step_limit"], what == "commander")
 
 
 def test_status_has_the_last_reported_loss(site: Site) -> None:

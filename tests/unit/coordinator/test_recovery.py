@@ -122,7 +122,7 @@ class Life:
             self.cfg, transport, journal=journal, clock=lambda: self.now, **options
         )
         self.scheduler = self.coordinator.state
-        self.keeper = self.coordinator._keeper
+        self.keeper = self.coordinator.keeper
         self.coordinator._recover()
 
     def join(self, worker_id: str, role: str) -> None:
