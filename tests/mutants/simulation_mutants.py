@@ -102,7 +102,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "a silent worker keeps its lease",
-            f"{_COORDINATOR}.workers:WorkerPool.silent",
+            f"{_COORDINATOR}.scheduler_state:WorkerPool.silent",
             "<= now",
             "<= now - 60",
             13,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
+from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.clock import RunClock
 from dingsdk.worker.coordinator.dispatcher import Dispatcher
 from dingsdk.worker.coordinator.journal import (
@@ -26,10 +28,9 @@ from dingsdk.worker.coordinator.journal import (
     TrainingBegan,
 )
 from dingsdk.worker.coordinator.keeper import Keeper
-from dingsdk.worker.coordinator.live_payloads import LivePayloads, episodes_of
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, ServedPayloads, episodes_of
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.payload_kinds import is_served, new_payloads
 from dingsdk.worker.coordinator.recovery import restore_state, saved_state
 from dingsdk.worker.coordinator.role import WAIT_S, Role, create_roles
 from dingsdk.worker.coordinator.run_end import RunEnd
@@ -121,7 +122,7 @@ class Coordinator(Configurable):
         self.cfg: CoordinatorSection = self.read(cfg["system"].get("coordinator") or {})
         self.scheduler = transport.scheduler
         self.clock = clock = clock or self.scheduler.clock
-        self._is_served = is_served(cfg)
+        self._is_served = _is_served(cfg)
         self.condition: Condition = self.scheduler.condition()
         """Guards the coordinator's state; its waiters are notified at every change."""
         self.data_store = transport.data_store()
@@ -338,7 +339,7 @@ class Coordinator(Configurable):
             ) from error
 
     def _new_payloads(self, learner: TaskState) -> LivePayloads:
-        return new_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
+        return _new_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
 
     def deal_with_task_started(self, state: TaskState) -> None:
         """Record that the worker is ready to work on the task."""
@@ -672,8 +673,42 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     False for a replay server: its buffer paces all its clients together.
     """
     policy = cfg["policy"]
-    if is_served(cfg):
+    if _is_served(cfg):
         return False
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
     return bool(policy.get("on_policy") or is_limited)
+
+
+def _is_served(cfg: Mapping[str, Any]) -> bool:
+    """Return whether collectors insert their samples into a replay server."""
+    return (cfg["system"].get("replay") or {}).get("type") == "server"
+
+
+def _new_payloads(cfg: Mapping[str, Any], players: int) -> LivePayloads:
+    """Return the empty payloads of a buffer.
+
+    Args:
+        cfg: The compiled config.
+        players: How many players take turns in an env, at most.
+    """
+    policy = cfg["policy"]
+    collect = policy["collect"]
+    if _is_served(cfg):
+        return ServedPayloads()
+    if not policy.get("on_policy"):
+        return LivePayloads(2 * int(collect.get("n_sample") or 1))
+    max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
+    trainings = int(policy["learn"].get("update_per_collect", 1))
+    n_sample, unroll_len = collect["n_sample"], collect["unroll_len"]
+    least_steps = row_steps = 1
+    if unroll_len > 1:
+        # Only here, as it imports the policy.
+        from dingsdk.worker.collector.factory import declared_piece
+
+        row_steps = int(unroll_len) if declared_piece(cfg) == "unroll" else 1
+        # A player's first step may come last, and it ends with the player's next step.
+        turns = unroll_len if players == 1 else players * (unroll_len + 1)
+        least_steps = int(turns) * int(cfg["env"]["collector_env_num"])
+    lag = math.inf if max_lag is None else int(max_lag)
+    return OnPolicyPayloads(Admission(int(n_sample), lag, least_steps, row_steps), trainings)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError, SamplesLostError
+from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
@@ -72,8 +72,6 @@ class LivePayloads:
             but not all; otherwise False.
     """
 
-    are_stored = True
-    """Whether the payloads are in the step data store."""
     admission: Admission | None = None
     collects = 0
     is_in_collect = False
@@ -231,14 +229,15 @@ class LivePayloads:
         """Return how many samples the buffer holds, as its home reported last."""
         return self._count
 
-    def count_rows(self) -> int:
-        """Return how many acknowledged rows, or rows of a data set, have not been evicted."""
-        return self._acked_rows + self.dataset_rows - self._evicted.total()
-
     def counts(self) -> SampleCounts:
         """Return the sample counts, without samples that wait for room."""
         acked, evicted = self._acked_rows + self.dataset_rows, dict(+self._evicted)
-        return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
+        live = acked - self._evicted.total()
+        return SampleCounts(acked, acked, self.trained_rows, live, evicted)
+
+    def recounted(self) -> SampleCounts:
+        """Return the sample counts, with the live rows as counted in the live payloads."""
+        return replace(self.counts(), live=self.count_live())
 
     def count_live(self) -> int:
         """Count the rows of the live payloads that have not left, and those of a data set."""
@@ -247,15 +246,7 @@ class LivePayloads:
 
     def check(self) -> None:
         """Raise SamplesLostError unless the live payloads have all rows that were not evicted."""
-        live = self.count_live()
-        if live != self.count_rows():
-            raise SamplesLostError(
-                f"{self._acked_rows} rows acknowledged, {live} in live payloads, "
-                f"{self._evicted.total()} evicted",
-                acknowledged=self._acked_rows,
-                live=live,
-                evicted=dict(self._evicted),
-            )
+        self.recounted().check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts and live payloads as plain data."""
@@ -307,8 +298,6 @@ class LivePayloads:
 class ServedPayloads(LivePayloads):
     """Counts the rows that collectors insert into a replay server; the learner draws them there."""
 
-    are_stored = False
-
     def __init__(self) -> None:
         super().__init__(0)
         self._figures: Mapping[str, int] = {}
@@ -345,7 +334,3 @@ class ServedPayloads(LivePayloads):
 
     def count_live(self) -> int:
         return self.count()
-
-    def check(self) -> None:
-        """Raise SamplesLostError if the server's counts do not add up."""
-        self.counts().check()

@@ -122,7 +122,7 @@ class OnPolicyPayloads(LivePayloads):
 
     def count(self) -> int:
         """Return the number of rows that were not trained on."""
-        return self.count_rows()
+        return self.counts().live
 
     def state_dict(self) -> dict[str, Any]:
         return {

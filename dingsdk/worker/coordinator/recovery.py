@@ -29,9 +29,8 @@ from dingsdk.worker.coordinator.journal import (
     TrainingBegan,
 )
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
-from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.scheduler_state import RunTotals, SchedulerState
 from dingsdk.worker.coordinator.tasks import TaskState
-from dingsdk.worker.coordinator.totals import RunTotals
 
 _log = logging.getLogger(__name__)
 

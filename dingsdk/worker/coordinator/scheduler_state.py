@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from dingsdk.data.container import encode_json
 from dingsdk.errors import DingError, PoisonTaskError, TaskTimeoutError, WorkerLostError
@@ -23,8 +24,6 @@ from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
-from dingsdk.worker.coordinator.totals import RunTotals
-from dingsdk.worker.coordinator.workers import WorkerPool
 from dingsdk.worker.sample_counts import SampleCounts
 
 LOSSES = (WorkerLostError, TaskTimeoutError)
@@ -35,6 +34,75 @@ LEAST_GRANT, LARGEST_GRANT = 64, 4096
 """Env steps that a collector may get at once: others wait for those that it does not take."""
 TASK_TIMEOUT_S = 600.0
 """How long a task may wait for a worker if the role has no ``<role>_task_timeout``."""
+
+
+class RunTotals(msgspec.Struct):
+    """What a run has done, apart from its running tasks and open buffers.
+
+    Attributes:
+        ended_env_steps: Env steps of collecting tasks that have ended, and of before the run.
+        episodes: Complete episodes of collecting tasks that have ended.
+        ended_counts: Samples of buffers that are closed.
+        unacknowledged_rows: Rows that were announced and will never be acknowledged.
+        ended_iter: Train iteration of the learner task that ended last.
+        learner_tasks: How many learner tasks have finished their training.
+        evaluations: All recorded evaluations, as plain data.
+    """
+
+    ended_env_steps: int = 0
+    episodes: int = 0
+    ended_counts: SampleCounts = SampleCounts()
+    unacknowledged_rows: int = 0
+    ended_iter: int = 0
+    learner_tasks: int = 0
+    evaluations: list[dict[str, Any]] = []
+
+
+class WorkerPool:
+    """The joined workers, and the end of each worker's lease."""
+
+    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._workers: dict[str, WorkerInfo] = {}
+        self._lease_ends: dict[str, float] = {}
+
+    def add(self, info: WorkerInfo) -> None:
+        """Add a worker with a fresh lease."""
+        self._workers[info.worker_id] = info
+        self.renew(info.worker_id)
+
+    def remove(self, info: WorkerInfo) -> bool:
+        """Remove a worker; False if its id is unknown or now belongs to another incarnation."""
+        if self._workers.get(info.worker_id) != info:
+            return False
+        del self._workers[info.worker_id], self._lease_ends[info.worker_id]
+        return True
+
+    def of_role(self, role: str) -> list[WorkerInfo]:
+        """Return the joined workers of a role."""
+        return [info for info in self._workers.values() if info.role == role]
+
+    def counts(self) -> Counter[str]:
+        """Return the number of joined workers by role."""
+        return Counter(info.role for info in self._workers.values())
+
+    def leases(self) -> list[tuple[WorkerInfo, float]]:
+        """Return the joined workers and the seconds until each lease ends."""
+        now = self._clock()
+        return [(info, self._lease_ends[name] - now) for name, info in self._workers.items()]
+
+    def renew(self, worker_id: str) -> bool:
+        """Renew a lease; False for a worker that is not joined."""
+        if worker_id not in self._workers:
+            return False
+        self._lease_ends[worker_id] = self._clock() + self._lease_s
+        return True
+
+    def silent(self) -> list[WorkerInfo]:
+        """Return the workers whose lease is over."""
+        now = self._clock()
+        return [info for name, info in self._workers.items() if self._lease_ends[name] <= now]
 
 
 class SchedulerState:
@@ -332,7 +400,7 @@ class SchedulerState:
         payloads = self.buffers.pop(buffer_id, None)
         if payloads is not None:
             # Counted once more, so that a check of the ended run finds rows that were lost.
-            self.totals.ended_counts += replace(payloads.counts(), live=payloads.count_live())
+            self.totals.ended_counts += payloads.recounted()
 
     def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
         """Set ``train_iterations`` of this section for all running and queued learner tasks."""

@@ -54,7 +54,7 @@ def test_new_home_gets_all_live_payloads_and_counts_their_rows_again() -> None:
     payloads.restart()
     news = payloads.take_news()
     assert [(each["data_id"], each["was_inserted"]) for each in news] == [("b", True), ("c", False)]
-    assert payloads.count_rows() == 8
+    assert payloads.counts().live == 8
     settle(payloads, report(1, inserted=["b", "c"]), trained_rows=5)
     assert payloads.counts().trained == 15
     assert payloads.can_push(LEAST_AHEAD_ROWS), "rows that were inserted before do not wait again"

@@ -11,9 +11,9 @@ from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.clock import RunClock
+from dingsdk.worker.coordinator.dispatcher import QuietWatch
 from dingsdk.worker.coordinator.journal import Progressed
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
-from dingsdk.worker.coordinator.quiet import QuietWatch
 from dingsdk.worker.coordinator.recovery import apply, restore_state, saved_state
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.scheduler_state import (
