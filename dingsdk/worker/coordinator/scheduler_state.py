@@ -305,6 +305,8 @@ class SchedulerState:
         self.totals.unacknowledged_rows += sum(state.waiting.values())
         if state.worker is not None:
             self.pace.end(state.worker.worker_id, state.kind)
+            if is_lost:  # its driver may notice the loss first
+                self.lose(state.worker)
         if error is None:
             self._given_up[state.kind] = 0
             return None, False

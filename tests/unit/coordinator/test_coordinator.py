@@ -397,6 +397,7 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
     assert type(failure) is DingError
     assert str(failure) == "task t: ValueError: out of range"
     assert failure.__cause__ is cause
+    assert site.commander.calls == [("failed", "t")]
     assert site.coordinator.is_ending
     assert site.coordinator.must_end(site.task(is_evaluation=True))
 
@@ -700,16 +701,6 @@ def test_silent_worker_is_lost_when_its_lease_expires(site: Site) -> None:
     assert lost == [("c0", f"silent for {lease_s} s", 0)]
     site.coordinator.dispatcher.lose(WorkerInfo("c0", "collector"), "silent")
     assert site.workers() == 1
-
-
-def test_pause_of_the_coordinator_does_not_count_as_silence_of_a_worker(site: Site) -> None:
-    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
-    lost: list[tuple[Any, ...]] = []
-    site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
-    site.pass_time(300.0, 100.0)
-    assert lost == []
-    site.pass_time(site.coordinator.cfg.lease_s, 1.0)
-    assert len(lost) == 1
 
 
 def test_quiet_run_is_logged_but_not_while_it_waits_for_storage(

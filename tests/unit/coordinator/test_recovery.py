@@ -416,8 +416,9 @@ def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> 
     life.join("c1", "collector")
     life.coordinator.note_evaluation({"mean": 9.0})
     life.scheduler.produce("collector")  # it waits for a worker
-    after = Life(tmp_path, transport, "naive")
-    assert same(life.look(), after.look())
+    for _ in range(2):  # from the facts, and then from the saved state
+        after = Life(tmp_path, transport, "naive")
+        assert same(life.look(), after.look())
     assert after.scheduler.totals.evaluations == [{"mean": 9.0}]
     after.join("c1", "collector")
     after.coordinator.dispatcher.expire_orphans()
@@ -445,20 +446,6 @@ def test_finished_learner_task_is_not_repeated_by_the_next_coordinator(
     finished = {"task_id": second.task_id, "buffer_id": second.buffer_id}
     after.coordinator.deal_with_learner_finish_task(second.task_id, finished)
     assert after.coordinator.system_shutdown_flag
-
-
-def test_restart_of_the_coordinator_does_not_count_as_a_loss_of_the_task(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    learner = life.give("learner")
-    for _ in range(10):
-        life = Life(tmp_path, transport, "naive")
-        life.coordinator.dispatcher.expire_orphans()
-        life.join("l0", "learner")
-        again = life.give("learner")
-        assert (again.task_id, again.attempt, again.losses) == (learner.task_id, 1, ())
 
 
 def test_tasks_at_the_end_of_a_run_are_kept_for_a_resume(tmp_path: Path, transport: Any) -> None:
