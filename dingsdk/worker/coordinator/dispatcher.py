@@ -122,7 +122,7 @@ class Dispatcher:
         """Add a worker; it continues with a task that it kept from an earlier coordinator."""
         roles = self._state.roles
         with self._condition:
-            self._state.join(info)
+            self._state.pool.add(info)
             task = None if self._end.is_near else self._adopted(info)
         _log.info("worker %s joined", info.worker_id)
         if task is not None:
@@ -158,7 +158,7 @@ class Dispatcher:
         """Remove a worker; its task ends with an error in its own job."""
         _log.warning("worker %s is lost: %s", info.worker_id, reason)
         with self._condition:
-            self._state.lose(info)
+            self._state.pool.remove(info)
         self.notify()
 
     def run(self) -> None:
@@ -180,7 +180,7 @@ class Dispatcher:
             self._state.clock.look()
             silent = self._state.pool.silent()
             failure = self._state.outage.failure()
-            changed = self._state.pace.look()
+            changed = self._state.pace.look(self._state.running.values())
             why_quiet = "" if self._end.is_near else self._quiet.look()
         if why_quiet:
             _log.warning("nothing has happened for %.0f s: %s", self._quiet.limit_s, why_quiet)

@@ -72,12 +72,10 @@ class WorkerPool:
         self._workers[info.worker_id] = info
         self.renew(info.worker_id)
 
-    def remove(self, info: WorkerInfo) -> bool:
-        """Remove a worker; False if its id is unknown or now belongs to another incarnation."""
-        if self._workers.get(info.worker_id) != info:
-            return False
-        del self._workers[info.worker_id], self._lease_ends[info.worker_id]
-        return True
+    def remove(self, info: WorkerInfo) -> None:
+        """Remove a worker, unless it has left or has rejoined as another incarnation."""
+        if self._workers.get(info.worker_id) == info:
+            del self._workers[info.worker_id], self._lease_ends[info.worker_id]
 
     def of_role(self, role: str) -> list[WorkerInfo]:
         """Return the joined workers of a role."""
@@ -266,17 +264,13 @@ class SchedulerState:
 
     def begin(self, state: TaskState) -> None:
         """Record that a task's worker has built its env or policy and now works."""
-        assert state.worker is not None  # assigned
         state.began_at = self.clock()
         if state.is_evaluation:
             state.run_env_steps = self.env_steps_of(state)
-        self.pace.start(state.worker.worker_id, state.kind)
 
     def note_progress(self, state: TaskState, total: int) -> None:
         """Store the progress of a task: env steps, or iterations of a learner."""
         state.progress = total
-        if state.worker is not None:
-            self.pace.note(state.worker.worker_id, state.kind, total)
 
     def end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
         """Remove a task that ended; return its final error, and whether that error ends the run.
@@ -303,10 +297,8 @@ class SchedulerState:
         if payloads is not None and payloads.admission is not None:
             payloads.admission.forget(state.task_id)
         self.totals.unacknowledged_rows += sum(state.waiting.values())
-        if state.worker is not None:
-            self.pace.end(state.worker.worker_id, state.kind)
-            if is_lost:  # its driver may notice the loss first
-                self.lose(state.worker)
+        if state.worker is not None and is_lost:  # its driver may notice the loss first
+            self.pool.remove(state.worker)
         if error is None:
             self._given_up[state.kind] = 0
             return None, False
@@ -490,16 +482,6 @@ class SchedulerState:
         return self.totals.ended_env_steps + sum(
             [state.env_steps for state in self.running.values()]
         )
-
-    def join(self, info: WorkerInfo) -> None:
-        """Add a worker that joined."""
-        self.pace.forget(info.worker_id)  # another process, maybe on another host
-        self.pool.add(info)
-
-    def lose(self, info: WorkerInfo) -> None:
-        """Remove a worker, unless it has rejoined as another incarnation."""
-        if self.pool.remove(info):
-            self.pace.forget(info.worker_id)
 
 
 def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:

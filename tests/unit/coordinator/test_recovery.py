@@ -126,7 +126,7 @@ class Life:
         self.coordinator._recover()
 
     def join(self, worker_id: str, role: str) -> None:
-        self.scheduler.join(WorkerInfo(worker_id, role, incarnation=1))
+        self.scheduler.pool.add(WorkerInfo(worker_id, role, incarnation=1))
 
     def give(self, role: str) -> TaskState:
         """Assign the next task of the commander to a worker."""

@@ -122,7 +122,7 @@ class Site:
 
     def join(self, worker_id: str, role: str = "collector") -> WorkerInfo:
         info = WorkerInfo(worker_id, role)
-        self.state.join(info)
+        self.state.pool.add(info)
         return info
 
     def open_buffer(self, buffer_id: str = "b") -> LivePayloads:
@@ -142,7 +142,7 @@ class Site:
     def lose(self, state: TaskState, reason: str = "silent") -> tuple[DingError | None, bool]:
         """Lose the task's worker, and let a replacement join."""
         assert state.worker is not None
-        self.state.lose(state.worker)
+        self.state.pool.remove(state.worker)
         cause = WorkerLostError("lost", reason=reason)
         outcome = self.state.end(state, cause)
         self.join(state.worker.worker_id, state.worker.role)
@@ -174,7 +174,7 @@ def test_task_that_no_worker_takes_in_time_fails(site: Site, role: str, limit_s:
     if role != "auditor":
         site.commander.tasks[role].append({"task_id": "t", "buffer_id": "b"})
     site.state.produce(role)
-    site.state.lose(info)
+    site.state.pool.remove(info)
     site.now += limit_s
     assert site.state.assign(role) is None
     assert site.commander.failed == []
@@ -435,7 +435,7 @@ def test_facts_of_tasks_restore_the_state(site: Site) -> None:
     again = site.state.assign("collector")
     assert again is not None
     site.state.produce("collector")
-    site.state.lose(failed)
+    site.state.pool.remove(failed)
     site.now += 31.0
     site.state.assign("collector")
     assert site.commander.failed == [("collector", "failed")]
@@ -680,28 +680,6 @@ def test_worker_that_rejoins_with_its_task_is_busy(site: Site) -> None:
     state.worker = info
     assert site.state.orphans == []
     assert site.state.orphan("t", state.payload_prefix, info) is None, "it has a worker"
-
-
-def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
-    site.open_buffer()
-    info = site.join("c0")
-    state = site.assigned(**collecting())
-    site.now += 20.0
-    site.state.note_progress(state, 60)
-    assert site.state.pace.look() == {}
-    assert site.state.pace.paces()["c0"].per_s == 3.0
-    site.state.lose(WorkerInfo("c0", "collector", incarnation=7))
-    assert "c0" in site.state.pace.paces(), "the lost worker is another incarnation"
-    site.state.lose(info)
-    assert site.state.pace.paces() == {}
-
-    site.join("c1")
-    site.assigned(**collecting(), task_id="u")
-    site.now += 20.0
-    site.state.pace.look()
-    assert "c1" in site.state.pace.paces()
-    site.join("c1")  # a new process with the same id
-    assert site.state.pace.paces() == {}
 
 
 def test_fact_of_an_unknown_task_is_refused() -> None:
