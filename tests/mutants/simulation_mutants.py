@@ -200,7 +200,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "rows trained on before a restart count twice",
-            f"{_PAYLOADS}._load",
+            f"{_PAYLOADS}.load_state_dict",
             'state["earlier_trained_rows"]',
             'state["trained_rows"]',
             11,

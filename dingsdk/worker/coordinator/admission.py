@@ -120,13 +120,6 @@ class Admission:
         """Whether any collector has steps left to take or to report."""
         return any(grant.outstanding for grant in self._grants.values())
 
-    def expect(self, task_id: str) -> None:
-        """Delay trainings until a task of an earlier coordinator rejoins or is forgotten.
-
-        Its collector may have collected rows with any policy.
-        """
-        self._grants[task_id] = _Grant(admitted=1)
-
     def rejoin(self, task_id: str, admitted: int, used: int, policy_iter: int) -> None:
         """Restore the grant that an earlier coordinator gave; the collector reports its values."""
         self._grants[task_id] = grant = _Grant(admitted, used, policy_iter)

@@ -303,7 +303,8 @@ class Coordinator(Configurable):
                 if payloads is None or payloads.admission is None:
                     continue
                 if state.kind == "collector":
-                    payloads.admission.expect(state.task_id)
+                    # Trainings wait for it: it may have collected rows with any policy.
+                    payloads.admission.rejoin(state.task_id, admitted=1, used=0, policy_iter=0)
         self.data_store.delete(garbage)
         if not self._rejoin_s:
             # Learners go back to their checkpoints. A store keeps its newest version, so collectors

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError
+from dingsdk.errors import ConflictError, ProtocolError
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
@@ -271,14 +271,8 @@ class LivePayloads:
         """Restore a state of ``state_dict``.
 
         Raises:
-            CheckpointCorruptError: it is not such a state.
+            AttributeError, LookupError, TypeError, ValueError: it is not such a state.
         """
-        try:
-            self._load(state)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointCorruptError(f"these are no live payloads: {error}") from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
         for name, *facts, left in state["live"]:
             payload = Payload(*facts)
             payload.left.update({str(key): int(count) for key, count in left.items()})

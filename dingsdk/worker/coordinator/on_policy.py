@@ -134,8 +134,8 @@ class OnPolicyPayloads(LivePayloads):
             "admission": self.admission.state_dict(),
         }
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._drawn = dict.fromkeys(map(str, state["drawn"]))
         self._returned = dict.fromkeys(map(str, state["returned"]))
         self._train_iter, self.began_at = state["train_iter"], int(state["began_at"])

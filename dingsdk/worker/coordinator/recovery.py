@@ -72,7 +72,7 @@ def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
         state.clock.elapsed_s = float(saved["elapsed_s"])
     except DingError:
         raise
-    except (LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointCorruptError(
             f"this is no state of a coordinator: {type(error).__name__}: {error}"
         ) from error

@@ -431,7 +431,7 @@ def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
 
 def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
     admission = Admission(4, 1)
-    admission.expect("c")
+    admission.rejoin("c", 1, 0, 0)
     assert admission.may_train(4), "the first training has one version of lag to spare"
     admission.trained(1)
     assert not admission.may_train(4)
@@ -439,14 +439,14 @@ def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
     assert not admission.may_train(4), "it has not delivered all its steps"
     admission.report("c", 9, 1)
     assert admission.may_train(4)
-    admission.expect("c")
+    admission.rejoin("c", 1, 0, 0)
     admission.forget("c")
     assert admission.may_train(4)
 
 
 def test_collector_that_may_rejoin_gets_a_share_of_the_steps() -> None:
     admission = Admission(4, 0)
-    admission.expect("gone")
+    admission.rejoin("gone", 1, 0, 0)
     assert admission.admit("c", 1, is_training=False) == 2, "half of 4: the other may rejoin"
     admission.forget("gone")
     admission.report("c", 2, 0)

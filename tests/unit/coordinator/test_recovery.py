@@ -534,8 +534,9 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     life.coordinator.note_evaluation({"mean": 9.0})
     state = life.coordinator.state_dict()
     (buffer_id,) = state["buffers"]
-    cases: list[dict[str, Any]] = [{"running": [{}]}, {"buffers": {buffer_id: {"live": []}}}]
-    for wrong in cases:
+    damaged: list[Any] = [{"live": []}, {"live": [1]}]
+    cases = [{"buffers": {buffer_id: each}} for each in damaged]
+    for wrong in (*cases, {"running": [{}]}):
         with pytest.raises(CheckpointCorruptError):
             Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict({**state, **wrong})
     other = Life(tmp_path / "c", transport, "naive").coordinator
