@@ -216,9 +216,6 @@ class Site:
         self.coordinator.close()
         self.transport.close()
 
-    def workers(self) -> int:
-        return self.coordinator.status().workers["collector"]
-
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
@@ -686,21 +683,6 @@ def test_calls_for_unknown_tasks_change_nothing(
     learner = site.task("learner")
     site.hear(learner, 5)  # its buffer is closed
     assert (site.commander.calls, learner.progress) == ([], 0)
-
-
-def test_silent_worker_is_lost_when_its_lease_expires(site: Site) -> None:
-    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
-    site.coordinator.dispatcher.join(WorkerInfo("c1", "collector"))
-    lost: list[tuple[Any, ...]] = []
-    site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
-    lease_s = site.coordinator.cfg.lease_s
-    site.pass_time(lease_s - 1.0, 1.0)
-    site.coordinator.dispatcher.renew("c1")
-    assert lost == []
-    site.pass_time(1.0, 1.0)
-    assert lost == [("c0", f"silent for {lease_s} s", 0)]
-    site.coordinator.dispatcher.lose(WorkerInfo("c0", "collector"), "silent")
-    assert site.workers() == 1
 
 
 def test_quiet_run_is_logged_but_not_while_it_waits_for_storage(

@@ -113,19 +113,6 @@ def test_state_replaces_the_facts_before_it_and_not_those_after(tmp_path: Path) 
     assert found.facts == FACTS[1:2]
 
 
-def test_state_that_was_not_written_whole_leaves_the_facts_before_it(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    made.append(FACTS[0])
-    earlier = (tmp_path / "000001.facts").read_bytes()
-    made.save({"x": 1})
-    (tmp_path / "000001.facts").write_bytes(earlier)
-    content = (tmp_path / "000002.facts").read_bytes()
-    for size in range(len(content)):
-        (tmp_path / "000002.facts").write_bytes(content[:size])
-        found = journal(tmp_path).read()
-        assert (found.state, found.facts) == ({}, FACTS[:1])
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_damaged_state_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     made = begun(tmp_path)

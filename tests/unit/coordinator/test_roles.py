@@ -322,32 +322,3 @@ def test_inference_worker_may_import_the_modules_in_the_config(tmp_path: Path) -
     assert worker.info.worker_id == "inference-0"
     worker.close()
     transport.close()
-
-
-@pytest.mark.parametrize(
-    ("replay", "own"),
-    [({}, True), ({"type": "server"}, True), ({"type": "server", "address": "127.0.0.1:1"}, False)],
-)
-def test_workers_have_a_client_of_the_runs_replay_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay: dict[str, str], own: bool
-) -> None:
-    monkeypatch.setenv("DINGSDK_SECRET", "x" * 64)
-    cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
-    cfg.system.replay = {"path": "", "address": "", "timeout_s": 7.0, **replay}
-    cfg.system.roles = {"inference": {"num": 1}}
-    cfg.system.collector.allowed_modules = ["json"]
-    transport = make_transport(cfg, tmp_path)
-    assert ("replay-server" in create_roles(cfg)) is (bool(replay) and own)
-    for role in ("learner", "collector"):
-        worker: Any = create_role(role, cfg).create_worker(transport, f"{role}-0")
-        if not replay:
-            assert worker.replay is None
-        else:
-            assert worker.replay._timeout_s == 7.0
-            assert worker.replay.address == replay.get("address", "")
-            found = worker.replay._path
-            assert (found is not None and found.is_relative_to(tmp_path)) is own
-        assert (getattr(worker, "inference", None) is not None) is (role == "collector")
-        assert ("json" in worker._cfg.allowed_modules) is (role == "collector")
-        worker.close()
-    transport.close()
