@@ -170,8 +170,7 @@ class Coordinator(Configurable):
             RunFolderError, StorageFullError: the journal cannot be written.
             DingError: the transport cannot be opened.
         """
-        if self.keeper.keeps:
-            self._recover()
+        self._recover()
         self._is_started = True
         return self.dispatcher.start()
 
@@ -294,7 +293,7 @@ class Coordinator(Configurable):
             self.keeper.note(fact)
 
     def _recover(self) -> None:
-        """Restore the run from the journal."""
+        """Restore the run from the journal, if it has one."""
         with self.condition:
             garbage = self.keeper.recover()
             self.state.change_limit(self._cfg["policy"]["learn"]["learner"])
@@ -477,7 +476,7 @@ class Coordinator(Configurable):
 
     def _may_push(self, payloads: LivePayloads, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Record in the journal that a payload is acknowledged; False if there is no room."""
-        if not self.keeper.keeps or self._is_served:
+        if self._is_served:
             return True
         if payloads.knows(str(meta["data_id"])):
             return not self.keeper.is_behind
