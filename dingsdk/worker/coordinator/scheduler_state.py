@@ -232,7 +232,7 @@ class SchedulerState:
         """Return whether no task collects and no learner has a batch left to train on."""
         return not self.queues["learner"] and not any(
             state.kind == "collector" or (state.role == "learner" and self._can_train(state))
-            for state in (*self.running.values(), *self.orphans)
+            for state in self.running.values()
         )
 
     def _can_train(self, state: TaskState) -> bool:
@@ -282,11 +282,13 @@ class SchedulerState:
         or if ``max_attempts`` tasks of its kind were given up in a row.
         """
         outcome, is_fatal = self._end(state, error)
-        if is_fatal:  # it ends the run; a resumed run continues the task
-            self.totals.ended_iter = state.progress if state.owns_buffer else self.train_iter
-        elif not any(each.task_id == state.task_id for each in self.queued):
+        if any(each.task_id == state.task_id for each in self.queued):
+            return outcome, is_fatal
+        if not is_fatal:
             self.forget(state)
             self._note(state, "ended")
+        elif state.owns_buffer:  # the run ends; a resumed run continues the task
+            self.totals.ended_iter = state.progress
         return outcome, is_fatal
 
     def _end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
