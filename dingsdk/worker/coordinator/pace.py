@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from dingsdk.worker.coordinator.tasks import TaskState
 
+LOOKS = 100
+"""Looks at the tasks in the time of a window, as the dispatcher calls more often."""
 SLOW_WINDOWS = 2
 """A worker that is slow in this many windows in a row is a straggler."""
 
@@ -69,6 +71,7 @@ class PaceBoard:
         self._factor = factor
         self._window_s = window_s
         self._clock = clock
+        self._look_at = -math.inf
         self._runners: dict[tuple[str, int, str], _Runner] = {}
 
     def look(self, tasks: Iterable[TaskState]) -> dict[str, Pace]:
@@ -77,7 +80,10 @@ class PaceBoard:
         Returns:
             The paces whose ``is_straggler`` changed, by worker id.
         """
-        now, changed = self._clock(), {}
+        now, changed = self._clock(), dict[str, Pace]()
+        if now < self._look_at:
+            return changed
+        self._look_at = now + self._window_s / LOOKS
         for task in tasks:
             if task.worker is not None and task.began_at < math.inf:
                 key = (task.worker.worker_id, task.worker.incarnation, task.kind)

@@ -187,8 +187,9 @@ class SchedulerState:
 
     def idle(self, role: str) -> WorkerInfo | None:
         """Return a worker of a role that has no task; None if there is none."""
-        busy = [state.worker for state in self.running.values()]
-        return next((info for info in self.pool.of_role(role) if info not in busy), None)
+        # Not by equality, which compares the resources too.
+        busy = {id(state.worker) for state in self.running.values()}
+        return next((info for info in self.pool.of_role(role) if id(info) not in busy), None)
 
     def assign(self, role: str) -> TaskState | None:
         """Assign the next task to an idle worker and return it; None without a task or a worker.
