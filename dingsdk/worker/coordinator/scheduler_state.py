@@ -187,9 +187,11 @@ class SchedulerState:
 
     def idle(self, role: str) -> WorkerInfo | None:
         """Return a worker of a role that has no task; None if there is none."""
-        # Not by equality, which compares the resources too.
-        busy = {id(state.worker) for state in self.running.values()}
-        return next((info for info in self.pool.of_role(role) if id(info) not in busy), None)
+        busy = {state.worker.worker_id for state in self.running.values() if state.worker}
+        for info in self.pool.of_role(role):
+            if info.worker_id not in busy:
+                return info
+        return None
 
     def assign(self, role: str) -> TaskState | None:
         """Assign the next task to an idle worker and return it; None without a task or a worker.
