@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data.collected import NO_VERSION, counted, versions_of
 
@@ -40,26 +41,32 @@ class PolicyLag(NamedTuple):
 
 
 class LagCounter:
-    """Counts the lag of the rows of the first batch, and then of every ``LAG_EVERY``-th.
+    """Counts the lag of the rows of the first batch, and then of every ``every``-th.
 
     Args:
-        version_iters: Train iterations from one version of the acting policy to the next.
+        versions: Train iterations from one version of the acting policy to the next, or the train
+            iteration of each version, ascending; the caller appends new ones.
     """
 
-    def __init__(self, version_iters: int) -> None:
-        self._version_iters = version_iters
+    def __init__(self, versions: int | list[int], every: int = LAG_EVERY) -> None:
+        self._versions = versions
+        self._every = every
         self._batches = 0
         self._rows = Counter[int]()  # by their lag
 
     def count(self, batch: Any, train_iter: int) -> None:
         """Count the rows of a batch, of any form, that is trained on in this iteration."""
         self._batches += 1
-        if self._batches % LAG_EVERY != 1 or (versions := versions_of(batch)) is None:
+        if (self._batches - 1) % self._every or (versions := versions_of(batch)) is None:
             return
-        newest = train_iter // self._version_iters * self._version_iters
-        versions = versions[versions != NO_VERSION]
-        lags = np.maximum(newest - versions, 0) // self._version_iters
+        newest, numbers = self._numbers(np.array(train_iter)), self._numbers(versions)
+        lags = np.maximum(newest - numbers[versions != NO_VERSION], 0)
         self._rows.update(dict(counted(lags)))
+
+    def _numbers(self, iters: NDArray[np.int64]) -> NDArray[np.int64]:
+        if isinstance(self._versions, int):
+            return iters // self._versions
+        return np.searchsorted(self._versions, iters, side="right")
 
     @property
     def lag(self) -> PolicyLag | None:

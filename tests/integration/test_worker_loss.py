@@ -56,22 +56,3 @@ def test_repeatedly_lost_learner_ends_the_run(cluster: JobCluster) -> None:
     assert isinstance(failure, PoisonTaskError)
     assert (failure.task_id, failure.attempts, failure.worker_id) == (task_id, 3, "learner-0")
     assert isinstance(failure.__cause__, WorkerLostError)
-
-
-@pytest.mark.parametrize("concurrency", CONCURRENCIES)
-def test_evaluation_that_loses_every_worker_is_given_up_and_training_continues(
-    tmp_path: Path, concurrency: str
-) -> None:
-    with torch_threads(1):
-        cluster = JobCluster(tmp_path, concurrency, "env.n_evaluator_episode=1000000")
-        first = cluster.lose_over_and_over("evaluator")
-        before = cluster.train_iter()
-        cluster.expect(lambda: cluster.train_iter() > before + 20)
-        # A run without any successful evaluation must end, as it has no results.
-        others = [cluster.lose_over_and_over("evaluator") for _ in range(2)]
-
-        assert cluster.coordinator.wait(40.0)
-        assert isinstance(cluster.coordinator.end.failure, PoisonTaskError)
-        assert cluster.coordinator.end.failure.task_id == others[-1] != first
-        cluster.coordinator.validate_state()
-        cluster.close()

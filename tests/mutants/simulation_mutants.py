@@ -73,8 +73,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a task whose worker was lost is forgotten",
             f"{_COORDINATOR}.scheduler_state:SchedulerState._end",
-            "self.queues[state.role].append(",
-            "str(",
+            "self._queue(retried)",
+            "str(retried)",
             6,
         ),
         Mutant(
@@ -102,7 +102,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "a silent worker keeps its lease",
-            f"{_COORDINATOR}.workers:WorkerPool.silent",
+            f"{_COORDINATOR}.scheduler_state:WorkerPool.silent",
             "<= now",
             "<= now - 60",
             13,
@@ -187,7 +187,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "the reports of a home are not in the journal",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
-            "self._keeper.note(Settled(task_id, train_iter, home))",
+            "self.keeper.note(Settled(task_id, train_iter, home))",
             "pass",
             0,
         ),
@@ -200,7 +200,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "rows trained on before a restart count twice",
-            f"{_PAYLOADS}._load",
+            f"{_PAYLOADS}.load_state_dict",
             'state["earlier_trained_rows"]',
             'state["trained_rows"]',
             11,
@@ -561,7 +561,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator._take_garbage",
-            "[] if self._keeper.is_behind else ",
+            "[] if self.keeper.is_behind else ",
             "",
             11,
         ),

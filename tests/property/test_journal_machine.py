@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dingsdk.runtime.files import Folder
-from dingsdk.worker.coordinator.journal import Assigned, Fact, Journal
+from dingsdk.worker.coordinator.journal import Fact, Journal, Progressed
 
 
 class JournalMachine(RuleBasedStateMachine):
@@ -33,7 +33,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule()
     def append(self) -> None:
-        self.journal.append(Assigned(str(self.taken), 1, ""))
+        self.journal.append(Progressed(str(self.taken), 1, 0.0))
         self.taken += 1
 
     @rule()
@@ -70,7 +70,7 @@ class JournalMachine(RuleBasedStateMachine):
         refused = 0
         for _ in range(appended):
             try:
-                old.append(Assigned(str(taken), 1, ""))
+                old.append(Progressed(str(taken), 1, 0.0))
             except OSError:
                 refused += 1
         assert refused == appended
@@ -89,7 +89,7 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 def number_of(fact: Fact) -> int:
-    assert isinstance(fact, Assigned)
+    assert isinstance(fact, Progressed)
     return int(fact.task_id)
 
 

@@ -207,7 +207,6 @@ class _Learning:
         self.policy = self
         self.last_iter = CountVar()
         self._save = SaveCkptHook("save", 20, ext_args={"freq": SAVE_ITERS}, position="after_iter")
-        self._save_now = SaveCkptHook("save_now", 20, position="after_run")
         simulation = worker.simulation
         self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
         if task_info.get("resume"):
@@ -232,10 +231,6 @@ class _Learning:
     def info(self, text: str) -> None:
         """Record that the hook saved a checkpoint; the hook logs nothing else."""
         self._worker.simulation.checkpoint_saved(self.checkpoint_dir, self.train_iter)
-
-    def save_checkpoint(self) -> None:
-        engine: Any = self
-        self._save_now(engine)
 
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation

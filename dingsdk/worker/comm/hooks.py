@@ -1,11 +1,12 @@
-"""The hooks by which a comm learner publishes its policy and reports."""
+"""The hooks by which a comm learner publishes its policy, reports and saves checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.worker.learner.hooks import LearnerHook
+from dingsdk.worker.learner.checkpoint import save_pause
+from dingsdk.worker.learner.hooks import LearnerHook, SaveCkptHook
 
 
 class SendPolicyHook(LearnerHook):
@@ -37,3 +38,26 @@ class SendLearnInfoHook(LearnerHook):
 
     def __call__(self, engine: Any) -> None:
         engine.send_learn_info(engine.learn_info)
+
+
+class SaveAtIntervalsHook(SaveCkptHook):
+    """Saves a checkpoint at intervals, from which a run continues whose learner was killed.
+
+    Args:
+        every_s: Seconds from one checkpoint to the next, or more if saving would take over 2 % of
+            the time.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
+        # After the hooks that publish the policy and report.
+        super().__init__("save_at_intervals", 200, position="after_iter")
+        self._every_s, self._clock = every_s, clock
+        self._save_at = clock() + every_s
+
+    def __call__(self, engine: Any) -> None:
+        began = self._clock()
+        if began >= self._save_at:
+            super().__call__(engine)
+            now = self._clock()
+            self._save_at = now + save_pause(self._every_s, now - began)

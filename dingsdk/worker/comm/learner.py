@@ -21,7 +21,7 @@ from dingsdk.policy import create_policy
 from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.dataset import no_batch
-from dingsdk.worker.comm.interval_checkpoints import IntervalCheckpoints
+from dingsdk.worker.comm.hooks import SaveAtIntervalsHook
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.training import OffPolicyTraining, OnPolicyTraining, Training
 from dingsdk.worker.comm.transport import Transport
@@ -93,7 +93,6 @@ class BaseCommLearner(CommWorker):
         self._learner: Any = None
         self._ranks: LearnerAggregator | None = None
         self._training: Training
-        self._checkpoints: IntervalCheckpoints
         self._home: Home | None = None
         """Where the samples are that the task trains on."""
         self._load_until = 0.0
@@ -121,10 +120,8 @@ class BaseCommLearner(CommWorker):
             self._close_home()
             self._training = self._create_training(task_info)
             self._learner = self._create_learner(task_info)
-            patience = Patience(self.storage_timeout_s, self._stops_after, self._clock)
-            every_s = self._cfg.save_every_s
-            self._checkpoints = IntervalCheckpoints(every_s, self._clock, patience)
-            self._learner.patience = self._checkpoints.patience
+            limit_s = self.storage_timeout_s
+            self._learner.patience = Patience(limit_s, self._stops_after, self._clock)
             try:
                 self._home = self._create_home(task_info)
             except BaseException:
@@ -206,7 +203,7 @@ class BaseCommLearner(CommWorker):
             "counts": counts,
             "figures": home.figures(),
             "is_idle": state in ("waits", "done"),
-            "lag": list(self._training.lag or ()),
+            "lag": list(self._training.lags.lag or ()),
         }
 
     def _the_home(self) -> Home:
@@ -267,6 +264,8 @@ class BaseCommLearner(CommWorker):
             learner.policy = self._ranks.learn_mode
         for hook in self.hooks4call:
             learner.register_hook(hook)
+        if self._cfg.save_every_s is not None:
+            learner.register_hook(SaveAtIntervalsHook(self._cfg.save_every_s, self._clock))
         learner.setup_dataloader()
 
     @property
@@ -362,13 +361,12 @@ class BaseCommLearner(CommWorker):
         """
         self.yield_turn()
         home, train_iter = self._the_home(), self._learner.train_iter
-        self._checkpoints.save_if_due(self._learner)
         while not self.is_stopping:
             announced = home.announced
             batch = home.sample(batch_size, train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
-                self._training.note_batch(batch, train_iter)
+                self._training.lags.count(batch, train_iter)
                 return batch
             if home.dataset_rows:
                 raise no_batch(cast(TableHome, home).buffer, train_iter)

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from dingsdk.data import SampleBatch
 from dingsdk.worker.collector.dataset import push_recorded
 from dingsdk.worker.collector.factory import takes_env_steps
 from dingsdk.worker.comm.hooks import SendLearnInfoHook, SendPolicyHook
@@ -14,7 +13,7 @@ from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import LearnerHook
-from dingsdk.worker.policy_lag import LagCounter, PolicyLag
+from dingsdk.worker.policy_lag import LagCounter
 from dingsdk.worker.replay_buffer.home import Home, Load, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
@@ -33,14 +32,20 @@ class Training(ABC):
         worker: The comm learner.
         policy_id: Id of the published policy.
         send: Publishes ``{'model': tensors, 'iter': version}``; by default that is ``publish``.
+        lags: Counts how old the rows are that the learner trains on.
     """
 
     exchange_s = 0.025
     """How long the learner trains between two exchanges with the coordinator, if it has data."""
 
     def __init__(
-        self, worker: CommWorker, policy_id: str, send: Callable[[Mapping[str, Any]], None]
+        self,
+        worker: CommWorker,
+        policy_id: str,
+        send: Callable[[Mapping[str, Any]], None],
+        lags: LagCounter,
     ) -> None:
+        self.lags = lags
         self._worker = worker
         self._policy_id = policy_id
         self._send = send
@@ -89,14 +94,6 @@ class Training(ABC):
     def observe_dataset(self, policy: Any) -> None:  # noqa: B027, most have no data set
         """Update the statistics of the policy by the samples of the task's data set, if any."""
 
-    def note_batch(self, batch: Any, train_iter: int) -> None:  # noqa: B027, not all count
-        """Count how old the rows are that the learner trains on in this iteration."""
-
-    @property
-    def lag(self) -> PolicyLag | None:
-        """How old trained rows were; None if the coordinator counts that, or if not known."""
-        return None
-
     def before_wait(self, learner: Any) -> None:  # noqa: B027, off-policy nothing is to be done
         """Do what has to be done before the learner waits for samples."""
 
@@ -122,8 +119,7 @@ class OffPolicyTraining(Training):
         send_policy_freq: int,
         replay: ReplayClient | None,
     ) -> None:
-        super().__init__(worker, policy_id, send)
-        self._lags = LagCounter(send_policy_freq)
+        super().__init__(worker, policy_id, send, LagCounter(send_policy_freq))
         self._replay = replay
         self._recorded: list[Any] = []
         """Samples of the task's data set for ``observe`` of the policy."""
@@ -160,26 +156,29 @@ class OffPolicyTraining(Training):
                 observe(samples)
         self._recorded = []
 
-    def note_batch(self, batch: SampleBatch | list[Any], train_iter: int) -> None:
-        self._lags.count(batch, train_iter)
-
-    @property
-    def lag(self) -> PolicyLag | None:
-        return self._lags.lag
-
 
 class OnPolicyTraining(Training):
     """Samples are trained on once, and the policy is published after each training on them.
 
-    Collectors wait for that version. The coordinator counts how old the rows were.
+    Collectors wait for that version.
     """
 
     exchange_s = 0.1  # during a training there is nothing to announce
-    _read_version = -1
-    """Version that was last checked to be readable."""
+
+    def __init__(
+        self, worker: CommWorker, policy_id: str, send: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._versions: list[int] = []
+        super().__init__(worker, policy_id, send, LagCounter(self._versions, every=1))
+        self._read_version = -1  # that was last checked to be readable
 
     def create_home(self, task: Mapping[str, Any], learner: Any, load: Load, resumes: bool) -> Home:
         return TrainingHome(load, int(task["policy"]["learn"].get("update_per_collect", 1)))
+
+    def publish(self, state: Mapping[str, Any], *, is_last: bool) -> None:
+        if int(state["iter"]) > self._version:
+            self._versions.append(int(state["iter"]))
+        super().publish(state, is_last=is_last)
 
     def before_wait(self, learner: Any) -> None:
         # Before the report of the training, as collectors need the new version by then.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from dingsdk.worker.policy_lag import PolicyLag
 
 
 @dataclass(slots=True)
@@ -68,7 +65,6 @@ class Admission:
         self._began_at = [0]
         """Train iteration at which each version began."""
         self._grants: dict[str, _Grant] = {}
-        self._lags: Counter[int] = Counter()
 
     def version_of(self, policy_iter: int) -> int:
         """Return the version of a policy by its train iteration."""
@@ -124,13 +120,6 @@ class Admission:
         """Whether any collector has steps left to take or to report."""
         return any(grant.outstanding for grant in self._grants.values())
 
-    def expect(self, task_id: str) -> None:
-        """Delay trainings until a task of an earlier coordinator rejoins or is forgotten.
-
-        Its collector may have collected rows with any policy.
-        """
-        self._grants[task_id] = _Grant(admitted=1)
-
     def rejoin(self, task_id: str, admitted: int, used: int, policy_iter: int) -> None:
         """Restore the grant that an earlier coordinator gave; the collector reports its values."""
         self._grants[task_id] = grant = _Grant(admitted, used, policy_iter)
@@ -161,27 +150,14 @@ class Admission:
             if max(newest_before, grant.policy_iter) > self.newest_iter:
                 grant.drop_after(self.newest_iter)
 
-    def trained(self, versions: Iterable[tuple[int, int]], train_iter: int) -> None:
-        """Count the lag of the rows that were trained on, and begin a new version.
-
-        Args:
-            versions: (train iteration of a policy, rows that it collected).
-            train_iter: The learner's train iteration after the training.
-        """
-        for policy_iter, count in versions:
-            self._lags[self.newest - self.version_of(policy_iter)] += count
+    def trained(self, train_iter: int) -> None:
+        """Begin the version that a training, which ended at ``train_iter``, has made."""
         self._began_at.append(train_iter)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return versions and lags; grants are not saved, as they end with their tasks."""
-        return {"began_at": list(self._began_at), "lags": list(self._lags.items())}
+        """Return the versions; grants are not saved, as they end with their tasks."""
+        return {"began_at": list(self._began_at)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of ``state_dict``."""
         self._began_at = [int(each) for each in state["began_at"]]
-        self._lags = Counter({int(lag): int(count) for lag, count in state["lags"]})
-
-    @property
-    def lag(self) -> PolicyLag | None:
-        """The lag of all rows trained on; None before the first training."""
-        return PolicyLag.of(self._lags)

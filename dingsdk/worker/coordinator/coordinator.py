@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
+from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.clock import RunClock
 from dingsdk.worker.coordinator.dispatcher import Dispatcher
 from dingsdk.worker.coordinator.journal import (
@@ -26,12 +28,11 @@ from dingsdk.worker.coordinator.journal import (
     TrainingBegan,
 )
 from dingsdk.worker.coordinator.keeper import Keeper
-from dingsdk.worker.coordinator.live_payloads import LivePayloads, episodes_of, versions_in
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, ServedPayloads, episodes_of
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.payload_kinds import is_served, new_payloads
 from dingsdk.worker.coordinator.recovery import restore_state, saved_state
-from dingsdk.worker.coordinator.role import Role, create_roles
+from dingsdk.worker.coordinator.role import WAIT_S, Role, create_roles
 from dingsdk.worker.coordinator.run_end import RunEnd
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -72,7 +73,7 @@ class CoordinatorStatus:
     paces: Mapping[str, Pace]
     """How fast the workers with tasks are, by worker id."""
     policy_lag: PolicyLag | None = None
-    """How old trained samples were, in versions of an on-policy policy."""
+    """How old trained samples were, in versions of the policy, as a learner reported last."""
     leases: tuple[tuple[WorkerInfo, float], ...] = ()
     """Joined workers, with the seconds until each lease ends."""
     loss: float | None = None
@@ -121,7 +122,7 @@ class Coordinator(Configurable):
         self.cfg: CoordinatorSection = self.read(cfg["system"].get("coordinator") or {})
         self.scheduler = transport.scheduler
         self.clock = clock = clock or self.scheduler.clock
-        self._is_served = is_served(cfg)
+        self._is_served = _is_served(cfg)
         self.condition: Condition = self.scheduler.condition()
         """Guards the coordinator's state; its waiters are notified at every change."""
         self.data_store = transport.data_store()
@@ -150,24 +151,14 @@ class Coordinator(Configurable):
             self.state, last_env_step, self.cfg.answer_timeout_s, clock, self._policy_num
         )
         """When tasks end; guarded by ``condition``."""
-        self._keeper = Keeper(journal, self.state, clock, renewal_s)
+        self.keeper = Keeper(journal, self.state, clock, renewal_s)
         if journal is not None:
             self.state.note = self._note_task
-        self.dispatcher = Dispatcher(
-            transport,
-            self.cfg,
-            self.state,
-            self.end,
-            self._keeper,
-            self.condition,
-            self.data_store,
-            self._drive,
-            clock,
-            tick_s,
-        )
+        self.dispatcher = Dispatcher(self, transport, tick_s)
         self.master = self.dispatcher.master
         self._rejoin_s = rejoin_s
         self._loss: float | None = None
+        self._policy_lag: PolicyLag | None = None
         self._is_started = False
         self._max_env_steps = cfg["system"].get("max_env_steps")
 
@@ -179,8 +170,7 @@ class Coordinator(Configurable):
             RunFolderError, StorageFullError: the journal cannot be written.
             DingError: the transport cannot be opened.
         """
-        if self._keeper.keeps:
-            self._recover()
+        self._recover()
         self._is_started = True
         return self.dispatcher.start()
 
@@ -256,7 +246,7 @@ class Coordinator(Configurable):
                 samples=now.samples(),
                 held_up_by=now.outage.text,
                 paces=now.pace.paces(),
-                policy_lag=now.policy_lag,
+                policy_lag=self._policy_lag,
                 leases=tuple(now.pool.leases()),
                 loss=self._loss,
                 players=now.commander.players(),
@@ -295,24 +285,25 @@ class Coordinator(Configurable):
         """Store an evaluation (plain data), also for a coordinator that resumes this run."""
         with self.condition:
             self.state.totals.evaluations.append(dict(evaluation))
-            self._keeper.note(EvaluationRecorded(dict(evaluation)))
+            self.keeper.note(EvaluationRecorded(dict(evaluation)))
 
     def _note_task(self, fact: Fact) -> None:
         # A resumed run continues the tasks that ended only because the run did.
         if not self.is_ending:
-            self._keeper.note(fact)
+            self.keeper.note(fact)
 
     def _recover(self) -> None:
-        """Restore the run from the journal."""
+        """Restore the run from the journal, if it has one."""
         with self.condition:
-            garbage = self._keeper.recover()
+            garbage = self.keeper.recover()
             self.state.change_limit(self._cfg["policy"]["learn"]["learner"])
             for state in self.state.orphans:
                 payloads = self.state.payloads_of(state)
                 if payloads is None or payloads.admission is None:
                     continue
                 if state.kind == "collector":
-                    payloads.admission.expect(state.task_id)
+                    # Trainings wait for it: it may have collected rows with any policy.
+                    payloads.admission.rejoin(state.task_id, admitted=1, used=0, policy_iter=0)
         self.data_store.delete(garbage)
         if not self._rejoin_s:
             # Learners go back to their checkpoints. A store keeps its newest version, so collectors
@@ -320,14 +311,7 @@ class Coordinator(Configurable):
             for learner in map(self.state.learner_of, self.state.buffers):
                 self.policy_store.discard(str(learner.task["policy_id"]))
         self.dispatcher.orphans_until = self.clock() + self._rejoin_s
-        self._keeper.save_state()  # it includes what was decided here
-
-    def _drive(self, state: TaskState, task: Mapping[str, Any], goes_on: bool) -> None:
-        role = self.roles[state.role]
-        if goes_on:
-            role.go_on(self, state)
-        else:
-            role.drive(self, state, task)
+        self.keeper.save_state()  # it includes what was decided here
 
     # Called by the drivers of tasks, each in its own job, without holding the condition, unless the
     # docstring says otherwise. So are `is_ending` and `must_end`.
@@ -355,7 +339,7 @@ class Coordinator(Configurable):
             ) from error
 
     def _new_payloads(self, learner: TaskState) -> LivePayloads:
-        return new_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
+        return _new_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
 
     def deal_with_task_started(self, state: TaskState) -> None:
         """Record that the worker is ready to work on the task."""
@@ -448,16 +432,28 @@ class Coordinator(Configurable):
             return {"step_limit": None}
         return {"step_limit": self.state.grant_steps(state, self._max_env_steps)}
 
-    def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
-        """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
+    def collector_demand(self, state: TaskState, starved_at: int | None) -> dict[str, Any]:
+        """Return the next message to a collector; wait while it can take no env step.
 
-        Call with the condition held.
+        Args:
+            starved_at: Env steps that it has taken if it waits for a higher limit; None if it does
+                not.
         """
-        setting = self.state.commander.get_collect_setting(state.task_id)
-        if setting is None or setting == state.collect_setting:
-            return {}
-        state.collect_setting = setting
-        return {"collect_setting": setting}
+        demand: dict[str, Any] = {"name": "collector_data_task"}
+
+        def can_go_on() -> bool:
+            demand.update(self.limits_of(state), ends_now=self.wants_end_of(state))
+            limit = demand["step_limit"]
+            is_starved = None not in (starved_at, limit) and limit <= starved_at
+            return not is_starved or demand["ends_now"] or self.must_end(state)
+
+        with self.condition:
+            self.condition.wait_for(can_go_on, WAIT_S)
+            demand["is_held_up"] = bool(self.held_up_by)
+            setting = self.state.commander.get_collect_setting(state.task_id)
+            if setting not in (None, state.collect_setting):
+                demand["collect_setting"] = state.collect_setting = setting
+        return demand
 
     def deal_with_collector_judge_finish(self, task_id: str, data: Mapping[str, Any]) -> bool:
         """Process a progress report; return whether the collector is done."""
@@ -474,17 +470,17 @@ class Coordinator(Configurable):
             is_done = self.state.progress(state, data)
             if state.env_steps > before:
                 elapsed_s = self.state.clock.elapsed_s
-                self._keeper.note(Progressed(task_id, state.env_steps, elapsed_s))
+                self.keeper.note(Progressed(task_id, state.env_steps, elapsed_s))
             self.condition.notify_all()
             return is_done
 
     def _may_push(self, payloads: LivePayloads, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Record in the journal that a payload is acknowledged; False if there is no room."""
-        if not self._keeper.keeps or self._is_served:
+        if self._is_served or self.state.note is None:  # without a journal
             return True
         if payloads.knows(str(meta["data_id"])):
-            return not self._keeper.is_behind
-        return self._keeper.acknowledge(
+            return not self.keeper.is_behind
+        return self.keeper.acknowledge(
             Pushed(
                 state.buffer_id,
                 str(meta["data_id"]),
@@ -492,7 +488,6 @@ class Coordinator(Configurable):
                 int(meta["policy_iter"]),
                 self.state.env_steps,
                 meta.get("digest"),
-                versions_in(meta),
                 episodes_of(meta),
             )
         )
@@ -519,7 +514,7 @@ class Coordinator(Configurable):
         with self.condition:
             steps = int(finished.get("step_count", 0))
             if not state.is_evaluation and steps > state.env_steps:
-                self._keeper.note(Progressed(state.task_id, steps, self.state.clock.elapsed_s))
+                self.keeper.note(Progressed(state.task_id, steps, self.state.clock.elapsed_s))
             if is_cut_off:
                 self.state.notify_fail(state)
             elif self.state.finish_collector(state, finished):
@@ -546,13 +541,13 @@ class Coordinator(Configurable):
             ClosedError: there is no such learner task.
         """
         with self.condition:
-            self.state.note_progress(self._learner(task_id), cur_learner_iter)
+            self._learner(task_id)
             payloads = self.state.buffers.get(buffer_id)
-            if payloads is None or self._keeper.is_behind:
+            if payloads is None or self.keeper.is_behind:
                 return None
             news = payloads.take_news(batch_size)
             if news and isinstance(payloads, OnPolicyPayloads):
-                self._keeper.note(TrainingBegan(task_id, payloads.began_at))
+                self.keeper.note(TrainingBegan(task_id, payloads.began_at))
                 self.condition.notify_all()  # collectors may collect for the next training
             return news or None
 
@@ -571,16 +566,16 @@ class Coordinator(Configurable):
             if payloads is None:
                 return
             train_iter = int(info["learner_step"])
-            self.state.totals.iterations[task_id] = train_iter
             self.state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
             if payloads.settle(info):
                 home = {name: info.get(name) for name in _OF_HOME}
-                self._keeper.note(Settled(task_id, train_iter, home))
+                self.keeper.note(Settled(task_id, train_iter, home))
                 if payloads.dataset_rows:
-                    self._keeper.note(Progressed(task_id, 0, self.state.clock.elapsed_s))
+                    self.keeper.note(Progressed(task_id, 0, self.state.clock.elapsed_s))
             garbage = self._take_garbage(payloads)
-            self.state.note_policy_lag()
+            if info.get("lag"):
+                self._policy_lag = PolicyLag(*info["lag"])
             self.condition.notify_all()
             progress = {name: info[name] for name in info if name not in _OF_HOME}
             self.state.commander.update_learner_info(task_id, progress)
@@ -590,7 +585,7 @@ class Coordinator(Configurable):
     def _take_garbage(self, payloads: LivePayloads) -> list[str]:
         """Return the ids of payloads to delete now."""
         # A restarted coordinator needs all payloads whose end is not in the journal yet.
-        return [] if self._keeper.is_behind else payloads.take_garbage()
+        return [] if self.keeper.is_behind else payloads.take_garbage()
 
     def _learner(self, task_id: str) -> TaskState:
         state = self.state.running.get(task_id)
@@ -615,17 +610,12 @@ class Coordinator(Configurable):
             payloads = self.state.payloads_of(state)
             if payloads is None:
                 return None
-            return 0 if self._keeper.is_behind else payloads.confirmed
-
-    def env_steps_of(self, state: TaskState) -> int:
-        """Return the env steps that were collected for the player of a learner's task."""
-        with self.condition:
-            return self.state.env_steps_of(state)
+            return 0 if self.keeper.is_behind else payloads.confirmed
 
     def has_news(self, state: TaskState) -> bool:
         """Return whether a task's home can be told something; call with the condition held."""
         payloads = self.state.payloads_of(state)
-        return payloads is None or (payloads.has_news and not self._keeper.is_behind)
+        return payloads is None or (payloads.has_news and not self.keeper.is_behind)
 
     def new_home(self, state: TaskState) -> Mapping[str, Any]:
         """Return what the new home of a buffer must know.
@@ -683,8 +673,42 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     False for a replay server: its buffer paces all its clients together.
     """
     policy = cfg["policy"]
-    if is_served(cfg):
+    if _is_served(cfg):
         return False
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
     return bool(policy.get("on_policy") or is_limited)
+
+
+def _is_served(cfg: Mapping[str, Any]) -> bool:
+    """Return whether collectors insert their samples into a replay server."""
+    return (cfg["system"].get("replay") or {}).get("type") == "server"
+
+
+def _new_payloads(cfg: Mapping[str, Any], players: int) -> LivePayloads:
+    """Return the empty payloads of a buffer.
+
+    Args:
+        cfg: The compiled config.
+        players: How many players take turns in an env, at most.
+    """
+    policy = cfg["policy"]
+    collect = policy["collect"]
+    if _is_served(cfg):
+        return ServedPayloads()
+    if not policy.get("on_policy"):
+        return LivePayloads(2 * int(collect.get("n_sample") or 1))
+    max_lag = policy["other"]["commander"].get("max_policy_lag", 0)
+    trainings = int(policy["learn"].get("update_per_collect", 1))
+    n_sample, unroll_len = collect["n_sample"], collect["unroll_len"]
+    least_steps = row_steps = 1
+    if unroll_len > 1:
+        # Only here, as it imports the policy.
+        from dingsdk.worker.collector.factory import declared_piece
+
+        row_steps = int(unroll_len) if declared_piece(cfg) == "unroll" else 1
+        # A player's first step may come last, and it ends with the player's next step.
+        turns = unroll_len if players == 1 else players * (unroll_len + 1)
+        least_steps = int(turns) * int(cfg["env"]["collector_env_num"])
+    lag = math.inf if max_lag is None else int(max_lag)
+    return OnPolicyPayloads(Admission(int(n_sample), lag, least_steps, row_steps), trainings)

@@ -6,30 +6,72 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dingsdk.errors import DingError, TaskTimeoutError, error_text
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.master import Master
-from dingsdk.worker.comm.scheduler import Condition, Job
-from dingsdk.worker.comm.transport import StepDataStore, Transport, WorkerInfo
-from dingsdk.worker.coordinator.keeper import Keeper
+from dingsdk.worker.comm.scheduler import Job
+from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.quiet import QuietWatch
-from dingsdk.worker.coordinator.run_end import RunEnd
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
-from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
 
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.coordinator import Coordinator
+
 _log = logging.getLogger(__name__)
+
+
+class QuietWatch:
+    """Tells once, each time that a run has made no progress for ``limit_s``. The caller locks."""
+
+    def __init__(self, state: SchedulerState, limit_s: float, clock: Callable[[], float]) -> None:
+        self.limit_s = limit_s
+        self._state = state
+        self._clock = clock
+        self._progress: object = None
+        self._since = clock()
+        self._has_said = False
+
+    def look(self) -> str:
+        """Return what a quiet run waits for; empty if there is progress, or it was told before.
+
+        Also empty if the run waits for free storage: ``StorageOutage`` logs that.
+        """
+        state = self._state
+        running = [(task.task_id, task.progress) for task in state.running.values()]
+        progress = (state.totals.ended_env_steps, running)
+        if progress != self._progress:
+            self._progress, self._since, self._has_said = progress, self._clock(), False
+        if self._has_said or self._clock() - self._since < self.limit_s:
+            return ""
+        self._has_said = True
+        return "" if state.outage.text else self._causes()
+
+    def _causes(self) -> str:
+        state, causes = self._state, []
+        joined = state.pool.counts()
+        for name, role in state.roles.items():
+            if role.worker_num and not joined[name]:
+                causes.append(f"no {name} has joined")
+            elif state.idle(name) is not None and not state.queues[name]:
+                commander = state.commander
+                kind = getattr(commander, "config", {}).get("type", type(commander).__name__)
+                causes.append(f"commander {kind!r} has issued no task for an idle {name}")
+        for task in state.running.values():
+            worker_id = "" if task.worker is None else task.worker.worker_id
+            what = f"waits for {task.waits_for}" if task.waits_for else "has reported no progress"
+            causes.append(f"{task.kind} {worker_id} {what}")
+        rows = sum(each.count() for each in state.buffers.values())
+        return "; ".join([*causes, f"the replay buffer holds {rows} rows"])
 
 
 class Dispatcher:
     """Watches workers, and gives the commander's tasks to those that are idle.
 
     Args:
-        drive: Called in a job of its own with (task state, task to send, whether its worker goes on
-            with a task of an earlier coordinator); returns at the end of the task.
+        run: The coordinator of the run.
         tick_s: Seconds between two requests for tasks while nothing else happens.
 
     Attributes:
@@ -37,41 +79,23 @@ class Dispatcher:
         orphans_until: When tasks of an earlier coordinator are given to other workers.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        cfg: CoordinatorSection,
-        state: SchedulerState,
-        end: RunEnd,
-        keeper: Keeper,
-        condition: Condition,
-        data_store: StepDataStore,
-        drive: Callable[[TaskState, Mapping[str, Any], bool], None],
-        clock: Callable[[], float],
-        tick_s: float,
-    ) -> None:
-        self._scheduler = transport.scheduler
-        self._cfg = cfg
-        self._state = state
-        self._end = end
-        self._keeper = keeper
-        self._condition = condition
-        self._data_store = data_store
-        self._drive = drive
-        self._clock = clock
+    def __init__(self, run: Coordinator, transport: Transport, tick_s: float) -> None:
+        self._run = run
+        self._state, self._end, self._condition = run.state, run.end, run.condition
+        self._cfg, self._clock = run.cfg, run.clock
         self._tick_s = tick_s
-        self._quiet = QuietWatch(state, cfg.quiet_after_s, state.clock)
+        self._quiet = QuietWatch(run.state, run.cfg.quiet_after_s, run.state.clock)
         self._jobs: list[Job] = []
-        self._swept_at = clock()
+        self._swept_at = run.clock()
         self._has_news = False
         self.orphans_until = -math.inf
         self.master = Master(
             transport.master_end(),
-            self._scheduler,
+            run.scheduler,
             on_join=self.join,
             on_renew=self.renew,
             on_lost=self.lose,
-            lease_s=cfg.lease_s,
+            lease_s=run.cfg.lease_s,
         )
 
     def start(self) -> str:
@@ -98,7 +122,7 @@ class Dispatcher:
         """Add a worker; it continues with a task that it kept from an earlier coordinator."""
         roles = self._state.roles
         with self._condition:
-            self._state.join(info)
+            self._state.pool.add(info)
             task = None if self._end.is_near else self._adopted(info)
         _log.info("worker %s joined", info.worker_id)
         if task is not None:
@@ -116,12 +140,14 @@ class Dispatcher:
         if role is None or not role.rejoins or not isinstance(task, Mapping):
             return None
         kept = str(task.get("task_id")), str(task.get("payload_prefix"))
-        if task.get("is_over"):
+        orphan = self._state.orphan(*kept, info)
+        if orphan is not None and task.get("is_over"):
             # Its last answer did not arrive, so another worker begins the task anew.
-            if (orphan := self._state.orphan(*kept, info)) is not None:
-                self._state.expire_orphan(orphan)
+            self._state.expire_orphan(orphan)
             return None
-        return self._state.adopt(*kept, info)
+        if orphan is not None:
+            orphan.worker = info
+        return orphan
 
     def renew(self, worker_id: str) -> None:
         """Renew the lease of a worker."""
@@ -132,7 +158,7 @@ class Dispatcher:
         """Remove a worker; its task ends with an error in its own job."""
         _log.warning("worker %s is lost: %s", info.worker_id, reason)
         with self._condition:
-            self._state.lose(info)
+            self._state.pool.remove(info)
         self.notify()
 
     def run(self) -> None:
@@ -154,7 +180,7 @@ class Dispatcher:
             self._state.clock.look()
             silent = self._state.pool.silent()
             failure = self._state.outage.failure()
-            changed = self._state.pace.look()
+            changed = self._state.pace.look(self._state.running.values())
             why_quiet = "" if self._end.is_near else self._quiet.look()
         if why_quiet:
             _log.warning("nothing has happened for %.0f s: %s", self._quiet.limit_s, why_quiet)
@@ -164,10 +190,10 @@ class Dispatcher:
             _report_pace(worker_id, pace)
         for info in silent:
             self.master.lose(info.worker_id, f"silent for {self._cfg.lease_s} s", info.incarnation)
-        self._keeper.check_owner()
+        self._run.keeper.check_owner()
         self._sweep_orphans()
         with self._condition:
-            if not self._end.is_near and self._keeper.save_if_due():
+            if not self._end.is_near and self._run.keeper.save_if_due():
                 self._condition.notify_all()
             self.expire_orphans()
             given = self._assign()
@@ -205,7 +231,7 @@ class Dispatcher:
         self._swept_at = self._clock()
         with self._condition:
             is_live = self._state.find_live()
-        count = self._data_store.sweep_orphans(is_live, grace_s)
+        count = self._run.data_store.sweep_orphans(is_live, grace_s)
         if count:
             _log.info("deleted %d unannounced payloads", count)
 
@@ -218,7 +244,11 @@ class Dispatcher:
         task["resource_info"] = worker.resource
         error: DingError | None = None
         try:
-            self._drive(state, task, goes_on)
+            role = self._run.roles[state.role]
+            if goes_on:
+                role.go_on(self._run, state)
+            else:
+                role.drive(self._run, state, task)
         except Exception as raised:
             error = _as_ding_error(raised, f"task {state.task_id}")
             if isinstance(raised, TaskTimeoutError):
@@ -243,7 +273,7 @@ class Dispatcher:
     def spawn(self, function: Callable[[], None], name: str) -> None:
         """Run a function in a job, which ``close`` waits for."""
         self._jobs = [job for job in self._jobs if not job.done]
-        self._jobs.append(self._scheduler.spawn(function, name))
+        self._jobs.append(self._run.scheduler.spawn(function, name))
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,7 +35,7 @@ from dingsdk.runtime.files import Folder
 from dingsdk.runtime.records import RecordFiles, damaged_at
 from dingsdk.worker.coordinator.tasks import TaskState
 
-VERSION = 8
+VERSION = 9
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 _OWNER_KIND = "journal-owner"
@@ -57,13 +57,14 @@ class Saved(Fact, frozen=True):
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """A task that is running or queued."""
+    """A task."""
 
     task_id: str
     role: str
     task: dict[str, Any]
     attempt: int
     payload_prefix: str
+    progress: int = 0
     mark: int = 0
     env_steps: int = 0
     lost_env_steps: int = 0
@@ -75,35 +76,22 @@ class TaskRecord(msgspec.Struct, frozen=True):
         return cls(**{**fields, "task": dict(state.task)})
 
 
-class Queued(Fact, frozen=True):
-    """The commander issued a task; ``commander`` is its state, encoded with ``encode_json``."""
-
-    task: TaskRecord
-    commander: bytes
+Place = Literal["queued", "running", "ended"]
 
 
-class Assigned(Fact, frozen=True):
-    """A queued task was assigned to a worker, which begins to hold the rows of a learner's task."""
+class TaskChanged(Fact, frozen=True):
+    """A task waits for a worker, was given to a worker, or has ended with its replay buffer.
 
-    task_id: str
-    attempt: int
-    payload_prefix: str
-
-
-class TaskEnded(Fact, frozen=True):
-    """A task ended, or its worker was lost and the task is queued again as ``retried``.
-
-    ``env_steps``, ``episodes`` and ``learner_tasks`` are the totals of all tasks that have ended.
-    ``has_closed`` says whether a learner's task ended with its replay buffer.
+    ``commander`` is the commander's state, encoded with ``encode_json``. ``env_steps``,
+    ``episodes`` and ``learner_tasks`` are the totals of all tasks that have ended.
     """
 
-    task_id: str
-    env_steps: int
+    place: Place
+    task: TaskRecord
     commander: bytes
-    retried: TaskRecord | None = None
-    episodes: int = 0
-    learner_tasks: int = 0
-    has_closed: bool = False
+    env_steps: int
+    episodes: int
+    learner_tasks: int
 
 
 class Pushed(Fact, frozen=True):
@@ -115,7 +103,6 @@ class Pushed(Fact, frozen=True):
     policy_iter: int
     env_steps: int
     digest: str | None = None
-    versions: list[tuple[int, int]] = []
     episodes: int = 1
 
 
@@ -148,17 +135,7 @@ class EvaluationRecorded(Fact, frozen=True):
     evaluation: dict[str, Any]
 
 
-_FACTS = (
-    Saved
-    | Queued
-    | Assigned
-    | TaskEnded
-    | Pushed
-    | Settled
-    | TrainingBegan
-    | Progressed
-    | EvaluationRecorded
-)
+_FACTS = Saved | TaskChanged | Pushed | Settled | TrainingBegan | Progressed | EvaluationRecorded
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -339,12 +316,12 @@ class Journal:
         last = max(self._files.numbers(), default=0)
         for number in range(last, 0, -1):
             path = self._disk.path / self._files.name_of(number)
-            facts = decode_facts(self._files.read(number)[0], path)
-            if facts:
-                saved = facts[0]
+            records = self._files.read(number)[0]
+            for saved in decode_facts(records[:1], path):
                 _check_version(path, getattr(saved, "version", None))
                 self._check_run(path, getattr(saved, "run", None))
-                return Recovered(getattr(saved, "state", None), facts[1:]), last
+                facts = decode_facts(records[1:], path)
+                return Recovered(getattr(saved, "state", None), facts), last
             # The writer died before the state was complete, so the file before it still exists.
         return Recovered(), last
 

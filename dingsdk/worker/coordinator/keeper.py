@@ -46,11 +46,6 @@ class Keeper:
         self._try_at = -math.inf
         self.is_behind = False
 
-    @property
-    def keeps(self) -> bool:
-        """Whether the run has a journal."""
-        return self._journal is not None
-
     def recover(self) -> list[str]:
         """Restore the state from the journal; return ids of payloads to delete.
 

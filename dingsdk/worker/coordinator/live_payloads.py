@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError, SamplesLostError
-from dingsdk.worker.policy_lag import PolicyLag
+from dingsdk.errors import ConflictError, ProtocolError
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
@@ -36,30 +35,11 @@ def episodes_of(meta: Mapping[str, Any]) -> int:
     return int(meta.get("episodes", 1))
 
 
-def versions_in(meta: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return (train iteration of a policy, rows that it collected) of a payload.
-
-    Raises:
-        ProtocolError: the numbers of rows do not add up.
-    """
-    rows = int(meta["rows"])
-    found = [(int(version), int(count)) for version, count in meta.get("versions") or ()]
-    if not found:
-        return [(int(meta["policy_iter"]), rows)]
-    if sum(count for _, count in found) != rows or any(count < 1 for _, count in found):
-        raise ProtocolError(
-            f"payload {meta['data_id']!r} has {rows} rows, of the versions {found}",
-            where="metadata",
-        )
-    return found
-
-
 @dataclass(slots=True)
 class Payload:
     """A payload that the home may need.
 
     Attributes:
-        versions: (train iteration of a policy, rows that it collected).
         left: By reason: the rows that the home had and has no longer.
     """
 
@@ -67,7 +47,6 @@ class Payload:
     digest: str | None
     env_steps: int
     episodes: int
-    versions: Sequence[tuple[int, int]]
     is_inserted: bool = False
     left: Counter[str] = field(default_factory=Counter)
 
@@ -87,17 +66,13 @@ class LivePayloads:
         is_idle: Whether the home had nothing to train on when it answered last.
         home_counts: The newest ``counts()`` of the home.
         admission: Limits how much collectors collect, if the age of rows is bounded (on-policy).
-        lag: How old trained rows were; None before the first training.
         collects: On-policy: number of trainings, past or waiting, that have all their rows;
             otherwise 0.
         is_in_collect: On-policy: whether the next training has some of its rows, or rows to come,
             but not all; otherwise False.
     """
 
-    are_stored = True
-    """Whether the payloads are in the step data store."""
     admission: Admission | None = None
-    lag: PolicyLag | None = None
     collects = 0
     is_in_collect = False
 
@@ -156,7 +131,7 @@ class LivePayloads:
             if known is None:  # it was stored again, and nobody would read it
                 self._garbage.append(data_id)
             return False
-        self._live[data_id] = Payload(rows, digest, envstep, episodes_of(meta), versions_in(meta))
+        self._live[data_id] = Payload(rows, digest, envstep, episodes_of(meta))
         self._news[data_id] = None
         self._acked_rows += rows
         self._waiting_rows += rows
@@ -242,8 +217,6 @@ class LivePayloads:
         self.home_counts = dict(info["counts"])
         self._count = int(info["count"])
         self.dataset_rows = int(info.get("dataset_rows") or 0)
-        if info.get("lag"):
-            self.lag = PolicyLag(*info["lag"])
         # Without payloads, the journal would not know how far the training is.
         return self.confirmed > before or self.dataset_rows > 0
 
@@ -256,14 +229,15 @@ class LivePayloads:
         """Return how many samples the buffer holds, as its home reported last."""
         return self._count
 
-    def count_rows(self) -> int:
-        """Return how many acknowledged rows, or rows of a data set, have not been evicted."""
-        return self._acked_rows + self.dataset_rows - self._evicted.total()
-
     def counts(self) -> SampleCounts:
         """Return the sample counts, without samples that wait for room."""
         acked, evicted = self._acked_rows + self.dataset_rows, dict(+self._evicted)
-        return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
+        live = acked - self._evicted.total()
+        return SampleCounts(acked, acked, self.trained_rows, live, evicted)
+
+    def recounted(self) -> SampleCounts:
+        """Return the sample counts, with the live rows as counted in the live payloads."""
+        return replace(self.counts(), live=self.count_live())
 
     def count_live(self) -> int:
         """Count the rows of the live payloads that have not left, and those of a data set."""
@@ -272,15 +246,7 @@ class LivePayloads:
 
     def check(self) -> None:
         """Raise SamplesLostError unless the live payloads have all rows that were not evicted."""
-        live = self.count_live()
-        if live != self.count_rows():
-            raise SamplesLostError(
-                f"{self._acked_rows} rows acknowledged, {live} in live payloads, "
-                f"{self._evicted.total()} evicted",
-                acknowledged=self._acked_rows,
-                live=live,
-                evicted=dict(self._evicted),
-            )
+        self.recounted().check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts and live payloads as plain data."""
@@ -288,7 +254,6 @@ class LivePayloads:
             "live": [
                 [
                     *msgspec.structs.astuple(self._announcement(name))[:-1],
-                    [list(each) for each in payload.versions],
                     dict(payload.left),
                 ]
                 for name, payload in self._live.items()
@@ -306,17 +271,10 @@ class LivePayloads:
         """Restore a state of ``state_dict``.
 
         Raises:
-            CheckpointCorruptError: it is not such a state.
+            AttributeError, LookupError, TypeError, ValueError: it is not such a state.
         """
-        try:
-            self._load(state)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointCorruptError(f"these are no live payloads: {error}") from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        for name, rows, digest, env_steps, episodes, is_inserted, versions, left in state["live"]:
-            found = [(int(version), int(count)) for version, count in versions]
-            payload = Payload(rows, digest, env_steps, episodes, found, is_inserted)
+        for name, *facts, left in state["live"]:
+            payload = Payload(*facts)
             payload.left.update({str(key): int(count) for key, count in left.items()})
             self._live[str(name)] = payload
         self._retired = dict.fromkeys(map(str, state["retired"]))
@@ -333,8 +291,6 @@ class LivePayloads:
 
 class ServedPayloads(LivePayloads):
     """Counts the rows that collectors insert into a replay server; the learner draws them there."""
-
-    are_stored = False
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -372,7 +328,3 @@ class ServedPayloads(LivePayloads):
 
     def count_live(self) -> int:
         return self.count()
-
-    def check(self) -> None:
-        """Raise SamplesLostError if the server's counts do not add up."""
-        self.counts().check()

@@ -34,8 +34,8 @@ class OnPolicyPayloads(LivePayloads):
         """Payloads of the training under way."""
         self._returned: dict[str, None] = {}
         """Payloads that a lost learner may have trained on."""
-        self._trained: list[tuple[int, int]] = []
-        """Versions of the rows that the home reports as trained on."""
+        self._has_trained = False
+        """Whether the home reports rows as trained on."""
         self._train_iter: int | None = None
         """The learner's iteration; None before its first report."""
         self.began_at = 0
@@ -108,10 +108,9 @@ class OnPolicyPayloads(LivePayloads):
                     if (payload := self._live.get(name)) is not None:
                         self._leave(name, payload, TRAINED, payload.rows)
             self._returned = {}
-        if self._trained:
-            self.admission.trained(self._trained, self._train_iter)
-            self._trained = []
-            self.lag = self.admission.lag
+        if self._has_trained:
+            self.admission.trained(self._train_iter)
+            self._has_trained = False
         if is_first:
             self.admission.begin(self._train_iter)
         return has_news or is_first
@@ -119,12 +118,11 @@ class OnPolicyPayloads(LivePayloads):
     def _leave(self, name: str, payload: Payload, reason: str, rows: int) -> None:
         super()._leave(name, payload, reason, rows)
         self._drawn.pop(name, None)
-        if reason == TRAINED:
-            self._trained += payload.versions
+        self._has_trained |= reason == TRAINED
 
     def count(self) -> int:
         """Return the number of rows that were not trained on."""
-        return self.count_rows()
+        return self.counts().live
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -136,10 +134,9 @@ class OnPolicyPayloads(LivePayloads):
             "admission": self.admission.state_dict(),
         }
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._drawn = dict.fromkeys(map(str, state["drawn"]))
         self._returned = dict.fromkeys(map(str, state["returned"]))
         self._train_iter, self.began_at = state["train_iter"], int(state["began_at"])
         self.admission.load_state_dict(state["admission"])
-        self.lag = self.admission.lag

@@ -21,7 +21,7 @@ class StorageOutage:
         self._limit_s = limit_s
         self._clock = clock
         self._waiting: dict[str, str] = {}
-        self._since = self._still_since = 0.0
+        self._still_since = 0.0
 
     @property
     def text(self) -> str:
@@ -30,19 +30,17 @@ class StorageOutage:
 
     def note(self, task_id: str, why: str) -> None:
         """Store why a task's worker waits; empty if it does not wait."""
-        if not (why or self._waiting):
-            return
-        had, now = bool(self._waiting), self._clock()
+        had = bool(self._waiting)
         if why:
             self._waiting.setdefault(task_id, why)
         else:
             self._waiting.pop(task_id, None)
         if self._waiting and not had:
-            self._since = self._still_since = now
+            self._still_since = self._clock()
             text = "there is no room in the storage, so the run waits for up to %.0f s: %s"
             _log.warning(text, self._limit_s, why)
         elif had and not self._waiting:
-            _log.warning("there is room in the storage again, after %.1f s", now - self._since)
+            _log.warning("there is room in the storage again")
 
     def forget(self, task_id: str) -> None:
         """Do not count a task that ended while it may have waited; there is no room yet."""

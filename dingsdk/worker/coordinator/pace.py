@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from dingsdk.worker.coordinator.tasks import TaskState
+
+LOOKS = 100
+"""Looks at the tasks in the time of a window, as the dispatcher calls more often."""
 SLOW_WINDOWS = 2
 """A worker that is slow in this many windows in a row is a straggler."""
 
@@ -31,20 +35,22 @@ class Pace:
 
 @dataclass(slots=True)
 class _Runner:
-    """A worker's current window, and the pace of its last one."""
+    """A worker's last task of a kind, its current window, and the pace of its last window."""
 
-    since: float
-    is_busy: bool = False
-    total: int = 0  # progress of the current task
+    task: TaskState | None = None
+    total: int = 0  # progress of the task
+    since: float = 0.0
     busy_s: float = 0.0
     amount: int = 0
     slow_windows: int = 0
     pace: Pace | None = None
 
-    def count(self, now: float) -> None:
-        if self.is_busy:
-            self.busy_s += now - self.since
-            self.since = now
+    def count(self, task: TaskState, now: float) -> None:
+        if self.task is not task:
+            self.task, self.total, self.since = task, 0, task.began_at
+        self.busy_s += now - self.since
+        self.amount += max(0, task.progress - self.total)
+        self.total, self.since = task.progress, now
 
 
 class PaceBoard:
@@ -54,6 +60,7 @@ class PaceBoard:
     becomes a straggler after ``SLOW_WINDOWS`` windows in a row in which it was more than ``factor``
     times slower than the median of the others. It stops being one after a window in which it was
     less than ``sqrt(factor)`` times slower, so that a worker near the limit does not alternate.
+    A worker is forgotten after ``window_s`` without a task.
 
     Args:
         factor: How many times slower a straggler is, > 1.
@@ -64,37 +71,26 @@ class PaceBoard:
         self._factor = factor
         self._window_s = window_s
         self._clock = clock
-        self._runners: dict[tuple[str, str], _Runner] = {}
+        self._look_at = -math.inf
+        self._runners: dict[tuple[str, int, str], _Runner] = {}
 
-    def start(self, worker_id: str, kind: str) -> None:
-        """Note that a worker begins to work on a task."""
-        now = self._clock()
-        runner = self._runners.setdefault((worker_id, kind), _Runner(now))
-        runner.since, runner.total, runner.is_busy = now, 0, True
+    def look(self, tasks: Iterable[TaskState]) -> dict[str, Pace]:
+        """Count the progress of running tasks, and close finished windows; call this often.
 
-    def note(self, worker_id: str, kind: str, total: int) -> None:
-        """Note a worker's progress since its task began."""
-        runner = self._runners.get((worker_id, kind))
-        if runner is not None and total > runner.total:
-            runner.amount += total - runner.total
-            runner.total = total
-
-    def end(self, worker_id: str, kind: str) -> None:
-        """Note that a worker's task is over."""
-        runner = self._runners.get((worker_id, kind))
-        if runner is not None:
-            runner.count(self._clock())
-            runner.is_busy = False
-
-    def forget(self, worker_id: str) -> None:
-        """Delete the data of a worker."""
-        self._runners = {key: each for key, each in self._runners.items() if key[0] != worker_id}
-
-    def look(self) -> dict[str, Pace]:
-        """Close finished windows; return the paces whose ``is_straggler`` changed, by worker id."""
-        now, changed = self._clock(), {}
-        for (worker_id, kind), runner in self._runners.items():
-            runner.count(now)
+        Returns:
+            The paces whose ``is_straggler`` changed, by worker id.
+        """
+        now, changed = self._clock(), dict[str, Pace]()
+        if now < self._look_at:
+            return changed
+        self._look_at = now + self._window_s / LOOKS
+        for task in tasks:
+            if task.worker is not None and task.began_at < math.inf:
+                key = (task.worker.worker_id, task.worker.incarnation, task.kind)
+                self._runners.setdefault(key, _Runner()).count(task, now)
+        runners = self._runners.items()
+        self._runners = {key: each for key, each in runners if now - each.since < self._window_s}
+        for (worker_id, _, kind), runner in self._runners.items():
             if runner.busy_s < self._window_s / 2:
                 continue
             was_straggler = runner.pace is not None and runner.pace.is_straggler
@@ -106,12 +102,8 @@ class PaceBoard:
 
     def paces(self) -> dict[str, Pace]:
         """Return the pace of each worker that has a task or had one recently, by worker id."""
-        now = self._clock()
-        return {
-            worker_id: runner.pace
-            for (worker_id, _), runner in self._runners.items()
-            if runner.pace is not None and (runner.is_busy or now - runner.since < self._window_s)
-        }
+        runners = self._runners.items()
+        return {name: each.pace for (name, *_), each in runners if each.pace is not None}
 
     def _judge(self, worker_id: str, kind: str, runner: _Runner, is_straggler: bool) -> Pace:
         per_s, paces = runner.amount / runner.busy_s, self.paces()

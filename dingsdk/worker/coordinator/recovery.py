@@ -18,22 +18,19 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.worker.coordinator.journal import (
-    Assigned,
     EvaluationRecorded,
     Fact,
     Progressed,
     Pushed,
-    Queued,
     Recovered,
     Settled,
-    TaskEnded,
+    TaskChanged,
     TaskRecord,
     TrainingBegan,
 )
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
-from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.scheduler_state import RunTotals, SchedulerState
 from dingsdk.worker.coordinator.tasks import TaskState
-from dingsdk.worker.coordinator.totals import RunTotals
 
 _log = logging.getLogger(__name__)
 
@@ -65,17 +62,17 @@ def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
     try:
         _load_commander(state, saved["commander"])
         for record in saved["queued"]:
-            _queue(state, msgspec.convert(record, TaskRecord))
+            task = _task_of(state, msgspec.convert(record, TaskRecord))
+            state.queues[task.role].append(task)
         for record in saved["running"]:
-            task = _queue(state, msgspec.convert(record, TaskRecord))
-            _give(state, task, task.attempt, task.payload_prefix)
+            _give(state, _task_of(state, msgspec.convert(record, TaskRecord)))
         for buffer_id, content in saved["buffers"].items():
             state.open_buffer(state.learner_of(buffer_id)).load_state_dict(content)
         state.totals = msgspec.convert(saved, RunTotals)
         state.clock.elapsed_s = float(saved["elapsed_s"])
     except DingError:
         raise
-    except (LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointCorruptError(
             f"this is no state of a coordinator: {type(error).__name__}: {error}"
         ) from error
@@ -107,7 +104,6 @@ def recover(state: SchedulerState, recovered: Recovered) -> list[str]:
         if not task.is_evaluation and task.env_steps:
             report = {"cur_step": task.env_steps + task.lost_env_steps}
             state.commander.update_collector_info(task.task_id, report)
-    state.note_policy_lag()
     return [name for each in state.buffers.values() for name in each.take_garbage()]
 
 
@@ -118,40 +114,36 @@ def apply(state: SchedulerState, fact: Fact) -> None:
         LookupError, ValueError: it does not fit the facts before it.
     """
     totals = state.totals
-    if isinstance(fact, Queued):
-        _queue(state, fact.task)
-        _load_commander(state, fact.commander)
-    elif isinstance(fact, Assigned):
-        task = state.find(fact.task_id)
-        _give(state, task, fact.attempt, fact.payload_prefix)
-        if task.owns_buffer:
-            state.begin_home(task)
-    elif isinstance(fact, TaskEnded):
-        task = state.find(fact.task_id)
-        state.running.pop(fact.task_id, None)
-        if task in state.queues[task.role]:
-            state.queues[task.role].remove(task)
+    if isinstance(fact, TaskChanged):
+        task = _task_of(state, fact.task)
+        state.running.pop(task.task_id, None)
+        for known in [each for each in state.queued if each.task_id == task.task_id]:
+            state.queues[known.role].remove(known)
+        if fact.place == "queued":
+            state.queues[task.role].append(task)
+        elif fact.place == "running":
+            _give(state, task)
+            if task.owns_buffer:
+                state.begin_home(task)
+        else:
+            state.forget(task)
         totals.ended_env_steps, totals.episodes = fact.env_steps, fact.episodes
         totals.learner_tasks = fact.learner_tasks
-        if fact.retried is not None:
-            _queue(state, fact.retried)
-        if fact.has_closed:
-            totals.end_learner(fact.task_id)
-            state.close_buffer(task.buffer_id)
         _load_commander(state, fact.commander)
     elif isinstance(fact, EvaluationRecorded):
         totals.evaluations.append(fact.evaluation)
     elif isinstance(fact, Progressed):
         state.clock.elapsed_s = fact.elapsed_s
-        state.running[fact.task_id].env_steps = fact.env_steps
+        task = state.running[fact.task_id]
+        task.env_steps, task.progress = fact.env_steps, max(task.progress, fact.env_steps)
     elif isinstance(fact, Pushed):
         try:
             state.buffers[fact.buffer_id].push(msgspec.structs.asdict(fact), fact.env_steps)
         except (ConflictError, ProtocolError, SchemaMismatchError) as error:
             _log.debug("refused, as it was before: %s", error)
     elif isinstance(fact, Settled | TrainingBegan):
-        payloads = state.buffers[state.running[fact.task_id].buffer_id]
-        totals.iterations[fact.task_id] = fact.train_iter
+        task = state.running[fact.task_id]
+        payloads, task.progress = state.buffers[task.buffer_id], fact.train_iter
         if isinstance(fact, Settled):
             payloads.settle({**fact.info, "learner_step": fact.train_iter})
         elif isinstance(payloads, OnPolicyPayloads):
@@ -160,15 +152,11 @@ def apply(state: SchedulerState, fact: Fact) -> None:
             raise ValueError("the journal is of an on-policy run")
 
 
-def _queue(state: SchedulerState, record: TaskRecord) -> TaskState:
-    task = TaskState(**msgspec.structs.asdict(record), start_time=state.clock())
-    state.queues[record.role].append(task)
-    return task
+def _task_of(state: SchedulerState, record: TaskRecord) -> TaskState:
+    return TaskState(**msgspec.structs.asdict(record), start_time=state.clock())
 
 
-def _give(state: SchedulerState, task: TaskState, attempt: int, payload_prefix: str) -> None:
-    state.queues[task.role].remove(task)
-    task.attempt, task.payload_prefix = attempt, payload_prefix
+def _give(state: SchedulerState, task: TaskState) -> None:
     task.step_limit = math.inf  # its collector may take steps before it rejoins
     state.running[task.task_id] = task
 

@@ -15,6 +15,9 @@ from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.run_view import RunView
 
+WAIT_S = 1.0
+"""Longest wait of a task between two checks whether it can continue."""
+
 
 class Role(Configurable, ABC):
     """One kind of worker: creates its workers, drives its tasks, and provides its command.

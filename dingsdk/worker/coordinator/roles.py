@@ -13,7 +13,7 @@ from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, PAYLOAD_ROWS, LivePayloads
-from dingsdk.worker.coordinator.role import Role, extra_roles
+from dingsdk.worker.coordinator.role import WAIT_S, Role, extra_roles
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
@@ -23,8 +23,6 @@ from dingsdk.worker.replay_server.client import FOLDER
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator
 
-WAIT_S = 1.0
-"""Longest wait of a task between two checks whether it can continue."""
 LAST_ANSWERS = 3
 """Answers taken from a collector that is done but has not ended, before it is closed."""
 REFUSED_PAUSE_S = 0.05
@@ -97,7 +95,8 @@ class LearnerRole(Role):
                 break
             news = coordinator.deal_with_learner_get_data(*ids, MOST_ANNOUNCED, state.progress)
             data = {"announcements": news or [], "confirmed": confirmed}
-            data["env_steps"] = coordinator.env_steps_of(state)
+            with coordinator.condition:
+                data["env_steps"] = coordinator.state.env_steps_of(state)
             learn = {"name": "learner_learn_task", "data": data}
             answer = coordinator.ask(state, learn, "learn_timeout_s")
             coordinator.deal_with_learner_send_info(*ids, answer["info"])
@@ -183,14 +182,7 @@ class CollectorRole(Role):
         is_done, starved_at = False, None
         answers_left = LAST_ANSWERS
         while answers_left and not coordinator.must_end(state):
-            demand: dict[str, Any] = {"name": "collector_data_task"}
-            demand["is_held_up"] = bool(coordinator.held_up_by)
-            with coordinator.condition:
-                demand |= _limits(coordinator, state, starved_at)
-                if coordinator.wants_end_of(state):
-                    demand["ends_now"] = True
-                demand |= coordinator.new_collect_setting(state)
-            answer = coordinator.ask(state, demand)
+            answer = coordinator.ask(state, coordinator.collector_demand(state, starved_at))
             coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports, starved_at = answer["reports"], answer.get("starved_at")
             state.waiting = {str(r["data_id"]): int(r["rows"]) for r in reports if "data_id" in r}
@@ -224,27 +216,6 @@ def _comm_section(role: Role) -> dict[str, Any]:
         named_modules(role.run_cfg).union(section.get("allowed_modules") or ())
     )
     return section
-
-
-def _limits(
-    coordinator: Coordinator, state: TaskState, starved_at: int | None
-) -> dict[str, int | None]:
-    """Return ``Coordinator.limits_of``; wait while a collector can take no env step.
-
-    Args:
-        starved_at: Env steps that it has taken if it waits for a higher limit; None if it does not.
-    """
-    found: dict[str, int | None] = {}
-
-    def can_go_on() -> bool:
-        found.update(coordinator.limits_of(state))
-        limit = found["step_limit"]
-        if starved_at is None or limit is None or limit > starved_at:
-            return True
-        return coordinator.must_end(state) or coordinator.wants_end_of(state)
-
-    coordinator.condition.wait_for(can_go_on, WAIT_S)
-    return found
 
 
 def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str, Any]) -> None:

@@ -8,24 +8,22 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from dingsdk.data.container import encode_json
 from dingsdk.errors import DingError, PoisonTaskError, TaskTimeoutError, WorkerLostError
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.clock import RunClock
-from dingsdk.worker.coordinator.journal import Assigned, Fact, Queued, TaskEnded, TaskRecord
+from dingsdk.worker.coordinator.journal import Fact, Place, TaskChanged, TaskRecord
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.outage import StorageOutage
 from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
-from dingsdk.worker.coordinator.totals import RunTotals
-from dingsdk.worker.coordinator.workers import WorkerPool
-from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.sample_counts import SampleCounts
 
 LOSSES = (WorkerLostError, TaskTimeoutError)
@@ -36,6 +34,73 @@ LEAST_GRANT, LARGEST_GRANT = 64, 4096
 """Env steps that a collector may get at once: others wait for those that it does not take."""
 TASK_TIMEOUT_S = 600.0
 """How long a task may wait for a worker if the role has no ``<role>_task_timeout``."""
+
+
+class RunTotals(msgspec.Struct):
+    """What a run has done, apart from its running tasks and open buffers.
+
+    Attributes:
+        ended_env_steps: Env steps of collecting tasks that have ended, and of before the run.
+        episodes: Complete episodes of collecting tasks that have ended.
+        ended_counts: Samples of buffers that are closed.
+        unacknowledged_rows: Rows that were announced and will never be acknowledged.
+        ended_iter: Train iteration of the learner task that ended last.
+        learner_tasks: How many learner tasks have finished their training.
+        evaluations: All recorded evaluations, as plain data.
+    """
+
+    ended_env_steps: int = 0
+    episodes: int = 0
+    ended_counts: SampleCounts = SampleCounts()
+    unacknowledged_rows: int = 0
+    ended_iter: int = 0
+    learner_tasks: int = 0
+    evaluations: list[dict[str, Any]] = []
+
+
+class WorkerPool:
+    """The joined workers, and the end of each worker's lease."""
+
+    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._workers: dict[str, WorkerInfo] = {}
+        self._lease_ends: dict[str, float] = {}
+
+    def add(self, info: WorkerInfo) -> None:
+        """Add a worker with a fresh lease."""
+        self._workers[info.worker_id] = info
+        self.renew(info.worker_id)
+
+    def remove(self, info: WorkerInfo) -> None:
+        """Remove a worker, unless it has left or has rejoined as another incarnation."""
+        if self._workers.get(info.worker_id) == info:
+            del self._workers[info.worker_id], self._lease_ends[info.worker_id]
+
+    def of_role(self, role: str) -> list[WorkerInfo]:
+        """Return the joined workers of a role."""
+        return [info for info in self._workers.values() if info.role == role]
+
+    def counts(self) -> Counter[str]:
+        """Return the number of joined workers by role."""
+        return Counter(info.role for info in self._workers.values())
+
+    def leases(self) -> list[tuple[WorkerInfo, float]]:
+        """Return the joined workers and the seconds until each lease ends."""
+        now = self._clock()
+        return [(info, self._lease_ends[name] - now) for name, info in self._workers.items()]
+
+    def renew(self, worker_id: str) -> bool:
+        """Renew a lease; False for a worker that is not joined."""
+        if worker_id not in self._workers:
+            return False
+        self._lease_ends[worker_id] = self._clock() + self._lease_s
+        return True
+
+    def silent(self) -> list[WorkerInfo]:
+        """Return the workers whose lease is over."""
+        now = self._clock()
+        return [info for name, info in self._workers.items() if self._lease_ends[name] <= now]
 
 
 class SchedulerState:
@@ -53,7 +118,6 @@ class SchedulerState:
         queues: The tasks that wait for a worker, by role.
         buffers: The payloads of the open replay buffers, by buffer id.
         totals: Counts that outlive tasks and buffers.
-        policy_lag: How old trained rows were; None if it is not measured.
         note: Called with each fact about tasks, once it is true; None without a journal.
     """
 
@@ -76,7 +140,6 @@ class SchedulerState:
         self.queues: dict[str, deque[TaskState]] = {name: deque() for name in roles}
         self.buffers: dict[str, LivePayloads] = {}
         self.totals = RunTotals(ended_env_steps=first_env_steps)
-        self.policy_lag: PolicyLag | None = None
         self.note: Callable[[Fact], None] | None = None
         self._cfg = cfg
         self._new_payloads = new_payloads
@@ -86,28 +149,20 @@ class SchedulerState:
     @property
     def train_iter(self) -> int:
         """The learner's newest iteration; with several learners, the lowest of them."""
-        totals = self.totals
-        out = (n for task_id, n in totals.iterations.items() if self.has_task(task_id))
-        return min(out, default=max(totals.ended_iter, *totals.iterations.values(), 0))
+        out = (state.progress for state in self._out if state.owns_buffer)
+        return min(out, default=self.totals.ended_iter)
 
     def begin_home(self, state: TaskState) -> None:
         """Let another worker hold the rows of a learner's task; the first one opens the buffer."""
         payloads = self.buffers.get(state.buffer_id)
         if payloads is None:
             payloads = self.open_buffer(state)
-            self.totals.iterations.setdefault(state.task_id, 0)
         payloads.restart()
 
     def open_buffer(self, learner: TaskState) -> LivePayloads:
         """Return the new, empty payloads of a learner's task."""
         made = self.buffers[learner.buffer_id] = self._new_payloads(learner)
         return made
-
-    def note_policy_lag(self) -> None:
-        """Store the lag of trained rows; with several learners, the largest mean lag."""
-        found = [each.lag for each in self.buffers.values()]
-        lags = [lag for lag in found if lag is not None]
-        self.policy_lag = max(lags, key=lambda lag: lag.mean, default=self.policy_lag)
 
     def produce(self, role: str) -> None:
         """Request a task if a worker is idle and no task is queued, so that tasks are recent."""
@@ -120,14 +175,23 @@ class SchedulerState:
         self._produce("collector", self.commander.get_eval_task)
 
     def _produce(self, role: str, ask: Callable[[], Task | None]) -> None:
-        queue = self.queues[role]
-        if queue or not self.pool.has_idle(role):
+        if self.queues[role] or self.idle(role) is None:
             return
         task = ask()
         if task is not None:
-            queue.append(state := TaskState(task["task_id"], role, task, self.clock()))
-            if self.note is not None:
-                self.note(Queued(TaskRecord.of(state), self.commander_state()))
+            self._queue(TaskState(task["task_id"], role, task, self.clock()))
+
+    def _queue(self, state: TaskState) -> None:
+        self.queues[state.role].append(state)
+        self._note(state, "queued")
+
+    def idle(self, role: str) -> WorkerInfo | None:
+        """Return a worker of a role that has no task; None if there is none."""
+        busy = {state.worker.worker_id for state in self.running.values() if state.worker}
+        for info in self.pool.of_role(role):
+            if info.worker_id not in busy:
+                return info
+        return None
 
     def assign(self, role: str) -> TaskState | None:
         """Assign the next task to an idle worker and return it; None without a task or a worker.
@@ -144,7 +208,7 @@ class SchedulerState:
             return None
         if not self.roles[role].can_run(state, self.buffers):
             return None
-        worker = self.pool.take(role)
+        worker = self.idle(role)
         if worker is None:
             return None
         queue.popleft()
@@ -156,13 +220,13 @@ class SchedulerState:
         It waits until all other tasks have ended, as the learner publishes its last policy at its
         end. Queued collector tasks are withdrawn to free their places.
         """
-        if self.running or not self.pool.has_idle("collector"):
+        worker = self.idle("collector")
+        if self.running or worker is None:
             return None, True
         for state in list(self.queues["collector"]):
             self._withdraw(state)
         task = self.commander.get_last_eval_task()
-        worker = None if task is None else self.pool.take("collector")
-        if task is None or worker is None:
+        if task is None:
             return None, False
         state = TaskState(task["task_id"], "collector", task, self.clock())
         return self._give(state, worker), False
@@ -171,7 +235,7 @@ class SchedulerState:
         """Return whether no task collects and no learner has a batch left to train on."""
         return not self.queues["learner"] and not any(
             state.kind == "collector" or (state.role == "learner" and self._can_train(state))
-            for state in (*self.running.values(), *self.orphans)
+            for state in self.running.values()
         )
 
     def _can_train(self, state: TaskState) -> bool:
@@ -183,7 +247,14 @@ class SchedulerState:
         """Report a queued task to the commander as failed."""
         self.queues[state.role].remove(state)
         self.notify_fail(state)
-        self._note_over(state)
+        self.forget(state)
+        self._note(state, "ended")
+
+    def forget(self, state: TaskState) -> None:
+        """Close the buffer of a learner's task that has ended, and keep its counts."""
+        if state.owns_buffer:
+            self.totals.ended_iter = state.progress
+            self.close_buffer(state.buffer_id)
 
     def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
         state.worker = worker
@@ -191,23 +262,18 @@ class SchedulerState:
         self.running[state.task_id] = state
         if state.owns_buffer:
             self.begin_home(state)
-        if self.note is not None:
-            self.note(Assigned(state.task_id, state.attempt, state.payload_prefix))
+        self._note(state, "running")
         return state
 
     def begin(self, state: TaskState) -> None:
         """Record that a task's worker has built its env or policy and now works."""
-        assert state.worker is not None  # assigned
         state.began_at = self.clock()
         if state.is_evaluation:
             state.run_env_steps = self.env_steps_of(state)
-        self.pace.start(state.worker.worker_id, state.kind)
 
     def note_progress(self, state: TaskState, total: int) -> None:
         """Store the progress of a task: env steps, or iterations of a learner."""
-        state.progress = max(state.progress, total)
-        if state.worker is not None:
-            self.pace.note(state.worker.worker_id, state.kind, total)
+        state.progress = total
 
     def end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
         """Remove a task that ended; return its final error, and whether that error ends the run.
@@ -218,11 +284,14 @@ class SchedulerState:
         ``LOSS_WINDOW_S``, do not count. A task that is given up ends the run if its role says so,
         or if ``max_attempts`` tasks of its kind were given up in a row.
         """
-        queue = self.queues[state.role]
-        before = len(queue)
         outcome, is_fatal = self._end(state, error)
-        if not is_fatal:  # a fatal error ends the run; a resumed run continues the task
-            self._note_over(state, queue[-1] if len(queue) > before else None)
+        if any(each.task_id == state.task_id for each in self.queued):
+            return outcome, is_fatal
+        if not is_fatal:
+            self.forget(state)
+            self._note(state, "ended")
+        elif state.owns_buffer:  # the run ends; a resumed run continues the task
+            self.totals.ended_iter = state.progress
         return outcome, is_fatal
 
     def _end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
@@ -233,10 +302,8 @@ class SchedulerState:
         if payloads is not None and payloads.admission is not None:
             payloads.admission.forget(state.task_id)
         self.totals.unacknowledged_rows += sum(state.waiting.values())
-        if state.worker is not None:
-            self.pace.end(state.worker.worker_id, state.kind)
-            if not is_lost:
-                self.pool.give_back(state.worker)
+        if state.worker is not None and is_lost:  # its driver may notice the loss first
+            self.pool.remove(state.worker)
         if error is None:
             self._given_up[state.kind] = 0
             return None, False
@@ -252,18 +319,19 @@ class SchedulerState:
         else:
             state.losses = self._losses(state)
         if len(state.losses) < self._cfg.max_attempts:
-            self.queues[state.role].append(
-                TaskState(
-                    state.task_id,
-                    state.role,
-                    role.retried(state),
-                    self.clock(),
-                    attempt=state.attempt,
-                    losses=state.losses,
-                    mark=max(state.mark, state.progress) if role.resumes else 0,
-                    lost_env_steps=state.lost_env_steps + state.env_steps,
-                )
+            retried = TaskState(
+                state.task_id,
+                state.role,
+                role.retried(state),
+                self.clock(),
+                attempt=state.attempt,
+                losses=state.losses,
+                lost_env_steps=state.lost_env_steps + state.env_steps,
             )
+            if role.resumes:
+                retried.mark = max(state.mark, state.progress)
+                retried.progress = state.progress
+            self._queue(retried)
             return None, False
         self.notify_fail(state)
         self._given_up[state.kind] += 1
@@ -280,10 +348,6 @@ class SchedulerState:
     def payloads_of(self, state: TaskState) -> LivePayloads | None:
         """Return the payloads that a task works for; None if its buffer is closed."""
         return self.buffers.get(state.buffer_id)
-
-    def has_task(self, task_id: str) -> bool:
-        """Return whether a task is running or queued."""
-        return any(state.task_id == task_id for state in self._out)
 
     def notify_fail(self, state: TaskState) -> None:
         """Report to the commander that a task ended without a result."""
@@ -329,14 +393,13 @@ class SchedulerState:
         """Report a learner's result to the commander, and close its buffer."""
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
         self.close_buffer(buffer_id)
-        self.totals.end_learner(state.task_id)
 
     def close_buffer(self, buffer_id: str) -> None:
         """Forget the payloads of a buffer, but keep their counts."""
         payloads = self.buffers.pop(buffer_id, None)
         if payloads is not None:
             # Counted once more, so that a check of the ended run finds rows that were lost.
-            self.totals.ended_counts += replace(payloads.counts(), live=payloads.count_live())
+            self.totals.ended_counts += payloads.recounted()
 
     def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
         """Set ``train_iterations`` of this section for all running and queued learner tasks."""
@@ -367,14 +430,6 @@ class SchedulerState:
         """Running tasks of an earlier coordinator whose workers have not rejoined."""
         return [state for state in self.running.values() if state.worker is None]
 
-    def adopt(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
-        """Assign its kept task to a worker that rejoins; None if the task is no longer its own."""
-        state = self.orphan(task_id, payload_prefix, worker)
-        if state is not None:
-            self.pool.take_one(worker)
-            state.worker = worker
-        return state
-
     def orphan(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
         """Return the task that waits for a worker to rejoin; None if it waits for another one."""
         state = self.running.get(task_id)
@@ -387,24 +442,15 @@ class SchedulerState:
         text = f"the worker of {state.kind} task {state.task_id} has not come back"
         self.end(state, WorkerLostError(text, reason=LEFT))
 
-    def find(self, task_id: str) -> TaskState:
-        """Return a task that is running or queued; raises LookupError."""
-        for state in self._out:
-            if state.task_id == task_id:
-                return state
-        raise LookupError(f"there is no task {task_id}")
-
     def commander_state(self) -> bytes:
         """Return the state of the commander, encoded."""
         return encode_json("commander", self.commander.state_dict())
 
-    def _note_over(self, state: TaskState, retried: TaskState | None = None) -> None:
-        if self.note is None:
-            return
-        again, totals = None if retried is None else TaskRecord.of(retried), self.totals
-        has_closed = state.owns_buffer and state.buffer_id not in self.buffers
-        counts = (totals.ended_env_steps, self.commander_state(), again, totals.episodes)
-        self.note(TaskEnded(state.task_id, *counts, totals.learner_tasks, has_closed))
+    def _note(self, state: TaskState, place: Place) -> None:
+        if self.note is not None:
+            totals = self.totals
+            counts = (totals.ended_env_steps, totals.episodes, totals.learner_tasks)
+            self.note(TaskChanged(place, TaskRecord.of(state), self.commander_state(), *counts))
 
     @property
     def is_evaluating(self) -> bool:
@@ -441,16 +487,6 @@ class SchedulerState:
         return self.totals.ended_env_steps + sum(
             [state.env_steps for state in self.running.values()]
         )
-
-    def join(self, info: WorkerInfo) -> None:
-        """Add a worker that joined."""
-        self.pace.forget(info.worker_id)  # another process, maybe on another host
-        self.pool.add(info)
-
-    def lose(self, info: WorkerInfo) -> None:
-        """Remove a worker, unless it has rejoined as another incarnation."""
-        if self.pool.remove(info):
-            self.pace.forget(info.worker_id)
 
 
 def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:

@@ -23,6 +23,7 @@ from dingsdk_flask_fs.workers import FlaskFileSystemCollector, FlaskFileSystemLe
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk import hookimpl
+from dingsdk.worker.learner import hooks
 
 TYPE_KEY = "crashing"
 ENV_ID = "CrashingCartPole-v0"
@@ -106,15 +107,15 @@ class CrashingLearner(FlaskFileSystemLearner):
         return home
 
     def _create_learner(self, task_info: Any) -> Any:
-        learner: Any = super()._create_learner(task_info)
-        save = learner.save_checkpoint
+        save = hooks.save_checkpoint
 
-        def crashing_save() -> None:
-            save()
+        def crashing_save(*args: Any, **kwargs: Any) -> Path:
+            path = save(*args, **kwargs)
             die_at("saved")
+            return path
 
-        learner.save_checkpoint = crashing_save
-        return learner
+        hooks.save_checkpoint = crashing_save
+        return super()._create_learner(task_info)
 
 
 def _write_half_and_die(descriptor: int, buffers: Any, *args: Any) -> int:

@@ -21,8 +21,9 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommLearner, Master
-from dingsdk.worker.comm.interval_checkpoints import IntervalCheckpoints
+from dingsdk.worker.comm.hooks import SaveAtIntervalsHook
 from dingsdk.worker.comm.training import OffPolicyTraining, OnPolicyTraining
+from dingsdk.worker.learner.hooks import SaveCkptHook
 from dingsdk.worker.replay_buffer.home import TableHome, TrainingHome
 
 LEARNER = SimpleNamespace(learn_info={}, train_iter=5)
@@ -39,7 +40,6 @@ def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     made._home = TableHome(create_buffer(BUFFER), made._load_payload)
     made._learner = LEARNER
     made._training = OffPolicyTraining(made, "p", made.send_policy, 10, None)
-    made._checkpoints = IntervalCheckpoints(None, made._clock, bool)
     yield made
     made.close()
     master.close()
@@ -159,40 +159,25 @@ def test_waiting_learner_publishes_its_policy_after_the_disk_was_full(
     assert stored == [5]
 
 
-def test_learner_saves_a_checkpoint_every_minute_if_it_has_trained(
-    caplog: pytest.LogCaptureFixture,
+def test_checkpoints_are_saved_every_minute_or_for_2_percent_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, saves, full, cost_s = [1000.0], [], [False], [0.0]
+    now, saves, cost_s = [1000.0], list[float](), [0.0]
 
-    def save() -> None:
-        assert checkpoints.patience(lambda: "at once") == "at once"
+    def save(hook: object, engine: object) -> None:
+        saves.append(now[0])
         now[0] += cost_s[0]
-        if full[0]:
-            raise StorageFullError("no room", path="ckpt")
-        saves.append((now[0], trained.train_iter))
 
-    trained: Any = SimpleNamespace(train_iter=0, save_checkpoint=save)
-    checkpoints = IntervalCheckpoints(60.0, lambda: now[0], lambda write: "waits")
-    assert checkpoints.patience(lambda: "at once") == "waits"
-
-    def train(at: float, train_iter: int) -> None:
-        now[0], trained.train_iter = at, train_iter
-        checkpoints.save_if_due(trained)
-
-    train(1059.9, 7)
-    train(1060.0, 8)
-    train(1061.0, 9)
-    assert saves == [(1060.0, 8)]
-    train(1120.0, 8)  # nothing new
-    full[0] = True
-    train(1180.0, 20)
-    assert caplog.messages == ["no checkpoint of iteration 20, training continues: no room"]
-    full[0], cost_s[0] = False, 3.0
-    train(1240.0, 30)
-    train(1392.0, 40)  # three seconds are 2 % of 150
-    assert saves == [(1060.0, 8), (1243.0, 30)]
-    train(1393.0, 41)
-    assert saves[2:] == [(1396.0, 41)]
+    monkeypatch.setattr(SaveCkptHook, "__call__", save)
+    hook = SaveAtIntervalsHook(60.0, lambda: now[0])
+    for at, cost in ((1059.9, 0.0), (1060.0, 0.0), (1119.0, 0.0), (1120.0, 3.0)):
+        now[0], cost_s[0] = at, cost
+        hook(None)
+    assert saves == [1060.0, 1120.0]
+    for at in (1272.0, 1273.0):  # three seconds are 2 % of 150
+        now[0] = at
+        hook(None)
+    assert saves[2:] == [1273.0]
 
 
 @pytest.mark.parametrize("traceback", ["", "of its code"])

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from dingsdk.data import SampleBatch
 from dingsdk.errors import TaskFail
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
@@ -122,65 +120,11 @@ class EndlessCollector(NaiveCollector):
         return {"reports": [], "has_ended": False, **self._ids()}
 
 
-def test_workers_that_leave_do_not_count_as_losses_of_their_task(cluster: Cluster) -> None:
-    collector, learner = EndlessCollector(cluster.transport), NaiveLearner(cluster.transport)
-    learner.start(cluster.address)
-    seen = []
-    for _ in range(5):
-        collector.start(cluster.address)
-        cluster.expect(lambda: cluster.collector_task() is not None)
-        task = cluster.collector_task()
-        assert task is not None
-        seen.append((task.task_id, task.attempt))
-        collector.close()
-        cluster.expect(lambda: cluster.collector_task() is None)
-
-    assert set(seen) == {(seen[0][0], 1)}
-    assert cluster.coordinator.end.failure is None
-    learner.close()
-
-
 class SmallLearner(NaiveLearner):
     """A learner that holds one payload, and is never done."""
 
     def _info(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
         return {**super()._info(reports), "learner_done": False, "is_idle": True}
-
-    def _changes(self, inserted: list[str]) -> dict[str, Any]:
-        left = [(name, "overwritten", rows) for name, rows in list(self.seen.items())[:-1]]
-        return {**super()._changes(inserted), "left": left if inserted else []}
-
-
-def test_payload_that_is_announced_again_adds_no_rows_at_once_or_later(cluster: Cluster) -> None:
-    collector, learner = EndlessCollector(cluster.transport), SmallLearner(cluster.transport)
-    learner.start(cluster.address)
-    collector.start(cluster.address)
-    cluster.expect(lambda: cluster.collector_task() is not None)
-    state, store = cluster.collector_task(), cluster.transport.data_store()
-    assert state is not None
-
-    def announce(data_id: str) -> None:
-        store.put(data_id, SampleBatch({"x": np.zeros(CAPACITY)}))
-        ids, meta = (state.task_id, state.buffer_id), {"rows": CAPACITY, "policy_iter": 0}
-        assert cluster.coordinator.deal_with_collector_send_data(*ids, data_id, meta)
-
-    threads = [threading.Thread(target=announce, args=("first",)) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20.0)
-    assert cluster.coordinator.status().samples.acknowledged == CAPACITY
-    cluster.expect(lambda: learner.seen == {"first": CAPACITY})
-
-    announce("second")
-    cluster.expect(lambda: len(store) == 1)  # the first one was overwritten and deleted
-    announce("first")
-    assert cluster.coordinator.status().samples.evicted == {"overwritten": CAPACITY}
-    assert store.get("second") is not None
-    assert len(store) == 1
-    cluster.coordinator.validate_state()
-    for worker in (collector, learner):
-        worker.close()
 
 
 def test_payload_that_vanished_before_it_was_acknowledged_is_left_out(

@@ -633,22 +633,6 @@ def test_job_is_kept_if_the_master_was_silent_or_restarted(
     over.set()
 
 
-def test_worker_that_rejoins_names_its_ended_task(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, joined = bench.worker(), list[Any]()
-    task = {"task_id": "t1", "payload_prefix": "p"}
-    restarted = WorkerLostError("gone", restarted=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(worker._joined(), "join", lambda info, _: joined.append(info))
-        assert worker._join_again(restarted)  # it had no task yet
-        worker._task_info = task
-        worker.start_job(lambda: None, lambda: None, "job")
-        bench.wait(lambda: worker.job_ended)
-        assert worker._join_again(restarted)
-    assert [info.resource.get("task") for info in joined] == [None, {**task, "is_over": True}]
-
-
 @pytest.mark.parametrize("how", ["stop", "go_on"])
 def test_kept_job_is_no_longer_kept_after_it_is_stopped_or_continued(
     bench: Bench, how: str

@@ -79,6 +79,9 @@ class Commander:
     def wants_end_of(self, task_id: str) -> bool:
         return False
 
+    def get_collect_setting(self, task_id: str) -> None:
+        return None
+
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.calls.append(("collected", info["cur_step"]))
 
@@ -121,6 +124,8 @@ class Site:
 
     def task(self, role: str = "collector", *, is_evaluation: bool = False) -> TaskState:
         task = {"task_id": "t", "buffer_id": "b", "collector_cfg": {"eval_flag": is_evaluation}}
+        if role == "learner":
+            task["replay_buffer_cfg"] = {}
         state = TaskState("t", role, task, self.now)
         state.worker = WorkerInfo("w0", role)
         return state
@@ -210,9 +215,6 @@ class Site:
     def close(self) -> None:
         self.coordinator.close()
         self.transport.close()
-
-    def workers(self) -> int:
-        return self.coordinator.status().workers["collector"]
 
 
 @pytest.fixture
@@ -392,6 +394,7 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
     assert type(failure) is DingError
     assert str(failure) == "task t: ValueError: out of range"
     assert failure.__cause__ is cause
+    assert site.commander.calls == [("failed", "t")]
     assert site.coordinator.is_ending
     assert site.coordinator.must_end(site.task(is_evaluation=True))
 
@@ -410,7 +413,7 @@ def test_ask_rejects_another_incarnation_and_its_timeout_names_the_config_key(
     worker = Slave(site.transport, info, callback_fn={"echo": dict, "wait": wait})
     try:
         worker.start(coordinator.master.start())
-        state, joined = site.task(), coordinator.state.pool.take("collector")
+        state, joined = site.task(), coordinator.state.idle("collector")
         assert joined is not None
         state.worker = joined
         echo, key = {"name": "echo", "x": 1}, "start_timeout_s"
@@ -479,7 +482,7 @@ def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> No
     assert coordinator.has_news(learner)
     site.open_buffer(learner)
     site.finish(is_evaluation=False)
-    assert (coordinator.confirmed_of(learner), coordinator.env_steps_of(learner)) == (0, 7)
+    assert (coordinator.confirmed_of(learner), coordinator.state.env_steps_of(learner)) == (0, 7)
     assert site.send("b", "a", "b") == [True] * 3
     assert coordinator.has_news(learner)
     assert site.announced(learner, most=1) == ["b"]
@@ -576,8 +579,32 @@ def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
 def test_new_collect_setting_is_sent_once(site: Site) -> None:
     task, settings = site.task(), iter([{"eps": 0.5}, {"eps": 0.5}, {"eps": 0.4}, None])
     site.commander.get_collect_setting = lambda task_id: next(settings)  # type: ignore[attr-defined]
-    found = [site.coordinator.new_collect_setting(task) for _ in range(4)]
-    assert found == [{"collect_setting": {"eps": 0.5}}, {}, {"collect_setting": {"eps": 0.4}}, {}]
+    demands = [site.coordinator.collector_demand(task, None) for _ in range(4)]
+    found = [demand.get("collect_setting") for demand in demands]
+    assert found == [{"eps": 0.5}, None, {"eps": 0.4}, None]
+
+
+@pytest.mark.parametrize("what", ["limit", "ending", "commander", "nothing"])
+def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    coordinator, waits = site.coordinator, list[bool]()
+
+    def wait_for(predicate: Callable[[], bool], timeout_s: float) -> bool:
+        waits.append(predicate())
+        if what == "limit":
+            limits["step_limit"] = 41
+        coordinator.end.is_over = what == "ending"
+        site.commander.wants_end_of = lambda task_id: what == "commander"  # type: ignore[method-assign]
+        waits.append(predicate())
+        return waits[-1]
+
+    limits: dict[str, int | None] = {"step_limit": 40}
+    monkeypatch.setattr(coordinator, "limits_of", lambda state: limits)
+    monkeypatch.setattr(coordinator.condition, "wait_for", wait_for)
+    demand = coordinator.collector_demand(site.task(), 40)
+    assert waits == [False, what != "nothing"]
+    assert (demand["step_limit"], demand["ends_now"]) == (limits["step_limit"], what == "commander")
 
 
 def test_status_has_the_last_reported_loss(site: Site) -> None:
@@ -631,7 +658,6 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     assert site.coordinator.deal_with_learner_judge_finish("t", info)
     site.coordinator.deal_with_learner_finish_task("t", info)
     assert site.coordinator.state.payloads_of(learner) is None
-    assert site.coordinator.state.totals.iterations == {}
     assert site.coordinator.status().train_iter == 9
 
 
@@ -657,31 +683,6 @@ def test_calls_for_unknown_tasks_change_nothing(
     learner = site.task("learner")
     site.hear(learner, 5)  # its buffer is closed
     assert (site.commander.calls, learner.progress) == ([], 0)
-
-
-def test_silent_worker_is_lost_when_its_lease_expires(site: Site) -> None:
-    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
-    site.coordinator.dispatcher.join(WorkerInfo("c1", "collector"))
-    lost: list[tuple[Any, ...]] = []
-    site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
-    lease_s = site.coordinator.cfg.lease_s
-    site.pass_time(lease_s - 1.0, 1.0)
-    site.coordinator.dispatcher.renew("c1")
-    assert lost == []
-    site.pass_time(1.0, 1.0)
-    assert lost == [("c0", f"silent for {lease_s} s", 0)]
-    site.coordinator.dispatcher.lose(WorkerInfo("c0", "collector"), "silent")
-    assert site.workers() == 1
-
-
-def test_pause_of_the_coordinator_does_not_count_as_silence_of_a_worker(site: Site) -> None:
-    site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
-    lost: list[tuple[Any, ...]] = []
-    site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
-    site.pass_time(300.0, 100.0)
-    assert lost == []
-    site.pass_time(site.coordinator.cfg.lease_s, 1.0)
-    assert len(lost) == 1
 
 
 def test_quiet_run_is_logged_but_not_while_it_waits_for_storage(

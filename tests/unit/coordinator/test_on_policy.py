@@ -14,7 +14,6 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import DataMissingError
 from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
-from dingsdk.worker.policy_lag import PolicyLag
 from dingsdk.worker.replay_buffer.home import TrainingHome
 
 N_SAMPLE = 12
@@ -254,20 +253,6 @@ def test_training_that_ended_without_a_coordinator_is_counted_once() -> None:
     assert run.payloads.counts().trained == 4
 
 
-def test_lag_of_a_payload_with_several_versions_is_counted_by_row() -> None:
-    run = Run(n_sample=4, max_lag=1)
-    run.push("a")
-    run.exchange(), run.train()
-    run.store["b"] = SampleBatch({"payload": np.full(4, ord("b"))})
-    meta = {"data_id": "b", "rows": 4, "policy_iter": 0, "versions": [(0, 1), (1, 3)]}
-    run.payloads.push(meta, 0)
-    assert run.exchange() == "b"
-    run.train()
-    run.report()
-    # 4 + 3 rows of the newest version, 1 row of the one before it.
-    assert run.payloads.admission.lag == PolicyLag(1 / 8, 1, 1)
-
-
 def test_collect_is_open_from_its_first_grant_until_it_has_all_rows() -> None:
     run, found = Run(), list[tuple[int, bool]]()
 
@@ -401,9 +386,6 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
     assert published >= 10 * ITERS
     assert payloads.counts().evicted == {"trained": len(trained)}
     payloads.check()
-    lag = payloads.admission.lag
-    assert lag is not None
-    assert lag.largest <= max_lag
 
 
 @pytest.mark.parametrize("reports", [[], [0], [3], [4], [3, 0], [4, 0]])
@@ -414,13 +396,13 @@ def test_training_waits_for_a_collector_with_the_older_policy_of_a_restarted_lea
     admission = Admission(4, 1)
     assert admission.admit("c", 0, is_training=False) == 4
     for train_iter in range(1, newest + 1):
-        admission.trained([(0, 4)], train_iter)
+        admission.trained(train_iter)
     admission.report("c", 1, newest + 1)  # it loads a policy before its training is reported
     admission.begin(0)
     for policy_iter in reports:
         admission.report("c", 1, policy_iter)  # of before the restart, or of the loaded policy 0
     assert admission.may_train(4)
-    admission.trained([(0, 4)], 1)
+    admission.trained(1)
     assert not admission.may_train(4), "3 steps with the policy 0 are left"
     admission.report("c", 1, 1)
     assert admission.may_train(4)
@@ -432,7 +414,7 @@ def test_steps_for_the_policy_after_a_training_are_admitted_again_after_it() -> 
     admission.rejoin("c", 9, 5, 0)
     assert admission.admit("c", 0, is_training=True) == 5
     assert not admission.is_any_outstanding
-    admission.trained([(0, 4)], 1)
+    admission.trained(1)
     assert admission.admit("c", 0, is_training=False) == 9
     assert admission.is_any_outstanding
 
@@ -441,7 +423,7 @@ def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
     admission = Admission(4, 1)
     admission.rejoin("c", 4, 1, 3)
     assert admission.may_train(4)
-    admission.trained([(0, 4)], 1)
+    admission.trained(1)
     assert not admission.may_train(4)
     admission.report("c", 1, 1)
     assert admission.may_train(4)
@@ -449,57 +431,36 @@ def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
 
 def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
     admission = Admission(4, 1)
-    admission.expect("c")
+    admission.rejoin("c", 1, 0, 0)
     assert admission.may_train(4), "the first training has one version of lag to spare"
-    admission.trained([(0, 4)], 1)
+    admission.trained(1)
     assert not admission.may_train(4)
     admission.rejoin("c", 9, 0, 0)
     assert not admission.may_train(4), "it has not delivered all its steps"
     admission.report("c", 9, 1)
     assert admission.may_train(4)
-    admission.expect("c")
+    admission.rejoin("c", 1, 0, 0)
     admission.forget("c")
     assert admission.may_train(4)
 
 
 def test_collector_that_may_rejoin_gets_a_share_of_the_steps() -> None:
     admission = Admission(4, 0)
-    admission.expect("gone")
+    admission.rejoin("gone", 1, 0, 0)
     assert admission.admit("c", 1, is_training=False) == 2, "half of 4: the other may rejoin"
     admission.forget("gone")
     admission.report("c", 2, 0)
     assert admission.admit("c", 1, is_training=False) == 5
 
 
-@pytest.mark.parametrize(
-    ("trainings", "expected"),
-    [
-        ([[(0, 2)]], PolicyLag(0.0, 0, 0)),
-        ([[(0, 2)], [(0, 1), (5, 1)]], PolicyLag(0.25, 1, 1)),
-        ([[(0, 100)], [(0, 2), (5, 98)], [(10, 200)]], PolicyLag(2 / 400, 0, 1)),
-    ],
-)
-def test_lag_is_counted_in_versions(
-    trainings: list[list[tuple[int, int]]], expected: PolicyLag
-) -> None:
-    admission = Admission(1, 1)
-    assert admission.lag is None
-    for number, versions in enumerate(trainings, start=1):
-        admission.trained(versions, ITERS * number)
-    found = admission.lag
-    assert found is not None
-    assert math.isclose(found.mean, expected.mean)
-    assert found[1:] == expected[1:]
-
-
 def test_collector_with_the_newest_policy_is_not_waited_for() -> None:
     admission = Admission(4, 1)
     admission.admit("slow", 0, is_training=False)
-    admission.trained([(0, 4)], 5)
+    admission.trained(5)
     assert not admission.may_train(4), "its rows of version 0 would be 2 versions old"
     admission.report("slow", 0, 5)
     assert admission.may_train(4)
-    admission.trained([(0, 4)], 10)
+    admission.trained(10)
     admission.report("slow", 4, 5)
     admission.admit("slow", 0, is_training=False)
     assert admission.may_train(4), "its new steps are taken with the newest policy"

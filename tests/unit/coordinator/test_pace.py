@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.pace import PaceBoard
 
 WINDOW_S = 20.0
@@ -15,21 +17,23 @@ class Race:
     def __init__(self, factor: float = 3.0) -> None:
         self.now = 1000.0
         self.board = PaceBoard(factor, WINDOW_S, lambda: self.now)
+        self.tasks: dict[str, TaskState] = {}
         self.totals: dict[str, float] = {}
         self.changes: list[str] = []
 
-    def start(self, *names: str, kind: str = "collector") -> None:
+    def start(self, *names: str, kind: str = "collector", incarnation: int = 1) -> None:
         for name in names:
-            self.board.start(name, kind)
-            self.totals[name] = 0.0
+            task = self.tasks[name] = TaskState("t", kind)
+            task.worker = WorkerInfo(name, kind, {}, incarnation)
+            task.began_at, self.totals[name] = self.now, 0.0
 
-    def run(self, seconds: int, rates: dict[str, float], kind: str = "collector") -> None:
+    def run(self, seconds: int, rates: dict[str, float]) -> None:
         for _ in range(seconds):
             self.now += 1.0
             for name, rate in rates.items():
                 self.totals[name] += rate
-                self.board.note(name, kind, int(self.totals[name]))
-            self.changes += self.board.look().keys()
+                self.tasks[name].progress = int(self.totals[name])
+            self.changes += self.board.look(self.tasks.values()).keys()
 
     def stragglers(self) -> set[str]:
         return {name for name, pace in self.board.paces().items() if pace.is_straggler}
@@ -85,20 +89,21 @@ def test_worker_near_the_limit_does_not_alternate(race: Race) -> None:
 def test_short_tasks_add_up_and_the_time_between_them_does_not_count(race: Race) -> None:
     for _ in range(40):
         race.run(2, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
-        for name in race.totals:
-            race.board.end(name, "collector")
+        race.tasks.clear()
         race.run(5, {})
-        race.start(*race.totals)
+        race.start("c0", "c1", "c2")
     assert race.changes == ["c1"]
     assert race.board.paces()["c0"].per_s == pytest.approx(100.0, rel=0.05)
 
 
-def test_only_busy_workers_of_the_same_kind_are_compared(race: Race) -> None:
-    race.board.end("c2", "collector")
+def test_only_busy_workers_of_the_same_kind_and_process_are_compared(race: Race) -> None:
+    race.run(15, {"c0": 100.0, "c1": 1.0, "c2": 100.0})
+    assert race.board.paces().keys() == {"c0", "c1", "c2"}
+    race.tasks.clear()
     race.start("e0", kind="evaluator")
-    race.board.forget("c1")
-    race.run(60, {"c0": 100.0})
+    race.start("c0", incarnation=2)
+    race.run(60, {"c0": 50.0})
     paces = race.board.paces()
     assert paces.keys() == {"c0", "e0"}
-    assert paces["c0"].relative is None
+    assert (paces["c0"].per_s, paces["c0"].relative) == (50.0, None)
     assert race.changes == []

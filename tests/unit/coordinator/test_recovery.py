@@ -122,11 +122,11 @@ class Life:
             self.cfg, transport, journal=journal, clock=lambda: self.now, **options
         )
         self.scheduler = self.coordinator.state
-        self.keeper = self.coordinator._keeper
+        self.keeper = self.coordinator.keeper
         self.coordinator._recover()
 
     def join(self, worker_id: str, role: str) -> None:
-        self.scheduler.join(WorkerInfo(worker_id, role, incarnation=1))
+        self.scheduler.pool.add(WorkerInfo(worker_id, role, incarnation=1))
 
     def give(self, role: str) -> TaskState:
         """Assign the next task of the commander to a worker."""
@@ -416,8 +416,9 @@ def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> 
     life.join("c1", "collector")
     life.coordinator.note_evaluation({"mean": 9.0})
     life.scheduler.produce("collector")  # it waits for a worker
-    after = Life(tmp_path, transport, "naive")
-    assert same(life.look(), after.look())
+    for _ in range(2):  # from the facts, and then from the saved state
+        after = Life(tmp_path, transport, "naive")
+        assert same(life.look(), after.look())
     assert after.scheduler.totals.evaluations == [{"mean": 9.0}]
     after.join("c1", "collector")
     after.coordinator.dispatcher.expire_orphans()
@@ -438,7 +439,6 @@ def test_finished_learner_task_is_not_repeated_by_the_next_coordinator(
     after = Life(tmp_path, transport, "naive", more=two)
     assert not after.scheduler.orphans
     assert not after.scheduler.buffers
-    assert after.look()["iterations"] == {}
     after.join("l0", "learner")
     second = after.give("learner")
     assert second.task_id != first.task_id
@@ -446,20 +446,6 @@ def test_finished_learner_task_is_not_repeated_by_the_next_coordinator(
     finished = {"task_id": second.task_id, "buffer_id": second.buffer_id}
     after.coordinator.deal_with_learner_finish_task(second.task_id, finished)
     assert after.coordinator.system_shutdown_flag
-
-
-def test_restart_of_the_coordinator_does_not_count_as_a_loss_of_the_task(
-    tmp_path: Path, transport: Any
-) -> None:
-    life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    learner = life.give("learner")
-    for _ in range(10):
-        life = Life(tmp_path, transport, "naive")
-        life.coordinator.dispatcher.expire_orphans()
-        life.join("l0", "learner")
-        again = life.give("learner")
-        assert (again.task_id, again.attempt, again.losses) == (learner.task_id, 1, ())
 
 
 def test_tasks_at_the_end_of_a_run_are_kept_for_a_resume(tmp_path: Path, transport: Any) -> None:
@@ -548,8 +534,9 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     life.coordinator.note_evaluation({"mean": 9.0})
     state = life.coordinator.state_dict()
     (buffer_id,) = state["buffers"]
-    cases: list[dict[str, Any]] = [{"running": [{}]}, {"buffers": {buffer_id: {"live": []}}}]
-    for wrong in cases:
+    damaged: list[Any] = [{"live": []}, {"live": [1]}]
+    cases = [{"buffers": {buffer_id: each}} for each in damaged]
+    for wrong in (*cases, {"running": [{}]}):
         with pytest.raises(CheckpointCorruptError):
             Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict({**state, **wrong})
     other = Life(tmp_path / "c", transport, "naive").coordinator

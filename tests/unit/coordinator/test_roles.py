@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.errors import UnknownPluginError
-from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.coordinator import Role, TaskState, create_role, create_roles
-from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, PAYLOAD_ROWS, LivePayloads
+from dingsdk.worker.coordinator.live_payloads import MOST_ANNOUNCED, LivePayloads
+from dingsdk.worker.coordinator.role import WAIT_S
 from dingsdk.worker.coordinator.roles import (
     LAST_ANSWERS,
     REFUSED_PAUSE_S,
-    WAIT_S,
     CollectorRole,
     LearnerRole,
 )
 
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
 TASK = {"task_id": "t", "buffer_id": "b"}
-HOME = {"counts": {"limiter": 3}, "pace": None}
 
 
 class Payloads(LivePayloads):
@@ -48,7 +44,6 @@ class Control:
         self.held_up_by = ""
         self.answers = list(answers)
         self.messages: list[dict[str, Any]] = []
-        self.timeouts: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.done_at: set[int] = set()
         """Steps of reports and learn infos at which the task is done."""
@@ -58,13 +53,8 @@ class Control:
         """What the home of a buffer is told, one value per exchange; None: it is closed."""
         self.has_told_all = True
         self.on_call: Callable[[str], None] = lambda name: None
-        self.settings: list[dict[str, Any]] = []
-        """The collect settings of the commander, one per demand."""
         self.closing: dict[str, Any] = {}
         """More entries of the worker's answer when its task is closed."""
-        self.limit: int | None = None
-        self.ends: list[bool] = []
-        """Whether the commander wants the task to end, one value per demand."""
 
     def must_end(self, state: TaskState) -> bool:
         return self.is_ending
@@ -76,7 +66,6 @@ class Control:
         self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
     ) -> Mapping[str, Any]:
         self.messages.append(dict(data))
-        self.timeouts.append(timeout_key)
         self.states.append(state)
         if data["name"].endswith(("start_task", "close_task")):
             return {"is": data["name"], **self.closing}
@@ -86,14 +75,11 @@ class Control:
         found: Mapping[str, Any] = answer
         return found
 
-    def wants_end_of(self, state: TaskState) -> bool:
-        return bool(self.ends) and self.ends.pop(0)
-
-    def new_collect_setting(self, state: TaskState) -> dict[str, Any]:
-        return {"collect_setting": self.settings.pop(0)} if self.settings else {}
-
     def limits_of(self, state: TaskState) -> dict[str, int | None]:
-        return {"step_limit": self.limit}
+        return {"step_limit": None}
+
+    def collector_demand(self, state: TaskState, starved_at: int | None) -> dict[str, Any]:
+        return {"name": "collector_data_task"}
 
     def payloads_of(self, state: TaskState) -> Any:
         return self.payloads
@@ -109,8 +95,7 @@ class Control:
         return [message["name"] for message in self.messages]
 
     def new_home(self, state: TaskState) -> dict[str, Any]:
-        self._note("home")
-        return HOME
+        return {}
 
     def confirmed_of(self, state: TaskState) -> int | None:
         return 7 if self.data and self.data[0] is not None else None
@@ -202,38 +187,6 @@ def pauses_of(control: Control) -> list[float | None]:
     return pauses
 
 
-def test_collector_is_started_asked_for_reports_and_closed() -> None:
-    control = Control(reports(payload("a", 4), {"cur_step": 5}), reports(has_ended=True))
-    drive_collector(control)
-
-    asked = ["collector_data_task"] * 2
-    assert control.names() == ["collector_start_task", *asked, "collector_close_task"]
-    limits = {"payload_rows": PAYLOAD_ROWS, "step_limit": None}
-    assert control.messages[0]["task_info"] == {**TASK, **limits}
-    assert control.timeouts[0] == "start_timeout_s"
-    assert set(control.timeouts[1:]) == {"answer_timeout_s"}
-    assert [call[0] for call in control.calls] == [
-        "started", "collecting", "storage", "data", "progress", "progress", "storage", "finish",
-    ]  # fmt: skip
-    assert control.of("finish") == ["collector_close_task"]
-
-
-def test_collector_gets_new_collect_settings() -> None:
-    control = Control(reports(), reports(), reports(has_ended=True))
-    control.settings = [{"eps": 0.5}, {"eps": 0.4}]
-    drive_collector(control)
-    told = [message.get("collect_setting") for message in control.messages[1:-1]]
-    assert told == [{"eps": 0.5}, {"eps": 0.4}, None]
-
-
-def test_collector_is_told_to_end_its_task() -> None:
-    control = Control(reports(), reports(), reports(has_ended=True))
-    control.ends = [False, True, True]
-    drive_collector(control)
-    told = [message.get("ends_now") for message in control.messages[1:-1]]
-    assert told == [None, True, True]
-
-
 def test_all_payloads_of_an_answer_wait_for_acknowledgment() -> None:
     control = Control(reports(payload("a", 4), payload("b", 8), {"cur_step": 9}, has_ended=True))
     state = drive_collector(control)
@@ -247,19 +200,6 @@ def test_finished_collector_is_asked_for_its_remaining_data() -> None:
     control.done_at = {1}
     drive_collector(control)
     assert control.of("progress") == list(range(1 + LAST_ANSWERS))
-
-
-def test_full_storage_is_reported_to_and_by_the_collector() -> None:
-    control = Control(reports(held_up_by="disk full"), reports(), reports(has_ended=True))
-    held_up = iter(["", "the policy", ""])
-    control.on_call = lambda name: setattr(
-        control, "held_up_by", next(held_up) if name == "storage" else control.held_up_by
-    )
-    control.held_up_by = "the policy"
-    drive_collector(control)
-    told = [message["is_held_up"] for message in control.messages[1:-1]]
-    assert told == [True, False, True]
-    assert control.of("storage") == ["disk full", "", ""]
 
 
 def test_payload_refused_by_a_full_disk_is_offered_again_after_a_pause() -> None:
@@ -310,60 +250,11 @@ def test_driver_stops_offering_a_payload_when_the_run_or_the_buffer_ends(what: s
     assert control.names()[-1] == "collector_close_task"
 
 
-@pytest.mark.parametrize("what", ["limit", "ending", "commander"])
-def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_end(
-    what: str,
-) -> None:
-    control = Control(
-        reports({"cur_step": 40}, starved_at=40), reports(has_ended=True, starved_at=40)
-    )
-    control.limit = 40
-    waits: list[bool] = []
-
-    class Noted(threading.Condition):
-        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-            waits.append(bool(predicate()))
-            if not waits[-1]:
-                control.limit = 41 if what == "limit" else 40
-                control.is_ending = what == "ending"
-                control.ends = [True, True] if what == "commander" else []
-                waits.append(bool(predicate()))
-
-    control.condition = Noted(threading.Lock())
-    drive_collector(control)
-    assert waits == [True, False, True]
-    assert control.messages[2].get("ends_now") == (True if what == "commander" else None)
-
-
 # Learners -----------------------------------------------------------------------------------
 
 
 def learned(step: int, *, is_idle: bool = False, held_up_by: str = "") -> dict[str, Any]:
     return {"info": {"learner_step": step, "is_idle": is_idle}, "held_up_by": held_up_by}
-
-
-def test_learner_gets_announcements_until_it_is_done() -> None:
-    control = Control(learned(1, held_up_by="disk full"), learned(2))
-    control.data, control.done_at = [["a"], []], {2}
-    control.closing = learned(5)
-    drive_learner(control)
-
-    learns = ["learner_learn_task"] * 2
-    assert control.names() == ["learner_start_task", *learns, "learner_close_task"]
-    assert control.messages[0]["task_info"] == {**TASK, "home": HOME}
-    told = {"confirmed": 7, "env_steps": 11}
-    assert [m["data"] for m in control.messages[1:-1]] == [
-        {"announcements": news, **told} for news in (["a"], [])
-    ]
-    assert control.timeouts == ["start_timeout_s", *["learn_timeout_s"] * 2, "answer_timeout_s"]
-    assert [call[0] for call in control.calls] == [
-        *("home", "started"),
-        *("get_data", "info", "storage") * 2,
-        *("info", "finish"),
-    ]
-    assert control.of("info") == [1, 2, 5]
-    assert control.of("storage") == ["disk full", ""]
-    assert control.of("finish") == [("learner_close_task", True)]
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])
@@ -416,43 +307,3 @@ def test_run_has_a_learner_collectors_and_the_configured_roles() -> None:
     with pytest.raises(UnknownPluginError) as caught:
         create_roles({**unknown, **RUN_CFG, "system": {**RUN_CFG["system"], **unknown["system"]}})
     assert caught.value.nearest == "collector"
-
-
-@pytest.mark.parametrize("learner_num", [1, 2])
-def test_learner_gets_the_number_of_training_processes(tmp_path: Path, learner_num: int) -> None:
-    cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
-    cfg.system.learner_num = learner_num
-    transport = make_transport(cfg, tmp_path)
-    worker: Any = create_role("learner", cfg).create_worker(transport, "learner-0")
-    assert worker.learner_num == learner_num
-    worker.close()
-    transport.close()
-
-
-@pytest.mark.parametrize(
-    ("replay", "own"),
-    [({}, True), ({"type": "server"}, True), ({"type": "server", "address": "127.0.0.1:1"}, False)],
-)
-def test_workers_have_a_client_of_the_runs_replay_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay: dict[str, str], own: bool
-) -> None:
-    monkeypatch.setenv("DINGSDK_SECRET", "x" * 64)
-    cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
-    cfg.system.replay = {"path": "", "address": "", "timeout_s": 7.0, **replay}
-    cfg.system.roles = {"inference": {"num": 1}}
-    cfg.system.collector.allowed_modules = ["json"]
-    transport = make_transport(cfg, tmp_path)
-    assert ("replay-server" in create_roles(cfg)) is (bool(replay) and own)
-    for role in ("learner", "collector"):
-        worker: Any = create_role(role, cfg).create_worker(transport, f"{role}-0")
-        if not replay:
-            assert worker.replay is None
-        else:
-            assert worker.replay._timeout_s == 7.0
-            assert worker.replay.address == replay.get("address", "")
-            found = worker.replay._path
-            assert (found is not None and found.is_relative_to(tmp_path)) is own
-        assert (getattr(worker, "inference", None) is not None) is (role == "collector")
-        assert ("json" in worker._cfg.allowed_modules) is (role == "collector")
-        worker.close()
-    transport.close()

@@ -11,10 +11,10 @@ from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.clock import RunClock
-from dingsdk.worker.coordinator.journal import Assigned
+from dingsdk.worker.coordinator.dispatcher import QuietWatch
+from dingsdk.worker.coordinator.journal import Progressed
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
-from dingsdk.worker.coordinator.quiet import QuietWatch
-from dingsdk.worker.coordinator.recovery import apply, restore_state, saved_state
+from dingsdk.worker.coordinator.recovery import apply
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.scheduler_state import (
     LOSS_WINDOW_S,
@@ -122,7 +122,7 @@ class Site:
 
     def join(self, worker_id: str, role: str = "collector") -> WorkerInfo:
         info = WorkerInfo(worker_id, role)
-        self.state.join(info)
+        self.state.pool.add(info)
         return info
 
     def open_buffer(self, buffer_id: str = "b") -> LivePayloads:
@@ -142,7 +142,7 @@ class Site:
     def lose(self, state: TaskState, reason: str = "silent") -> tuple[DingError | None, bool]:
         """Lose the task's worker, and let a replacement join."""
         assert state.worker is not None
-        self.state.lose(state.worker)
+        self.state.pool.remove(state.worker)
         cause = WorkerLostError("lost", reason=reason)
         outcome = self.state.end(state, cause)
         self.join(state.worker.worker_id, state.worker.role)
@@ -174,7 +174,7 @@ def test_task_that_no_worker_takes_in_time_fails(site: Site, role: str, limit_s:
     if role != "auditor":
         site.commander.tasks[role].append({"task_id": "t", "buffer_id": "b"})
     site.state.produce(role)
-    site.state.lose(info)
+    site.state.pool.remove(info)
     site.now += limit_s
     assert site.state.assign(role) is None
     assert site.commander.failed == []
@@ -188,62 +188,28 @@ def test_task_that_no_worker_takes_in_time_fails(site: Site, role: str, limit_s:
     ]
 
 
-def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
-    site: Site,
-) -> None:
-    info = site.join("w0", "learner")
-    site.commander.tasks["learner"].append({"task_id": "t", "buffer_id": "b"})
-    site.state.produce("learner")
-    site.state.lose(info)
-    assert site.state.has_task("t")
-    site.now += 3600.0
-    site.state.clock.look()
-    site.join("w0", "learner")
-    assert site.state.assign("learner") is not None
-    assert site.state.has_task("t")
-    assert not site.state.has_task("another")
-
-
 def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run(
     site: Site,
 ) -> None:
     record = site.state
     site.join("l0", "learner")
     first = site.assigned("learner", **TRAINING)
-    record.totals.iterations["t"] = 3
+    site.state.note_progress(first, 3)
     assert record.train_iter == 3
     site.lose(first)
     assert record.train_iter == 3
-    assert site.state.pool.take("learner") is not None
     site.now += 601.0
     assert site.state.assign("learner") is None
     assert site.commander.failed == [("learner", "t")]
     assert record.train_iter == 3  # the progress of the run until now
-    record.totals.iterations["another"] = 9
+    assert record.buffers == {}, "no learner will need its samples"
     site.join("l1", "learner")
-    site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
+    another = {**TRAINING, "task_id": "another", "buffer_id": "other"}
+    site.state.note_progress(site.assigned("learner", **another), 9)
     assert record.train_iter == 9
 
 
 # Lost workers -------------------------------------------------------------------------------
-
-
-def test_exception_in_a_task_ends_the_run(site: Site) -> None:
-    site.open_buffer()
-    site.join("c0")
-    state, error = site.assigned(**collecting()), DingError("raised")
-    assert site.state.end(state, error) == (error, True)
-    assert site.commander.failed == [("collector", "t")]
-
-
-def test_lost_learner_task_resumes_from_its_checkpoint(site: Site) -> None:
-    site.join("l0", "learner")
-    state = site.assigned("learner", **TRAINING)
-    assert site.lose(state) == (None, False)
-    again = site.assigned("learner")
-    assert again.task["resume"]
-    assert (again.task_id, again.attempt) == ("t", 2)
-    assert again.payload_prefix != state.payload_prefix
 
 
 def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None:
@@ -253,7 +219,7 @@ def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         state = site.assigned("learner", **task)
-        record.totals.iterations[state.task_id] = train_iter
+        site.state.note_progress(state, train_iter)
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
         site.state.finish_learner(state, {"buffer_id": state.buffer_id})
@@ -286,20 +252,6 @@ def test_each_attempt_has_a_seed_of_its_own(site: Site) -> None:
         state = site.assigned()
         seeds.add(state.task["collector_cfg"]["seed"])
     assert len(seeds) == 11
-
-
-def test_learner_that_is_lost_three_times_ends_the_run(site: Site) -> None:
-    site.join("l0", "learner")
-    state = site.assigned("learner", **TRAINING)
-    for _ in range(2):
-        assert site.lose(state) == (None, False)
-        state = site.assigned("learner")
-    error, is_fatal = site.lose(state)
-    assert isinstance(error, PoisonTaskError)
-    assert is_fatal
-    assert (error.task_id, error.attempts, error.worker_id) == ("t", 3, "l0")
-    assert isinstance(error.__cause__, WorkerLostError)
-    assert site.commander.failed == [("learner", "t")]
 
 
 def test_losses_before_the_window_do_not_count(site: Site) -> None:
@@ -352,6 +304,14 @@ def test_worker_that_leaves_does_not_count_as_a_loss(site: Site) -> None:
         assert site.lose(state, LEFT) == (None, False)
         state = site.assigned()
         assert state.attempt == 1
+
+
+def test_lost_worker_gets_no_other_task_before_its_loss_is_reported(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    assert site.state.end(state, WorkerLostError("lost")) == (None, False)
+    assert site.state.assign("collector") is None
 
 
 def give_up(site: Site, task_id: str) -> tuple[DingError | None, bool]:
@@ -425,14 +385,14 @@ def test_queued_task_is_replaced_by_the_last_evaluation(site: Site) -> None:
     assert state is not None
     assert state.task_id == "last"
     assert told == [[("collector", "t")]]  # before the commander was asked
-    assert not site.state.has_task("t")
+    assert not site.state.queued
 
 
 def test_only_evaluations_are_assigned_after_collecting_has_ended(site: Site) -> None:
     site.open_buffer()
     site.commander.get_eval_task = lambda: {**EVALUATING, "task_id": "e", "buffer_id": "b"}  # type: ignore[attr-defined]
     site.state.produce_evaluation()
-    assert not site.state.has_task("e")  # no worker is idle
+    assert not site.state.queued  # no worker is idle
     site.join("c0")
     site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
     site.state.produce("collector")
@@ -475,7 +435,7 @@ def test_facts_of_tasks_restore_the_state(site: Site) -> None:
     again = site.state.assign("collector")
     assert again is not None
     site.state.produce("collector")
-    site.state.lose(failed)
+    site.state.pool.remove(failed)
     site.now += 31.0
     site.state.assign("collector")
     assert site.commander.failed == [("collector", "failed")]
@@ -487,37 +447,9 @@ def test_facts_of_tasks_restore_the_state(site: Site) -> None:
     (orphan,) = other.state.orphans
     assert (orphan.task_id, orphan.attempt, orphan.lost_env_steps) == ("lost", 2, 3)
     assert orphan.payload_prefix == again.payload_prefix
-    assert [other.state.has_task(name) for name in ("done", "failed")] == [False, False]
+    assert other.state.queued == []
     assert (other.state.env_steps, other.state.totals.episodes) == (11, 2)
-    assert [each["finished"] for each in other.commander.loaded] == [0, 1, 1, 1, 1, 1]
-
-
-def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
-    payloads = site.open_buffer()
-    site.join("l0", "learner")
-    site.join("c0")
-    site.assigned("learner", **TRAINING, task_id="l")
-    collector = site.assigned(**collecting(), task_id="c")
-    site.state.progress(collector, report(5))
-    payloads.push({"data_id": "a", "rows": 2, "policy_iter": 0}, 0)
-    site.state.close_buffer("b")
-    site.state.totals.unacknowledged_rows = 7
-    site.state.totals.episodes, site.state.totals.ended_env_steps = 3, 40
-    site.join("c1")
-    site.commander.tasks["collector"].append({"task_id": "queued", "buffer_id": "b"})
-    site.state.produce("collector")
-    other = Site()
-
-    restore_state(other.state, saved_state(site.state))
-
-    assert [each.task_id for each in other.state.orphans] == ["l", "c"]
-    assert other.state.has_task("queued")
-    assert (other.state.env_steps, other.state.totals.episodes) == (45, 3)
-    assert other.state.samples() == site.state.samples() == SampleCounts(9, 2, 0, 2)
-    assert other.commander.loaded == [{"finished": 0}]
-    assert other.state.learner_of("b").task_id == "l"
-    with pytest.raises(LookupError, match="no task has the buffer x"):
-        other.state.learner_of("x")
+    assert other.commander.loaded[-1] == {"finished": 1}
 
 
 # Counting -----------------------------------------------------------------------------------
@@ -743,34 +675,13 @@ def test_worker_that_rejoins_with_its_task_is_busy(site: Site) -> None:
     state.worker = None  # as after a restart from the journal
     assert site.state.orphans == [state]
     info = site.join("c1")
-    assert site.state.adopt("t", state.payload_prefix, info) is state
+    assert site.state.idle("collector") == site.state.pool.of_role("collector")[0]
+    assert site.state.orphan("t", state.payload_prefix, info) is state
+    state.worker = info
     assert site.state.orphans == []
-    assert not site.state.pool.has_idle("collector")
-    assert site.state.adopt("t", state.payload_prefix, info) is None, "it has a worker"
-
-
-def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
-    site.open_buffer()
-    info = site.join("c0")
-    state = site.assigned(**collecting())
-    site.now += 20.0
-    site.state.note_progress(state, 60)
-    assert site.state.pace.look() == {}
-    assert site.state.pace.paces()["c0"].per_s == 3.0
-    site.state.lose(WorkerInfo("c0", "collector", incarnation=7))
-    assert "c0" in site.state.pace.paces(), "the lost worker is another incarnation"
-    site.state.lose(info)
-    assert site.state.pace.paces() == {}
-
-    site.join("c1")
-    site.assigned(**collecting(), task_id="u")
-    site.now += 20.0
-    site.state.pace.look()
-    assert "c1" in site.state.pace.paces()
-    site.join("c1")  # a new process with the same id
-    assert site.state.pace.paces() == {}
+    assert site.state.orphan("t", state.payload_prefix, info) is None, "it has a worker"
 
 
 def test_fact_of_an_unknown_task_is_refused() -> None:
-    with pytest.raises(LookupError, match="there is no task t7"):
-        apply(Site().state, Assigned("t7", 0, "p"))
+    with pytest.raises(LookupError, match="t7"):
+        apply(Site().state, Progressed("t7", 3, 1.0))
