@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dingsdk.config import NotNegative, Positive
-from dingsdk.data.collected import counted, versions_of
+from dingsdk.data.collected import versions_of
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
@@ -420,7 +420,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
             "rows": rows,
             "episodes": self._unsent_episodes,
             "policy_iter": self._policy_iter if versions is None else int(versions.min()),
-            "versions": [] if versions is None else counted(versions),
             "unroll_len": self._unroll_len,
             "get_data_time": time.time(),
             **self._counts(),

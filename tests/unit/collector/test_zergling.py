@@ -439,7 +439,9 @@ def test_pieces_are_not_cut_at_a_policy_load_if_samples_may_have_any_age(make_ze
     )
 
     assert asked == [0, 9]
-    assert [(meta["rows"], meta["versions"]) for meta in wire.samples] == [(9, [(1, 3), (2, 6)])]
+    (meta,), (piece,) = wire.samples, wire.payloads.values()
+    assert (meta["rows"], meta["policy_iter"]) == (9, 1)
+    assert piece.columns["collect_iter"].tolist() == 3 * [1, 2, 2]
 
 
 def test_on_policy_payload_has_no_step_that_an_older_policy_began(make_zergling) -> None:
