@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,12 @@ class DiscardingPayloads(OnPolicyPayloads):
     """Bounds the age of rows by dropping the old ones before a training."""
 
     def __init__(self, n_sample: int, max_lag: int) -> None:
-        super().__init__(n_sample, max_lag)
-        self.admission = _Free(n_sample, max_lag)
+        super().__init__(_Free(n_sample, max_lag))
+        self._oldest: dict[str, int] = {}  # train iteration of a payload's oldest policy, by id
+
+    def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
+        self._oldest[str(meta["data_id"])] = int(meta["policy_iter"])
+        return super().push(meta, envstep)
 
     @property
     def can_train(self) -> bool:
@@ -107,8 +112,7 @@ class DiscardingPayloads(OnPolicyPayloads):
     def _drop(self) -> None:
         admission = self.admission
         for name, payload in list(self._live.items()):
-            oldest = min(version for version, _ in payload.versions)
-            if admission.newest - admission.version_of(oldest) > admission.max_lag:
+            if admission.newest - admission.version_of(self._oldest[name]) > admission.max_lag:
                 _dropped.append(payload.rows)
                 self._leave(name, payload, "stale", payload.rows)
 
