@@ -103,6 +103,20 @@ def test_folder_that_others_can_write_to_is_refused(transport: SharedMemoryTrans
     transport.data_dir.chmod(0o700)
 
 
+def test_link_in_place_of_the_folder_is_refused(
+    transport: SharedMemoryTransport, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    transport.data_dir.symlink_to(target)
+    try:
+        with pytest.raises(RunFolderError):
+            transport.data_store()
+    finally:
+        transport.data_dir.unlink()
+    assert list(target.iterdir()) == []
+
+
 def test_host_without_shared_memory_is_named(run_dir: Path, tmp_path: Path) -> None:
     transport = SharedMemoryTransport({"data_dir": str(tmp_path / "none" / "here")}, run_dir)
     with pytest.raises(ConfigError, match="choose another transport"):
