@@ -30,7 +30,8 @@ PROGRESS_S = 60.0
 class InferenceWorker(Slave):
     """Serves actions from its start until it is closed; receives no tasks.
 
-    If the server hangs or has failed, the lease is not renewed any more, and the process ends.
+    If the server hangs, the lease is not renewed any more. If it fails, the worker ends with its
+    error.
 
     Args:
         transport: The run's transport.
@@ -76,6 +77,12 @@ class InferenceWorker(Slave):
             logger.info("acted for %d requests in %d batches", *counts)
             logger.close()
         return has_ended
+
+    def renew(self) -> None:
+        """Renew the lease as ``Slave.renew``; raise the error of a server that has failed."""
+        if self._acting is not None and self._acting.error is not None:
+            raise self._acting.error
+        super().renew()
 
     def _act(self) -> None:
         assert self._server is not None

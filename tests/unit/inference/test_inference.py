@@ -371,6 +371,29 @@ def test_worker_serves_actions_while_it_is_joined_and_makes_progress(
     transport.close()
 
 
+def test_worker_ends_with_the_error_of_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(server: InferenceServer, advance: Any) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(InferenceServer, "run", fail)
+    cfg = {"type": "in_memory", "concurrency": "threads"}
+    transport = default_manager().create("transports", cfg, tmp_path)
+    master = Master(transport.master_end(), transport.scheduler, lease_s=0.3)
+    made = role.InferenceRole({}, to_easydict({"seed": 7, "policy": CFG}))
+    worker = made.create_worker(transport, "inference-0")
+    worker.start(master.start())
+    deadline = time.monotonic() + PATIENCE_S
+    while not worker.is_over:
+        assert time.monotonic() < deadline, "the worker still renews its lease"
+        time.sleep(0.01)
+    assert str(worker.failure) == "on purpose"
+    assert worker.close()
+    master.close()
+    transport.close()
+
+
 def open_paths() -> list[Path]:
     links = Path("/proc/self/fd").iterdir()
     return [link.readlink() for link in links if link.is_symlink()]
