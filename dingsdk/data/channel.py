@@ -17,11 +17,11 @@ import hmac
 import math
 import os
 import secrets
-import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -250,7 +250,8 @@ class Channel:
 
     def has_message(self, timeout_s: float) -> bool:
         """Wait for the first byte of a message, or the end of the connection; whether it came."""
-        return bool(select.select([self._sock], [], [], timeout_s)[0])
+        # select() refuses the descriptors from 1024 on, which a process with many files has.
+        return bool(wait([self._sock], timeout_s))
 
     def shut_down(self) -> None:
         """End the calls of other threads that are in progress."""
