@@ -159,6 +159,7 @@ class RemoteRanks:
         self.groups = 0
         """Number of groups that were formed; each has its own name in the store."""
         self._links: dict[int, Channel] = {}
+        self._is_closed = False
         self._changed = threading.Condition()
         key = secrets.token_hex(32)
         secret = _secret(key)
@@ -205,6 +206,7 @@ class RemoteRanks:
     def close(self) -> None:
         """End the other ranks; idempotent."""
         with self._changed:
+            self._is_closed = True
             for link in self._links.values():
                 with contextlib.suppress(OSError):
                     link.send(Over(), timeout_s=HANDSHAKE_S)
@@ -217,6 +219,9 @@ class RemoteRanks:
             return
         link.receive(Ready, HANDSHAKE_S)
         with self._changed:
+            if self._is_closed:  # while the rank connected, so nobody would hang up
+                link.send(Over(), timeout_s=HANDSHAKE_S)
+                return
             if (old := self._links.get(rank)) is not None:
                 old.shut_down()
             self._links[rank] = link

@@ -293,6 +293,27 @@ def test_idle_strangers_do_not_keep_a_rank_out(place: RankPlace) -> None:
         assert time.monotonic() - begun < 1.0
 
 
+def test_rank_that_connects_during_the_close_is_told_that_the_run_is_over(
+    place: RankPlace,
+) -> None:
+    remote, told = RemoteRanks(place), list[Any]()
+
+    class LateLink:
+        """A link whose rank is ready when rank 0 has just been closed."""
+
+        def receive(self, kind: Any, timeout_s: float) -> None:
+            remote.close()
+
+        def send(self, head: Any, timeout_s: float) -> None:
+            told.append(head)
+
+    thread = threading.Thread(target=remote._take, args=(LateLink(), 1), daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert told == [Over()]
+
+
 def test_rank_connects_again_after_rank_0_was_restarted(place: RankPlace) -> None:
     store = place.store(1.0)
     with socket.socket() as closed:
