@@ -173,8 +173,10 @@ class Supervisor:
                 recorder.take(each)
         if not is_open:
             self._open(report.address)
-        if report.status.train_iter and not self._has_prepared:
-            # This process has time now, and the user waits at the end.
+        status = report.status
+        is_done = context.is_limit_reached(status.env_steps, status.train_iter)
+        if (is_done or report.is_ending) and not self._has_prepared:
+            # During the last evaluation: earlier it would take a core from the workers.
             self._has_prepared = True
             threading.Thread(target=prepare_curve, name="curve", daemon=True).start()
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PAYLOAD_ROWS = 32
 """Least rows of a payload: announcing rows one by one would take longer than training on them."""
-LEAST_AHEAD_ROWS = 2 * PAYLOAD_ROWS
-"""Rows by which collectors may always be ahead of the home: what a fast learner trains on between
-two exchanges."""
+LEAST_AHEAD_ROWS = 4 * PAYLOAD_ROWS
+"""Rows by which collectors may always be ahead of the home. A fast learner trains on half of them
+between two exchanges; then the other half is announced, and it does not wait."""
 MOST_ANNOUNCED = 4096
 """Most payloads that one message announces to a home, so that it is never too large."""
 RETIRED_KEPT = 65_536
