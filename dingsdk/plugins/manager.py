@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import os
 import sys
@@ -26,12 +25,11 @@ from dingsdk.errors import (
     listing,
     nearest_name,
     raised_at,
-    spelling,
     wrong_type,
 )
-from dingsdk.plugins import hookspecs
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
+from dingsdk.plugins.hooked import HookedPlugins, refused
 from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
@@ -74,16 +72,11 @@ class PluginManager:
         self.failures: dict[str, str] = {}
         self.has_observers = False
         self.given: set[str] = set()
-        self._pluggy = pluggy.PluginManager(hookspecs.PROJECT_NAME)
-        self._pluggy.add_hookspecs(hookspecs)
-        self._pluggy.add_hookspecs(hookspecs.REGISTER_HOOKS)
-        self.observers = Observers(self.hook)
+        self._hooked = HookedPlugins(self)
+        self.observers = self._hooked.observers
         self.answers = Answers(self.hook)
         self._discover = discover
         self._adverts: Sequence[Advert] | None = None
-        self._specs: set[int] = set()
-        self._announced: list[tuple[object, str]] = []
-        self._config: Mapping[str, Any] | None = None
         self._lock = threading.RLock()
         # Historic calls: pluggy calls these hooks of each plugin that is registered later.
         self.hook.dingsdk_addhooks.call_historic(kwargs={"manager": self})
@@ -94,7 +87,7 @@ class PluginManager:
     @property
     def hook(self) -> pluggy.HookRelay:
         """pluggy's hook relay. For observe hooks, use ``observe()``, which catches exceptions."""
-        return self._pluggy.hook
+        return self._hooked.relay
 
     # what is available
 
@@ -373,17 +366,17 @@ class PluginManager:
             text = (
                 "is needed, but DINGSDK_DISABLED_PLUGINS names it; take it out of there to use it"
             )
-            raise _refused(owner, "disabled", text)
-        with self._lock:  # another thread may be registering the module
-            if self._pluggy.has_plugin(module_name):
-                return
+            raise refused(owner, "disabled", text)
+        if self._hooked.has(module_name):
+            return
         is_new = module_name not in sys.modules
         with self._wholly(module_name, owner) as changes:
             # Without our lock: another thread may hold the import lock of this module and wait
             # for our lock.
             module = importlib.import_module(module_name)
             try:
-                self._register(module, module_name, owner, must_provide and not changes.changes)
+                needs_hooks = must_provide and not changes.changes
+                self._hooked.add(module, module_name, owner, needs_hooks)
             except BaseException:
                 if is_new:  # so that the next try runs the module, and its registrations, again
                     sys.modules.pop(module_name, None)
@@ -415,20 +408,16 @@ class PluginManager:
         """Register an object whose methods are hookimpls; return its name."""
         name = name or getattr(plugin, "__name__", None) or f"{type(plugin).__name__}-{id(plugin)}"
         with self._wholly(name, name):
-            self._register(plugin, name, name)
+            self._hooked.add(plugin, name, name)
         return name
 
     def unregister_plugin(self, name: str) -> None:
         """Remove the hookimpls of ``register_plugin``; types that they registered stay."""
-        with self._lock:
-            plugin = self._pluggy.unregister(name=name)
-            self._announced = [pair for pair in self._announced if pair[0] is not plugin]
+        self._hooked.remove(name)
 
     def add_hookspecs(self, namespace: ModuleType | type) -> None:
         """Declare the hooks of a module or class; for ``dingsdk_addhooks``. Idempotent."""
-        if id(namespace) not in self._specs:
-            self._pluggy.add_hookspecs(namespace)
-            self._specs.add(id(namespace))
+        self._hooked.declare(namespace)
 
     @contextmanager
     def _wholly(self, module_name: str, owner: str) -> Iterator[Transaction]:
@@ -440,7 +429,7 @@ class PluginManager:
             if isinstance(error, PluginLoadError) and error.facts.get("plugin") == owner:
                 raise
             text = f"{type(error).__name__}: {error}{raised_at(error, module_name)}"
-            raise _refused(owner, "broken", f"cannot be loaded: {text}") from error
+            raise refused(owner, "broken", f"cannot be loaded: {text}") from error
         self.failures.pop(module_name, None)
 
     @contextmanager
@@ -453,109 +442,16 @@ class PluginManager:
                 raise
             _logger.error("%s (left out)", error, exc_info=error.__cause__)
 
-    def _register(self, plugin: object, name: str, owner: str, needs_hooks: bool = False) -> None:
-        with self._lock:
-            if any(known is plugin for known, _ in self._announced):
-                return
-            try:
-                self._check_functions(plugin, owner)
-                self._pluggy.register(plugin, name)
-                self._check_hooks(plugin, name, owner, needs_hooks)
-            except BaseException:
-                # By name: pluggy compares plugins by equality, and could remove another one.
-                if self._pluggy.get_plugin(name) is plugin:
-                    self._pluggy.unregister(name=name)
-                raise
-            self._announce(plugin, name)
-
-    def _check_functions(self, plugin: object, owner: str) -> None:
-        """Refuse hook functions that would never be called, or not as they expect."""
-        for name in dir(plugin):
-            marks: Any = self._pluggy.parse_hookimpl_opts(plugin, name)
-            hook = (marks and marks["specname"]) or name
-            spec = getattr(getattr(self.hook, hook, None), "spec", None)
-            function = getattr(plugin, name, None) if spec or marks else None
-            if not inspect.isroutine(function) or hasattr(function, "dingsdk_spec"):
-                continue
-            plain = inspect.unwrap(function)
-            code = getattr(plain, "__code__", None)
-            where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-            if marks is None:
-                text = "so it would never be called; mark it with @dingsdk.hookimpl, or rename it"
-                defines = f"defines {name} without @hookimpl{where}"
-                raise _refused(owner, "not marked", f"{defines}, {text}", hook=hook)
-            is_lazy = (
-                inspect.iscoroutinefunction(plain)
-                or inspect.isasyncgenfunction(plain)
-                or inspect.isgeneratorfunction(plain)
-            )
-            if is_lazy or marks["wrapper"] or marks["hookwrapper"]:
-                text = "is async, a generator or a wrapper, which is never run; write a plain def"
-                raise _refused(owner, "no plain function", f"{name}{where} {text}", hook=hook)
-            for each in inspect.signature(function).parameters.values() if spec else ():
-                # pluggy refuses arguments that the hook does not have.
-                if each.default is not each.empty or each.kind is each.KEYWORD_ONLY:
-                    text = "is never passed; take its default, or the * before it, away"
-                    what = f"the argument {each.name!r} of {hook}{where}"
-                    raise _refused(owner, "argument", f"{what} {text}", hook=hook)
-
-    def _check_hooks(self, plugin: object, name: str, owner: str, needs_hooks: bool) -> None:
-        callers = self._pluggy.get_hookcallers(plugin) or []
-        if needs_hooks and not callers:
-            text = f"has no effect: {name} implements no hook and registers no type"
-            advice = (
-                "write its hooks as functions of the module, not of a class, and mark them with "
-                "@dingsdk.hookimpl"
-            )
-            raise _refused(owner, "no hooks", f"{text}; {advice}")
-        for caller in callers:
-            impl = next(i for i in caller.get_hookimpls() if i.plugin is plugin)
-            if not caller.has_spec() and not impl.optionalhook:
-                hooks = vars(self.hook).items()
-                known = [name for name, other in hooks if getattr(other, "spec", None)]
-                nearest, hint = spelling(caller.name, known)
-                raise _refused(
-                    owner,
-                    "unknown hook",
-                    f"implements {caller.name}, which is no hook of this dingsdk{hint} If it "
-                    "comes from a newer dingsdk, mark it @hookimpl(optionalhook=True)",
-                    hook=caller.name,
-                    nearest=nearest,
-                )
-
     # life of runs and processes
-
-    def _announce(self, plugin: object, name: str) -> None:
-        self._announced.append((plugin, name))
-        for impl in self.hook.dingsdk_plugin_registered.get_hookimpls():
-            news = self._announced if impl.plugin is plugin else [(plugin, name)]
-            for other, other_name in list(news):
-                facts = {"plugin": other, "name": other_name, "manager": self}
-                self.observers.call(impl, facts)
-        if self._config is not None:
-            for impl in self.hook.dingsdk_configure.get_hookimpls():
-                if impl.plugin is plugin:
-                    self.observers.call(impl, {"config": self._config})
-
-    def _tell(self, hook: pluggy.HookCaller, **facts: object) -> None:
-        for impl in hook.get_hookimpls():
-            self.observers.call(impl, facts)
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Call ``dingsdk_configure`` of all plugins, and later of plugins that are loaded later."""
         self.load_observers()
-        self.unconfigure()
-        with self._lock:
-            self._config = config
-            self._tell(self.hook.dingsdk_configure, config=config)
+        self._hooked.configure(config)
 
     def unconfigure(self) -> None:
         """Call ``dingsdk_unconfigure`` of all plugins after ``configure``; idempotent."""
-        with self._lock:
-            if self._config is None:
-                return
-            self._config = None
-            self._tell(self.hook.dingsdk_unconfigure)
+        self._hooked.unconfigure()
 
     def snapshot(self, without: Collection[str] = ()) -> Snapshot:
         """Return the registered types, in a picklable form, for ``restore`` in a child process.
@@ -593,10 +489,6 @@ def _noted(note: str) -> Iterator[None]:
     except PluginLoadError as error:
         error.add_note(note)
         raise
-
-
-def _refused(owner: str, reason: str, text: str, **facts: object) -> PluginLoadError:
-    return PluginLoadError(f"plugin {owner} {text}", plugin=owner, reason=reason, **facts)
 
 
 _lock = threading.RLock()
