@@ -220,7 +220,8 @@ class TableHome(Home):
         self._payloads: dict[int, Announcement] = {}  # those with rows in the buffer, by number
         self._numbers = 0
         if counts is not None:
-            buffer.restore_limiter(counts["limiter"])
+            with buffer.locked_limiter() as limiter:
+                limiter.load_state_dict(counts["limiter"])
             if pace is not None:
                 pace.episodes, pace.batches = counts["pace"]
 
@@ -264,12 +265,13 @@ class TableHome(Home):
         Raises:
             ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
         """
-        self.retry_s = self.buffer.retry_after_s()
+        with self.buffer.locked_limiter() as limiter:
+            self.retry_s, counts = limiter.retry_after_s(), limiter.state_dict()
         if not is_admitted and self.retry_s is None:
             path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
             raise ConfigError(
                 f"{path} admits neither the next {rows} rows nor a batch, with {self.count()} "
-                f"samples in the buffer and the counts {self.buffer.limiter_counts()}; give it "
+                f"samples in the buffer and the counts {counts}; give it "
                 "more room, such as a larger error_buffer, or choose another type",
                 path=path,
             )
@@ -285,8 +287,10 @@ class TableHome(Home):
 
     def counts(self) -> dict[str, Any]:
         pace = self._pace
+        with self.buffer.locked_limiter() as limiter:
+            counts = limiter.state_dict()
         return {
-            "limiter": self.buffer.limiter_counts(),
+            "limiter": counts,
             "pace": None if pace is None else [pace.episodes, pace.batches],
         }
 
@@ -320,8 +324,10 @@ class TableHome(Home):
             self._inserted.append(announced.data_id)
 
     def _take_left(self) -> list[tuple[str, str, int]]:
+        with self.buffer.locked_limiter():
+            numbers = self._origins.take_left()
         left, touched = [], set[int]()
-        for number, reason, rows in self.buffer.take_left():
+        for number, reason, rows in numbers:
             announced = self._payloads[number]
             # For the buffer an episode, which is a payload of its own, is one element.
             left.append(

@@ -42,10 +42,10 @@ class Listeners:
         """Tell the listeners of rows that were stored; called under the lock of the table."""
         self._call("on_insert", rows)
 
-    def note(self, storage: Storage | None, where: Where, reason: str) -> None:
+    def note(self, storage: Storage, where: Where, reason: str) -> None:
         """Copy rows that are about to leave a storage, for :meth:`on_remove`."""
         count = (where.stop - where.start) if isinstance(where, slice) else len(where)
-        if self.departures is not None and storage is not None and count:
+        if self.departures is not None and count:
             self.departures.append((storage.take(where), reason))
 
     def take(self) -> Departures:

@@ -46,10 +46,6 @@ class Origins:
                 del self._stored[number]
             self.left[number, reason] += count
 
-    def clear(self) -> None:
-        """Record that all rows have left."""
-        self.remove(slice(0, len(self._of)), "cleared")
-
     def stored(self, number: int) -> int:
         """Return how many rows of a payload are stored."""
         return self._stored[number]

@@ -189,7 +189,7 @@ class _Save:
                 pieces = [self._copied(now, *each) for each in bounds]
                 state = now.state(copied if now.lineage == lineage else None)
         segments += map(self._written, pieces)
-        rest = {"state": state, "facts": now.facts(state, now.order(state))}
+        rest = {"state": state, "facts": now.facts(state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(

@@ -6,7 +6,7 @@ import copy
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -73,9 +73,10 @@ class Parts:
         remover.load_state_dict(saved["remover"])
         limiter.load_state_dict(saved["limiter"])
         sampler.load_state_dict(saved["sampler"])
-        if count != remover.count:
+        if count != remover.count or (saved["storage"] is None) != (count == 0):
             raise CheckpointCorruptError(
-                f"the buffer state has {count} rows and counts {remover.count}"
+                f"the buffer state has {count} rows, counts {remover.count}, and its storage is "
+                f"{saved['storage']!r}"
             )
         restored = None if metadata is None else metadata.restored(saved["metadata"], count)
         parts = cls(remover, limiter, sampler, restored)
@@ -93,14 +94,6 @@ class Parts:
         tail = (int(newest[0]) + 1) % remover.capacity
         ids = {"next_unique_id": metadata.next_id} if metadata is not None else {}
         return {"tail": tail, "valid_count": count, **ids}
-
-    def placed(self, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-        """Return the pieces of rows, which are oldest first, with the positions of the rows."""
-        first = 0
-        for rows in pieces:
-            ages = np.arange(first, first + len(rows), dtype=np.int64)
-            yield self.remover.by_age(ages), rows
-            first += len(rows)
 
 
 class TableSnapshot:
@@ -180,18 +173,14 @@ class TableSnapshot:
             **self._extra,
         }
 
-    def order(self, state: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Return the positions of the rows of a :meth:`state`, oldest first; needs no lock."""
-        remover = self._factory.remover()
-        remover.load_state_dict(state["remover"])
-        return remover.oldest_first()
-
-    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> Facts:
-        """Return the facts that a :meth:`state` holds about rows at positions; needs no lock.
+    def facts(self, state: Mapping[str, Any]) -> Facts:
+        """Return the facts that a :meth:`state` holds about rows, oldest first; needs no lock.
 
         If rows left early, the result has an entry ``kept``: False for each row that left.
         """
-        metadata = self._parts.metadata
+        remover, metadata = self._factory.remover(), self._parts.metadata
+        remover.load_state_dict(state["remover"])
+        where = remover.oldest_first()
         of_metadata = {} if metadata is None else metadata.facts(state["metadata"], where)
         return {**self._parts.sampler.facts(state["sampler"], where), **of_metadata}
 
@@ -280,26 +269,16 @@ def check_state(state: Mapping[str, Any], capacity: int) -> None:
         )
 
 
-def rows_of_state(state: Any, capacity: int, deepcopy: bool) -> Rows:
-    """Return the rows of a state that a user gives, after its entries were checked.
+def rows_of_state(state: Any, deepcopy: bool) -> Rows:
+    """Return the rows of a state that a user gives.
 
     Raises:
-        CheckpointVersionError, CheckpointCorruptError: it is no state of a buffer of ``capacity``.
+        CheckpointCorruptError: it has no rows.
     """
     if not isinstance(state, Mapping):
         raise CheckpointCorruptError(f"a buffer state is a mapping, found {type(state).__name__}")
-    is_data_only = set(state) == {"data"}
-    if not is_data_only:
-        check_state(state, capacity)
     data = state.get("data")
-    rows = rows_of(copy.deepcopy(data) if deepcopy else data)
-    # Episodes are a list in columns too.
-    kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
-    if not is_data_only and (kind := state["storage"]) not in (kinds if len(rows) else (None,)):
-        raise CheckpointCorruptError(
-            f"the buffer state's storage is {kind!r}, but its data is of {kinds[0]!r}"
-        )
-    return rows
+    return rows_of(copy.deepcopy(data) if deepcopy else data)
 
 
 def rows_of(data: Any) -> Rows:
