@@ -131,9 +131,7 @@ class PrioritySampler(Sampler):
         return self._priorities.take(where)
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        priorities = np.zeros(self.capacity, np.float64)
-        priorities[: len(state["priorities"])] = state["priorities"]
-        return {"priority": priorities.take(where)}
+        return {"priority": state["priorities"].take(where)}
 
     def columns(self) -> dict[str, NDArray[Any]]:
         return {"priorities": self._priorities, "weights": self._tree.weights}
