@@ -45,11 +45,6 @@ class Announcement(msgspec.Struct, frozen=True):
     was_inserted: bool = False
     training: int = 0
 
-    @property
-    def stream(self) -> str:
-        """The id of the collector task that sent it."""
-        return self.data_id.partition("-")[0]
-
 
 class HomeReport(msgspec.Struct):
     """What changed in a home since its last report.
@@ -65,11 +60,6 @@ class HomeReport(msgspec.Struct):
     inserted: list[str]
     lost: list[tuple[str, str]]
     left: list[tuple[str, str, int]]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing changed."""
-        return not (self.inserted or self.lost or self.left)
 
 
 class Home(ABC):
@@ -160,10 +150,9 @@ class Home(ABC):
             inserted, self._inserted = self._inserted, []
             lost, self._lost = self._lost, []
             counts = self.counts()
-        report = HomeReport(self._reported + 1, inserted, lost, left)
-        if not report.is_empty:
+        if inserted or lost or left:
             self._reported += 1
-            self._reports.append(report)
+            self._reports.append(HomeReport(self._reported, inserted, lost, left))
         return counts
 
     def reports(self, after: int) -> list[dict[str, Any]]:
@@ -302,8 +291,9 @@ class TableHome(Home):
         if batch is None:
             self._stream = ""  # the next payload does not continue the one before this
             return
-        if self._keeps_order and announced.stream != self._stream:
-            self._stream = announced.stream
+        stream = announced.data_id.partition("-")[0]  # the id of the collector task that sent it
+        if self._keeps_order and stream != self._stream:
+            self._stream = stream
             self.buffer.end_trajectory()
         rows: Any = unpack_samples(batch) if has_lists(batch.columns) else batch
         if self.observe is not None and not announced.was_inserted:

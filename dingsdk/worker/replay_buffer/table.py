@@ -357,7 +357,7 @@ class Table(IBuffer, Closing):
                 listener.check(rows)
             storage = self._storage
             if storage is None:
-                storage = self._new_storage("array" if self._suits_arrays(rows) else "object")
+                storage = self._new_storage("array" if suits_arrays(rows) else "object")
             # Making a batch of a row takes 15 us, writing it into the columns 1 us.
             if type(given) is dict and (layout := storage.layout) and not layout.fits_row(rows[0]):
                 layout = None
@@ -403,13 +403,13 @@ class Table(IBuffer, Closing):
         self._limiter.on_insert(n)
         self._limiter.size = self._count
 
-    _suits_arrays = staticmethod(suits_arrays)
-    """Whether ``auto`` chooses columns for these first rows."""
-
     def _note_left(self, where: Where, reason: str) -> None:
         """Note for listeners and origins that the rows at positions, oldest first, leave."""
-        if self._listeners.departures is not None and self._storage is not None:
-            self._listeners.note(self._storage, self._living_at(where), reason)
+        departures, storage = self._listeners.departures, self._storage
+        if departures is not None and storage is not None:
+            living = self._living_at(where)
+            if isinstance(living, slice) or len(living):
+                departures.append((storage.take(living), reason))
         if self._origins is not None:
             self._origins.remove(where, reason)
 
