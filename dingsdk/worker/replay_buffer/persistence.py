@@ -107,15 +107,11 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: _File
 
     def __post_init__(self) -> None:
-        at, last = self.first, self.first + self.rows
-        for index, segment in enumerate(self.segments):
-            if not (segment.first == at or (index == 0 and segment.first < at)) or (
-                segment.stop <= at
-            ):
-                raise ValueError(f"segment {index} begins at the wrong place")
-            at = segment.stop
-        if at != last:
-            raise ValueError(f"the segments end at {at}, the rows at {last}")
+        starts = [segment.first for segment in self.segments] or [self.first]
+        stops = [segment.stop for segment in self.segments] or [self.first]
+        is_begun = starts[0] <= self.first < stops[0] or not self.segments
+        if not is_begun or starts[1:] != stops[:-1] or stops[-1] != self.first + self.rows:
+            raise ValueError(f"its segments are not those of {self.rows} rows from {self.first} on")
 
 
 def save(
@@ -343,11 +339,6 @@ class SavedRows:
                 rows = _read_rows(folder, segment)
             yield rows[max(self._manifest.first - segment.first, 0) :]
 
-    def check(self) -> None:
-        """Read all rows; raises as :meth:`whole`."""
-        for _ in self.whole():
-            pass
-
 
 def load(path: str | os.PathLike[str]) -> SavedRows:
     """Read what :func:`save` wrote: the state now, and the rows when they are iterated.
@@ -378,7 +369,8 @@ def load_into(table: Table, path: str) -> None:
         with suppress(CheckpointVersionError):
             if table.restore(saved.state, saved.count, saved.whole, as_pushed=True):
                 return
-    saved.check()  # before any row is pushed
+    for _ in saved.whole():  # read, and so checked, before any row is pushed
+        pass
     table.end_trajectory()
     for rows, facts in saved:
         start = 0

@@ -103,9 +103,8 @@ class TableSnapshot:
         factory: Made the parts.
         parts: The parts of the table.
         pushed: Rows pushed since the table was made.
-        push_count: ``push_count`` of the table.
         history: Random name of the history of the table.
-        extra: Entries that the kind of buffer adds to the state.
+        entries: Entries of the state that do not come from the parts.
 
     Attributes:
         first: Number of the oldest row.
@@ -121,12 +120,10 @@ class TableSnapshot:
         factory: PartFactory,
         parts: Parts,
         pushed: int,
-        push_count: int,
         history: str,
-        extra: Mapping[str, Any],
+        entries: Mapping[str, Any],
     ) -> None:
-        self._factory, self._parts, self._extra = factory, parts, extra
-        self._push_count = push_count
+        self._factory, self._parts, self._entries = factory, parts, entries
         self.first, self.last = pushed - parts.remover.count, pushed
         # A forked process has a different history, so its id is part of the name.
         self.lineage = f"{history}-{os.getpid()}"
@@ -164,13 +161,12 @@ class TableSnapshot:
             "version": VERSION,
             "capacity": parts.remover.capacity,
             "storage": kind,
-            "push_count": self._push_count,
             **parts.computed(),
             "sampler": {**parts.sampler.state_dict(), **of_sampler},
             "remover": parts.remover.state_dict(),
             "limiter": parts.limiter.state_dict(),
             "metadata": {} if metadata is None else {**metadata.state_dict(), **of_metadata},
-            **self._extra,
+            **self._entries,
         }
 
     def facts(self, state: Mapping[str, Any]) -> Facts:

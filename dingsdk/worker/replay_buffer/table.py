@@ -478,9 +478,6 @@ class Table(IBuffer, Closing):
     def sample(self, *args: Any, **kwargs: Any) -> SampleBatch | list[Any] | None:
         """Return rows as the caller's own copies; subclasses define how rows are drawn."""
 
-    def update(self, info: Any) -> None:
-        """Ignore priorities; a prioritized buffer overrides this."""
-
     def _serve(
         self, size: int, timeout_s: float | None, draw: Callable[..., Rows | None], *args: Any
     ) -> Rows | None:
@@ -663,9 +660,8 @@ class Table(IBuffer, Closing):
                 self._factory,
                 Parts(self._remover, self._limiter, self._sampler, self._metadata, self._storage),
                 self._pushed,
-                self.push_count,
                 self._history,
-                self._extra_state(),
+                {"push_count": self.push_count, **self._extra_state()},
             )
 
     @contextmanager
