@@ -207,6 +207,7 @@ class TableHome(Home):
         self._keeps_order = buffer.draws == "sequences"
         self._stream = ""
         self._payloads: dict[int, Announcement] = {}  # those with rows in the buffer, by number
+        self._stored: dict[int, int] = {}  # how many elements of each payload the buffer holds
         self._numbers = 0
         if counts is not None:
             with buffer.locked_limiter() as limiter:
@@ -303,6 +304,7 @@ class TableHome(Home):
         with self._lock:
             self._numbers += 1
             self._payloads[self._numbers] = announced
+            self._stored[self._numbers] = len(pushed)
             self._origins.current = self._numbers
             if announced.was_inserted:
                 self.buffer.push_unlimited(pushed, is_counted=True)
@@ -316,17 +318,17 @@ class TableHome(Home):
     def _take_left(self) -> list[tuple[str, str, int]]:
         with self.buffer.locked_limiter():
             numbers = self._origins.take_left()
-        left, touched = [], set[int]()
+        left = []
         for number, reason, rows in numbers:
             announced = self._payloads[number]
             # For the buffer an episode, which is a payload of its own, is one element.
             left.append(
                 (announced.data_id, reason, announced.rows if self._is_of_episodes else rows)
             )
-            touched.add(number)
-        for number in touched:
-            if not self._origins.stored(number):
-                self.known.discard(self._payloads.pop(number).data_id)
+            self._stored[number] -= rows
+            if not self._stored[number]:
+                del self._stored[number], self._payloads[number]
+                self.known.discard(announced.data_id)
         return left
 
 

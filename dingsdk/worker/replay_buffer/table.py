@@ -90,7 +90,7 @@ class Table(IBuffer, Closing):
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
     _origins: Origins | None = None
-    """Counts the stored rows of each payload, if the table is the home of a buffer."""
+    """Counts the rows of each payload that leave, if the table is the home of a buffer."""
     _why_closed = "is closed"
 
     def __init__(
@@ -571,7 +571,7 @@ class Table(IBuffer, Closing):
             yield self._limiter
 
     def track_origins(self) -> Origins:
-        """Count the stored rows of each payload from now on; the buffer must be empty.
+        """Count the rows of each payload that leave from now on; the buffer must be empty.
 
         Raises:
             ConfigError: there is not enough memory.
