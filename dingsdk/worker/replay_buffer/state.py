@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,9 +29,6 @@ Facts = dict[str, NDArray[Any]]
 
 VERSION = 2
 """Version of a buffer's saved state."""
-
-_CHANGES_LEFT = 64
-"""About the most changed pieces that saving a buffer copies while other threads wait."""
 
 
 @dataclass(slots=True)
@@ -200,12 +196,9 @@ class ColumnCopy:
         ]
 
     def run(self) -> None:
-        """Copy all positions, then most of the changes made since; called without the lock."""
+        """Copy all positions, then the changes made meanwhile; called without the lock."""
         self._copy(slice(0, self._held))
-        before = sys.maxsize
-        while before > (left := len(self._changed)) > _CHANGES_LEFT:
-            before = left
-            self._copy_changed(left)
+        self._copy_changed()
 
     def note(self, where: Where) -> None:
         """Record positions whose columns changed; called under the table's lock."""
@@ -213,14 +206,14 @@ class ColumnCopy:
 
     def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
         """Return the current columns of sampler and metadata; called under the table's lock."""
-        self._copy_changed(len(self._changed))
+        self._copy_changed()
         if self._sampler.rewrites != self._rewrites:
             for name, source in self._sources[0].items():
                 self._copies[0][name][:positions] = source[:positions]
         return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
 
-    def _copy_changed(self, most: int) -> None:
-        for _ in range(min(most, len(self._changed))):
+    def _copy_changed(self) -> None:
+        for _ in range(len(self._changed)):
             self._copy(self._changed.popleft())
 
     def _copy(self, where: Where) -> None:
