@@ -253,8 +253,8 @@ class _StalenessQueue:
 
     def rebuild(self) -> None:
         """Build the queue anew from the stored rows."""
-        # A heap of (iteration, first id, positions); the first id makes an entry unique.
-        self._groups: list[tuple[int, int, NDArray[np.int64]]] = []
+        # A heap of (iteration, first id, positions, ids); the first id makes an entry unique.
+        self._groups: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]] = []
         self._size = 0
         self._add(np.flatnonzero(self._facts[:, _ID] != NO_ROW))
 
@@ -271,20 +271,21 @@ class _StalenessQueue:
         iters = self._facts[where, _ITER]
         for value in np.unique(iters[iters != UNKNOWN_ITER]).tolist():
             chosen = where[iters == value]
-            heapq.heappush(self._groups, (value, int(self._facts[chosen[0], _ID]), chosen))
+            ids = self._facts[chosen, _ID]
+            heapq.heappush(self._groups, (value, int(ids[0]), chosen, ids))
             self._size += len(chosen)
 
     def take(self, latest: int) -> NDArray[np.int64]:
         """Remove and return the positions of rows of iteration <= ``latest``, oldest row first."""
-        found = [np.empty(0, np.int64)]
+        where, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         while self._groups and self._groups[0][0] <= latest:
-            found.append(heapq.heappop(self._groups)[2])
-            self._size -= len(found[-1])
-        where = np.unique(np.concatenate(found))
-        ids, iters = self._facts[where, _ID], self._facts[where, _ITER]
-        # Other rows may be at these positions now.
-        is_stale = (ids != NO_ROW) & (iters <= latest) & (iters != UNKNOWN_ITER)
-        stale: NDArray[np.int64] = where[is_stale][np.argsort(ids[is_stale])]
+            _, _, positions, numbers = heapq.heappop(self._groups)
+            where.append(positions)
+            ids.append(numbers)
+            self._size -= len(positions)
+        found, number = np.concatenate(where), np.concatenate(ids)
+        is_here = self._facts[found, _ID] == number
+        stale: NDArray[np.int64] = found[is_here][np.argsort(number[is_here])]
         return stale
 
 
@@ -380,14 +381,14 @@ def read_priorities(values: Any) -> NDArray[np.float64]:
 
 def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]:
     """Return a list, an array or a tensor of numbers as an array for compiled code."""
-    array = values if isinstance(values, list | tuple) else _numpy_of(values)
-    if isinstance(array, list | tuple):
+    array = _numpy_of(values)
+    if isinstance(values, (list, tuple)):
         # numpy would convert True among numbers to 1.
-        types = list(map(type, array))
+        types = list(map(type, values))
         if bool in types:
             raise _invalid(key, "a bool", types.index(bool))
         with suppress(TypeError, ValueError):
-            array = np.asarray(array, None if array else dtype)
+            array = np.asarray(values, None if values else dtype)
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in kinds:
         what = "numbers" if "f" in kinds else "integers"
         raise InvalidPriorityError(
