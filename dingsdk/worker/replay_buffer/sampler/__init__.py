@@ -39,6 +39,9 @@ class Sampler(Needs, Configurable, ABC):
 
     Config: ClassVar[type[Section]] = PartSection
 
+    rewrites = 0
+    """How often all entries of :meth:`columns` were changed at once."""
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         self.capacity = capacity
         self._rng = np.random.Generator(np.random.PCG64(seed))
@@ -83,11 +86,6 @@ class Sampler(Needs, Configurable, ABC):
         entries must increase ``rewrites``.
         """
         return {}
-
-    @property
-    def rewrites(self) -> int:
-        """How often all entries of the columns were changed at once."""
-        return 0
 
     def end_trajectory(self) -> None:
         """Called when the next row does not continue the trajectory of the newest one."""

@@ -258,7 +258,6 @@ class RankSampler(PrioritySampler):
     _new = 0  # rows made drawable since the last sort
     _assigned = 0  # priorities assigned since
     _sorted: NDArray[np.float64] = np.empty(0, np.float64)  # ascending, as of then; never changed
-    _sorts = 0
 
     def on_insert(
         self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
@@ -295,11 +294,7 @@ class RankSampler(PrioritySampler):
         self._sorted = priorities[order[::-1]]
         self._sorted.flags.writeable = False
         self._new = self._assigned = 0
-        self._sorts += 1
-
-    @property
-    def rewrites(self) -> int:
-        return self._sorts
+        self.rewrites += 1
 
     def clear(self) -> None:
         super().clear()

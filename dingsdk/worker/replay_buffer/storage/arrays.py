@@ -46,11 +46,8 @@ class ArrayStorage(Storage):
         super().__init__(cfg, capacity, deepcopy)
         self._cfg = self.read(cfg, "storage")
         self._next_of: str | None = self._cfg.next_of
+        self.needs_fifo = self._next_of is not None
         self._clear()
-
-    @property
-    def needs_fifo(self) -> bool:
-        return self._next_of is not None
 
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
