@@ -93,9 +93,7 @@ class SumTree:
 
     def clear(self) -> None:
         """Set all leaves to 0."""
-        self._sums.fill(0.0)
-        self._lows.fill(math.inf)
-        self.live = 0
+        self.replace(np.empty(0))
 
     def draw(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
         """Draw leaves by their weights, one from each of ``n`` equal shares of the total.
