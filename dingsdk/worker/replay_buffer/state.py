@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -256,18 +255,6 @@ def check_state(state: Mapping[str, Any], capacity: int) -> None:
             found=found.capacity,
             expected=capacity,
         )
-
-
-def rows_of_state(state: Any, deepcopy: bool) -> Rows:
-    """Return the rows of a state that a user gives.
-
-    Raises:
-        CheckpointCorruptError: it has no rows.
-    """
-    if not isinstance(state, Mapping):
-        raise CheckpointCorruptError(f"a buffer state is a mapping, found {type(state).__name__}")
-    data = state.get("data")
-    return rows_of(copy.deepcopy(data) if deepcopy else data)
 
 
 def rows_of(data: Any) -> Rows:

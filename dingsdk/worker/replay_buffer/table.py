@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import secrets
@@ -24,6 +25,7 @@ from dingsdk.data.columns import mismatch
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
+    CheckpointCorruptError,
     ConfigError,
     NotSavableError,
     SchemaMismatchError,
@@ -50,7 +52,7 @@ from dingsdk.worker.replay_buffer.state import (
     ColumnCopy,
     Parts,
     TableSnapshot,
-    rows_of_state,
+    rows_of,
     wrong_data,
 )
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
@@ -820,7 +822,12 @@ class Table(IBuffer, Closing):
             ConfigError, StorageFullError: there is no room for the rows. After any error the
                 buffer is unchanged.
         """
-        rows = rows_of_state(state_dict, deepcopy)
+        given: Any = state_dict
+        if not isinstance(given, Mapping):
+            found = type(given).__name__
+            raise CheckpointCorruptError(f"a buffer state is a mapping, found {found}")
+        data = given.get("data")
+        rows = rows_of(copy.deepcopy(data) if deepcopy else data)
         if set(state_dict) == {"data"}:
             self.push_unlimited(rows)
             return
