@@ -294,23 +294,39 @@ def _taken(rows: Rows, index: NDArray[np.int64]) -> Rows:
 
 
 class SavedRows:
-    """The saved rows of a folder; made by :func:`load`. Rows are read when they are iterated.
+    """What :func:`save` wrote to a folder: the state is read at once, rows when they are iterated.
 
     Iterating returns pieces of rows with their facts, without the rows that had left early (used
     up, stale).
+
+    Args:
+        path: The folder.
 
     Attributes:
         count: Number of rows, including the rows that had left early.
         state: The state of the saved buffer, without ``data``.
         made_of: Types of the saved buffer, its sampler and its remover.
+
+    Raises:
+        CheckpointMissingError: the folder holds no saved rows.
+        CheckpointVersionError: this version does not read the format.
+        CheckpointCorruptError: a file is missing, altered, or does not match the manifest.
+        RunFolderError: a file cannot be read.
     """
 
-    def __init__(self, folder: Folder, manifest: _Manifest) -> None:
-        self._path = folder.path
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not Path(path, MANIFEST).exists():
+            raise CheckpointMissingError(
+                f"{path} holds no saved buffer rows (no {MANIFEST}); give a folder that save_data "
+                "wrote",
+                path=str(path),
+            )
+        with Folder(path, create=False) as folder:
+            self._path, manifest = folder.path, _read_manifest(folder)
+            self.state, self._facts = _read_state(folder, manifest.state, manifest.rows)
         self._manifest = manifest
         self.made_of: Mapping[str, str] = manifest.made_of
         self.count = manifest.rows
-        self.state, self._facts = _read_state(folder, manifest.state, manifest.rows)
 
     def __iter__(self) -> Iterator[tuple[Rows, Facts]]:
         kept = self._facts.get(KEPT)
@@ -331,35 +347,13 @@ class SavedRows:
 
         Raises:
             CheckpointCorruptError: a file is missing, altered, or does not match the manifest; also
-                if another save to the folder has replaced the files since :func:`load`.
+                if another save to the folder has replaced the files since the state was read.
             RunFolderError: a file cannot be read.
         """
         for segment in self._manifest.segments:
             with Folder(self._path, create=False) as folder:
                 rows = _read_rows(folder, segment)
             yield rows[max(self._manifest.first - segment.first, 0) :]
-
-
-def load(path: str | os.PathLike[str]) -> SavedRows:
-    """Read what :func:`save` wrote: the state now, and the rows when they are iterated.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        CheckpointMissingError: the folder holds no saved rows.
-        CheckpointVersionError: this version does not read the format.
-        CheckpointCorruptError: a file is missing, altered, or does not match the manifest.
-        RunFolderError: a file cannot be read.
-    """
-    if not Path(path, MANIFEST).exists():
-        raise CheckpointMissingError(
-            f"{path} holds no saved buffer rows (no {MANIFEST}); give a folder that save_data "
-            "wrote",
-            path=str(path),
-        )
-    with Folder(path, create=False) as folder:
-        return SavedRows(folder, _read_manifest(folder))
 
 
 def load_into(table: Table, path: str) -> None:
@@ -400,7 +394,7 @@ def _opened(table: Table, path: str) -> tuple[SavedRows, Mapping[str, str]]:
     """Return the saved rows of a folder, and what an open table is made of."""
     with table.snapshot() as now:
         made_of = now.made_of
-    return load(path), made_of
+    return SavedRows(path), made_of
 
 
 def _read_manifest(folder: Folder) -> _Manifest:
