@@ -80,7 +80,7 @@ def outcome_of(run: Path) -> dict[tuple[Any, ...], Any]:
     from dingsdk.pipeline.resume import find_save
 
     save = find_save(run)
-    buffers = [persistence.load(path) for path in sorted(save.path.glob("buffer*"))]
+    buffers = [persistence.SavedRows(path) for path in sorted(save.path.glob("buffer*"))]
     state = save.state.plain()
     del state["run"]  # each run has another id
     state["buffer"] = [each.state for each in buffers]

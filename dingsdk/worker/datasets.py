@@ -233,10 +233,10 @@ class BufferDataset(DatasetFormat):
 
     def read(self, name: str) -> Dataset:
         """As ``DatasetFormat.read``; rows that had left early are left out."""
-        from dingsdk.worker.replay_buffer.persistence import load
+        from dingsdk.worker.replay_buffer.persistence import SavedRows
 
         try:
-            pieces = [rows for rows, _ in load(name)]
+            pieces = [rows for rows, _ in SavedRows(name)]
             batches = [
                 rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
                 for rows in pieces

@@ -118,7 +118,7 @@ def test_samples_are_those_that_the_policy_makes(
         columns, ends
     )
     (saved,) = result.run_dir.glob("resume/*/buffer")
-    (rows,) = persistence.load(saved).whole()
+    (rows,) = persistence.SavedRows(saved).whole()
     for name in ("obs", "reward", "discount", "next_obs"):
         np.testing.assert_array_equal(rows.columns[name], expected.columns[name])  # type: ignore[union-attr]
 

@@ -160,7 +160,7 @@ def test_overwriting_frees_the_next_observation_of_a_row() -> None:
         ({"obs": np.zeros(2)}, "next_obs"),
         ({"next_obs": np.zeros(2)}, "obs"),
         ({"obs": np.zeros(2), "next_obs": np.zeros(3)}, "next_obs"),
-        ({"obs": {"a": np.zeros(2)}, "next_obs": {"b": np.zeros(2)}}, "next_obs"),
+        ({"obs": {"a": np.zeros(2)}, "next_obs": {"b": np.zeros(2)}}, "next_obs.a"),
     ],
 )
 def test_rows_without_a_pair_of_observations_are_refused(row: dict[str, Any], key: str) -> None:

@@ -61,8 +61,8 @@ class TreeMachine(RuleBasedStateMachine):
     @invariant()
     def nodes_follow_the_leaves(self) -> None:
         total = math.fsum(self.model)
-        assert math.isclose(self.tree.total, total, rel_tol=1e-9)
-        assert self.tree.lowest == min(self.model[self.model > 0], default=math.inf)
+        assert math.isclose(self.tree._sums[0], total, rel_tol=1e-9)
+        assert self.tree._lows[0] == min(self.model[self.model > 0], default=math.inf)
         assert self.tree.live == np.count_nonzero(self.model)
 
 

@@ -16,7 +16,7 @@ from dingsdk.data.columns import join_key
 from dingsdk.errors import CheckpointCorruptError, ConfigError, InvalidPriorityError
 from dingsdk.worker.replay_buffer.config import BufferSection, bounds_rates
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
-from dingsdk.worker.replay_buffer.row_metadata import NO_ROW, RowMetadata, read_ids, read_priorities
+from dingsdk.worker.replay_buffer.row_metadata import RowMetadata, read_update
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import LEAST_PRIORITY, PrioritySampler
 from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
@@ -229,12 +229,9 @@ class AdvancedReplayBuffer(Table):
                 key="",
                 found=type(info).__name__,
             )
-        given = info.get("priority")
-        if given is None:
+        if info.get("priority") is None:
             return
-        priorities = read_priorities(given)
-        ids = read_ids(info, "replay_unique_id", len(priorities))
-        where = read_ids(info, "replay_buffer_idx", len(priorities))
+        priorities, ids, where = read_update(info)
         with self._lock:
             if self._closed:
                 self._check_open()
@@ -340,7 +337,7 @@ class AdvancedReplayBuffer(Table):
         if not (isinstance(beta, float) and 0 <= beta <= 1):
             raise CheckpointCorruptError(f"beta is {beta!r}; expected a number in [0, 1]")
         positions = np.arange(state["valid_count"], dtype=np.int64)
-        living = positions[cast(RowMetadata, metadata).ids(positions) != NO_ROW]
+        living = cast("NDArray[np.int64]", cast(RowMetadata, metadata).living(positions))
         sampler = cast(PrioritySampler, sampler)
         if sampler.drawable != len(living) or not np.all(sampler.priorities(living) > 0):
             raise CheckpointCorruptError("the priorities and the rows of the state do not match")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
@@ -358,10 +359,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         grid = [rows[start : start + steps] for start in range(0, len(rows), steps)]
         if mask is None:
             return grid
-        return [
-            [row for row, inside in zip(*pair, strict=True) if inside]
-            for pair in zip(grid, mask.tolist(), strict=True)
-        ]
+        return [list(compress(*pair)) for pair in zip(grid, mask.tolist(), strict=True)]
 
 
 class EpisodeReplayBuffer(NaiveReplayBuffer):
@@ -395,12 +393,8 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         """Rows of each episode, oldest first."""
         with self._lock:
             self._check_open()
-            where = self._remover.oldest_first()
-            return self._episodes.lengths(where) if len(where) else []
-
-    @property
-    def _episodes(self) -> EpisodeStorage:
-        return cast(EpisodeStorage, self._storage)
+            storage, where = cast(Storage, self._storage), self._remover.oldest_first()
+            return [len(storage.take(where[i : i + 1])[0]) for i in range(len(where))]
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
         """Add a list of episodes, or one episode as a SampleBatch; else as for other buffers.
@@ -427,8 +421,5 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
             )
 
     def _new_storage(self, kind: str | None = None) -> Storage:
+        kind = None if kind is None else "object"  # also of episodes whose rows suit columns
         return EpisodeStorage(super()._new_storage(kind), self._capacity)
-
-    @staticmethod
-    def _suits_arrays(rows: Rows) -> bool:
-        return False

@@ -101,11 +101,9 @@ class TableWithDemonstrations:
         if not self._has_ids or info.get("priority") is None:
             self.online.update(info)
             return
-        from dingsdk.worker.replay_buffer.row_metadata import read_ids, read_priorities
+        from dingsdk.worker.replay_buffer.row_metadata import read_update
 
-        priorities = read_priorities(info["priority"])
-        ids = read_ids(info, "replay_unique_id", len(priorities))
-        where = read_ids(info, "replay_buffer_idx", len(priorities))
+        priorities, ids, where = read_update(info)
         is_shown = ids < 0
         for table, chosen, own in (
             (self.online, ~is_shown, ids),

@@ -45,11 +45,6 @@ class Announcement(msgspec.Struct, frozen=True):
     was_inserted: bool = False
     training: int = 0
 
-    @property
-    def stream(self) -> str:
-        """The id of the collector task that sent it."""
-        return self.data_id.partition("-")[0]
-
 
 class HomeReport(msgspec.Struct):
     """What changed in a home since its last report.
@@ -65,11 +60,6 @@ class HomeReport(msgspec.Struct):
     inserted: list[str]
     lost: list[tuple[str, str]]
     left: list[tuple[str, str, int]]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing changed."""
-        return not (self.inserted or self.lost or self.left)
 
 
 class Home(ABC):
@@ -160,10 +150,9 @@ class Home(ABC):
             inserted, self._inserted = self._inserted, []
             lost, self._lost = self._lost, []
             counts = self.counts()
-        report = HomeReport(self._reported + 1, inserted, lost, left)
-        if not report.is_empty:
+        if inserted or lost or left:
             self._reported += 1
-            self._reports.append(report)
+            self._reports.append(HomeReport(self._reported, inserted, lost, left))
         return counts
 
     def reports(self, after: int) -> list[dict[str, Any]]:
@@ -218,9 +207,11 @@ class TableHome(Home):
         self._keeps_order = buffer.draws == "sequences"
         self._stream = ""
         self._payloads: dict[int, Announcement] = {}  # those with rows in the buffer, by number
+        self._stored: dict[int, int] = {}  # how many elements of each payload the buffer holds
         self._numbers = 0
         if counts is not None:
-            buffer.restore_limiter(counts["limiter"])
+            with buffer.locked_limiter() as limiter:
+                limiter.load_state_dict(counts["limiter"])
             if pace is not None:
                 pace.episodes, pace.batches = counts["pace"]
 
@@ -264,12 +255,13 @@ class TableHome(Home):
         Raises:
             ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
         """
-        self.retry_s = self.buffer.retry_after_s()
+        with self.buffer.locked_limiter() as limiter:
+            self.retry_s, counts = limiter.retry_after_s(), limiter.state_dict()
         if not is_admitted and self.retry_s is None:
             path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
             raise ConfigError(
                 f"{path} admits neither the next {rows} rows nor a batch, with {self.count()} "
-                f"samples in the buffer and the counts {self.buffer.limiter_counts()}; give it "
+                f"samples in the buffer and the counts {counts}; give it "
                 "more room, such as a larger error_buffer, or choose another type",
                 path=path,
             )
@@ -285,8 +277,10 @@ class TableHome(Home):
 
     def counts(self) -> dict[str, Any]:
         pace = self._pace
+        with self.buffer.locked_limiter() as limiter:
+            counts = limiter.state_dict()
         return {
-            "limiter": self.buffer.limiter_counts(),
+            "limiter": counts,
             "pace": None if pace is None else [pace.episodes, pace.batches],
         }
 
@@ -298,8 +292,9 @@ class TableHome(Home):
         if batch is None:
             self._stream = ""  # the next payload does not continue the one before this
             return
-        if self._keeps_order and announced.stream != self._stream:
-            self._stream = announced.stream
+        stream = announced.data_id.partition("-")[0]  # the id of the collector task that sent it
+        if self._keeps_order and stream != self._stream:
+            self._stream = stream
             self.buffer.end_trajectory()
         rows: Any = unpack_samples(batch) if has_lists(batch.columns) else batch
         if self.observe is not None and not announced.was_inserted:
@@ -309,6 +304,7 @@ class TableHome(Home):
         with self._lock:
             self._numbers += 1
             self._payloads[self._numbers] = announced
+            self._stored[self._numbers] = len(pushed)
             self._origins.current = self._numbers
             if announced.was_inserted:
                 self.buffer.push_unlimited(pushed, is_counted=True)
@@ -320,17 +316,19 @@ class TableHome(Home):
             self._inserted.append(announced.data_id)
 
     def _take_left(self) -> list[tuple[str, str, int]]:
-        left, touched = [], set[int]()
-        for number, reason, rows in self.buffer.take_left():
+        with self.buffer.locked_limiter():
+            numbers = self._origins.take_left()
+        left = []
+        for number, reason, rows in numbers:
             announced = self._payloads[number]
             # For the buffer an episode, which is a payload of its own, is one element.
             left.append(
                 (announced.data_id, reason, announced.rows if self._is_of_episodes else rows)
             )
-            touched.add(number)
-        for number in touched:
-            if not self._origins.stored(number):
-                self.known.discard(self._payloads.pop(number).data_id)
+            self._stored[number] -= rows
+            if not self._stored[number]:
+                del self._stored[number], self._payloads[number]
+                self.known.discard(announced.data_id)
         return left
 
 

@@ -82,7 +82,9 @@ class Limiter(Configurable, ABC):
 
     def reset(self) -> None:
         """Start counting again, for an empty buffer."""
-        self.inserts = self.samples = self.size = 0
+        for name, kind in self.counts.items():
+            setattr(self, name, kind())
+        self.size = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
@@ -206,10 +208,6 @@ class SamplesPerInsertLimiter(Limiter):
             self.first_inserts = self.inserts + n
         super().on_insert(n)
 
-    def reset(self) -> None:
-        super().reset()
-        self.first_inserts = 0
-
     def _is_too_small(self) -> bool:
         # A batch of more rows than are stored cannot be sampled, so both sides would wait.
         least = self.largest_batch if self._error_buffer is None else 0
@@ -292,8 +290,9 @@ class PushSampleRateLimiter(Limiter):
         self._window_s: float = section.window_seconds
         self._fill: float = section.sample_min_limit_ratio
         self._clock = clock
+        self._since_s = clock()
+        self.recent_inserts = self.recent_samples = 0.0
         self.last_asked = 0
-        self._start_window()
 
     def can_insert(self, n: int) -> bool:
         self._decay()
@@ -336,10 +335,6 @@ class PushSampleRateLimiter(Limiter):
         self._decay()
         self.recent_samples += n
 
-    def reset(self) -> None:
-        super().reset()
-        self._start_window()
-
     def state_dict(self) -> dict[str, Any]:
         self._decay()
         return super().state_dict()
@@ -347,11 +342,6 @@ class PushSampleRateLimiter(Limiter):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._since_s = self._clock()
-
-    def _start_window(self) -> None:
-        self._since_s = self._clock()
-        self.recent_inserts: float = 0.0
-        self.recent_samples: float = 0.0
 
     def _decay(self) -> None:
         now_s = self._clock()

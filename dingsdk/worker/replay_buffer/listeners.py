@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dingsdk.worker.replay_buffer.interface import RowListener
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
+from dingsdk.worker.replay_buffer.storage import Rows
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ class Listeners:
 
     Attributes:
         all: The listeners.
-        departures: Rows removed in this critical section; None if no listener wants them, as
-            copying rows that leave makes each push slower.
+        departures: Copies of rows removed in this critical section; None if no listener wants them,
+            as copying rows that leave makes each push slower.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,12 +41,6 @@ class Listeners:
     def on_insert(self, rows: Any) -> None:
         """Tell the listeners of rows that were stored; called under the lock of the table."""
         self._call("on_insert", rows)
-
-    def note(self, storage: Storage | None, where: Where, reason: str) -> None:
-        """Copy rows that are about to leave a storage, for :meth:`on_remove`."""
-        count = (where.stop - where.start) if isinstance(where, slice) else len(where)
-        if self.departures is not None and storage is not None and count:
-            self.departures.append((storage.take(where), reason))
 
     def take(self) -> Departures:
         """Return the rows that left since the last call; called under the lock of the table."""

@@ -107,15 +107,11 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: _File
 
     def __post_init__(self) -> None:
-        at, last = self.first, self.first + self.rows
-        for index, segment in enumerate(self.segments):
-            if not (segment.first == at or (index == 0 and segment.first < at)) or (
-                segment.stop <= at
-            ):
-                raise ValueError(f"segment {index} begins at the wrong place")
-            at = segment.stop
-        if at != last:
-            raise ValueError(f"the segments end at {at}, the rows at {last}")
+        starts = [segment.first for segment in self.segments] or [self.first]
+        stops = [segment.stop for segment in self.segments] or [self.first]
+        is_begun = starts[0] <= self.first < stops[0] or not self.segments
+        if not is_begun or starts[1:] != stops[:-1] or stops[-1] != self.first + self.rows:
+            raise ValueError(f"its segments are not those of {self.rows} rows from {self.first} on")
 
 
 def save(
@@ -189,7 +185,7 @@ class _Save:
                 pieces = [self._copied(now, *each) for each in bounds]
                 state = now.state(copied if now.lineage == lineage else None)
         segments += map(self._written, pieces)
-        rest = {"state": state, "facts": now.facts(state, now.order(state))}
+        rest = {"state": state, "facts": now.facts(state)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(
@@ -298,23 +294,39 @@ def _taken(rows: Rows, index: NDArray[np.int64]) -> Rows:
 
 
 class SavedRows:
-    """The saved rows of a folder; made by :func:`load`. Rows are read when they are iterated.
+    """What :func:`save` wrote to a folder: the state is read at once, rows when they are iterated.
 
     Iterating returns pieces of rows with their facts, without the rows that had left early (used
     up, stale).
+
+    Args:
+        path: The folder.
 
     Attributes:
         count: Number of rows, including the rows that had left early.
         state: The state of the saved buffer, without ``data``.
         made_of: Types of the saved buffer, its sampler and its remover.
+
+    Raises:
+        CheckpointMissingError: the folder holds no saved rows.
+        CheckpointVersionError: this version does not read the format.
+        CheckpointCorruptError: a file is missing, altered, or does not match the manifest.
+        RunFolderError: a file cannot be read.
     """
 
-    def __init__(self, folder: Folder, manifest: _Manifest) -> None:
-        self._path = folder.path
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not Path(path, MANIFEST).exists():
+            raise CheckpointMissingError(
+                f"{path} holds no saved buffer rows (no {MANIFEST}); give a folder that save_data "
+                "wrote",
+                path=str(path),
+            )
+        with Folder(path, create=False) as folder:
+            self._path, manifest = folder.path, _read_manifest(folder)
+            self.state, self._facts = _read_state(folder, manifest.state, manifest.rows)
         self._manifest = manifest
         self.made_of: Mapping[str, str] = manifest.made_of
         self.count = manifest.rows
-        self.state, self._facts = _read_state(folder, manifest.state, manifest.rows)
 
     def __iter__(self) -> Iterator[tuple[Rows, Facts]]:
         kept = self._facts.get(KEPT)
@@ -335,40 +347,13 @@ class SavedRows:
 
         Raises:
             CheckpointCorruptError: a file is missing, altered, or does not match the manifest; also
-                if another save to the folder has replaced the files since :func:`load`.
+                if another save to the folder has replaced the files since the state was read.
             RunFolderError: a file cannot be read.
         """
         for segment in self._manifest.segments:
             with Folder(self._path, create=False) as folder:
                 rows = _read_rows(folder, segment)
             yield rows[max(self._manifest.first - segment.first, 0) :]
-
-    def check(self) -> None:
-        """Read all rows; raises as :meth:`whole`."""
-        for _ in self.whole():
-            pass
-
-
-def load(path: str | os.PathLike[str]) -> SavedRows:
-    """Read what :func:`save` wrote: the state now, and the rows when they are iterated.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        CheckpointMissingError: the folder holds no saved rows.
-        CheckpointVersionError: this version does not read the format.
-        CheckpointCorruptError: a file is missing, altered, or does not match the manifest.
-        RunFolderError: a file cannot be read.
-    """
-    if not Path(path, MANIFEST).exists():
-        raise CheckpointMissingError(
-            f"{path} holds no saved buffer rows (no {MANIFEST}); give a folder that save_data "
-            "wrote",
-            path=str(path),
-        )
-    with Folder(path, create=False) as folder:
-        return SavedRows(folder, _read_manifest(folder))
 
 
 def load_into(table: Table, path: str) -> None:
@@ -378,7 +363,8 @@ def load_into(table: Table, path: str) -> None:
         with suppress(CheckpointVersionError):
             if table.restore(saved.state, saved.count, saved.whole, as_pushed=True):
                 return
-    saved.check()  # before any row is pushed
+    for _ in saved.whole():  # read, and so checked, before any row is pushed
+        pass
     table.end_trajectory()
     for rows, facts in saved:
         start = 0
@@ -408,7 +394,7 @@ def _opened(table: Table, path: str) -> tuple[SavedRows, Mapping[str, str]]:
     """Return the saved rows of a folder, and what an open table is made of."""
     with table.snapshot() as now:
         made_of = now.made_of
-    return load(path), made_of
+    return SavedRows(path), made_of
 
 
 def _read_manifest(folder: Folder) -> _Manifest:

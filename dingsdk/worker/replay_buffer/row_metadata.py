@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ ADDED = ("replay_unique_id", "replay_buffer_idx", "IS", "priority", "use", "stal
 """The keys that prioritized sampling adds; stored rows do not have them."""
 _ADDED = frozenset(ADDED)
 _UNKNOWN = np.array([UNKNOWN_ITER])
+_LARGEST = 1 << 63
 _ID, _ITER, _USE, _WIDTH = 0, 1, 2, 4
 _KEYS = ("replay_unique_id", "collect_iter", "use")
 
@@ -127,10 +129,10 @@ class RowMetadata:
             return where
         return one_by_one(where)[here]
 
-    def remove(self, where: Where) -> None:
+    def remove(self, where: NDArray[np.int64]) -> None:
         """Forget rows at positions; none of them may have left before."""
         self._facts[where, _ID] = NO_ROW
-        self.live -= where.stop - where.start if isinstance(where, slice) else len(where)
+        self.live -= len(where)
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -182,11 +184,6 @@ class RowMetadata:
         n = _match_ids(self._facts, where, ids, priorities, added, places, values)
         return places[:n], values[:n]
 
-    def ids(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids of the rows at positions; ``NO_ROW`` for a position without a row."""
-        ids: NDArray[np.int64] = self._facts[where, _ID]
-        return ids
-
     def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
         """Set how often the rows at positions were sampled."""
         self._facts[where, _USE] = uses
@@ -218,21 +215,19 @@ class RowMetadata:
             next_id = state["next_unique_id"]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointCorruptError(f"the row metadata is wrong: {error}") from error
-        for column in columns:
-            if column.dtype.kind not in "iu" or column.shape != (positions,):
-                raise CheckpointCorruptError(
-                    f"the row metadata has {column.dtype}{list(column.shape)}; expected integers "
-                    f"of {positions} rows"
-                )
         ids, _, use = columns
         live = ids[ids != NO_ROW]
-        distinct = len(np.unique(live)) == len(live) and np.all(use >= NO_ROW)
-        least, most = live.min(initial=0), live.max(initial=-1)
-        if not (distinct and type(next_id) is int and 0 <= least <= most + 1):
-            raise CheckpointCorruptError("the ids or uses of the rows contradict each other")
-        if next_id <= most:
+        if not (
+            all(each.dtype.kind in "iu" and each.shape == (positions,) for each in columns)
+            and len(np.unique(live)) == len(live)
+            and np.all(use >= NO_ROW)
+            and type(next_id) is int
+            and live.min(initial=0) >= 0
+            and live.max(initial=-1) < next_id
+        ):
             raise CheckpointCorruptError(
-                f"next_unique_id is {next_id}, but a row has the id {most} already"
+                f"the row metadata is wrong; expected ids, iterations and uses of {positions} rows "
+                f"as integers, and each id once and below next_unique_id, {next_id!r:.80}"
             )
         new = RowMetadata(self._capacity, self._max_use, self._max_staleness)
         for index, column in enumerate(columns):
@@ -304,11 +299,22 @@ def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:
             raise mismatch(f"row {index}", "", "dict", type(row).__name__, hint, row=index)
         priority, collect_iter = row.get("priority"), row.get("collect_iter")
         if priority is not None:
-            priorities[index] = _pushed_priority(priority, index)
+            if type(priority) is not float:
+                numbers = _numbers(priority, "fiu")
+                priority = math.nan if numbers.ndim else float(numbers)
+            if not 0 <= priority < math.inf:
+                raise _invalid("priority", row["priority"], index)
+            priorities[index] = priority
         if collect_iter is None:
             collect_iter = row.get("policy_iter")
         if collect_iter is not None:
-            iters[index] = _pushed_iter(collect_iter, index)
+            least = collect_iter
+            if type(least) is not int:
+                numbers = _numbers(least, "iu")
+                least = int(numbers.min()) if numbers.size else _LARGEST  # of a sequence's steps
+            if not UNKNOWN_ITER <= least < _LARGEST:
+                raise _wrong_iter(f"collect_iter of row {index}", index, collect_iter)
+            iters[index] = least
         if not _ADDED.isdisjoint(row):
             row = {key: value for key, value in row.items() if key not in _ADDED}
         if not row:
@@ -318,52 +324,46 @@ def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:
 
 
 def _empty_row(index: int) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"row {index} holds nothing but what sampling adds ({', '.join(ADDED)})",
-        key="",
-        row=index,
-        expected="a dict with keys of its own",
-        found="no such key",
-    )
+    expected = "a key besides those that sampling adds"
+    return mismatch(f"row {index}", "", expected, "none", ", ".join(ADDED), row=index)
 
 
-def _pushed_priority(value: Any, index: int) -> float:
-    if type(value) is not float:
-        try:
-            array = np.asarray(_numpy_of(value))
-        except (TypeError, ValueError) as error:
-            raise _invalid("priority", value, index) from error
-        value = array[()] if array.ndim == 0 and array.dtype.kind in "fiu" else value
-    if not isinstance(value, float | np.number) or not 0 <= value < math.inf:
-        raise _invalid("priority", value, index)
-    return float(value)
+def _numbers(value: Any, kinds: str) -> NDArray[Any]:
+    """Return a value as an array of one of the kinds; an empty one if that is impossible."""
+    try:
+        array = np.asarray(_numpy_of(value))
+    except (TypeError, ValueError):
+        return np.empty(0)
+    return array if array.dtype.kind in kinds else np.empty(0)
 
 
-def _pushed_iter(value: Any, index: int) -> int:
-    """Return the learner iteration of the policy that collected a row."""
-    found: int | None = None
-    if type(value) is int:
-        found = value
-    else:
-        try:
-            array = np.asarray(torch_to_numpy(value))
-        except (TypeError, ValueError):
-            array = np.empty(0)
-        if array.dtype.kind in "iu" and array.size:
-            found = int(array.min())  # of its oldest step, for a sequence
-    if found is None or not UNKNOWN_ITER <= found < 1 << 63:
-        raise _wrong_iter(f"collect_iter of row {index}", index, value)
-    return found
+def _wrong_iter(what: str, row: int | None, value: Any) -> SchemaMismatchError:
+    expected, hint = "an integer of 64 bits, or several", f"it is {value!r:.80}"
+    return mismatch(what, "collect_iter", expected, type(value).__name__, hint, row=row)
 
 
-def _wrong_iter(what: str, row: int | None, found: Any) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"{what} is {found!r:.80}; it is an integer of 64 bits, or several",
-        key="collect_iter",
-        row=row,
-        expected="int",
-        found=type(found).__name__,
-    )
+def read_update(
+    info: Mapping[str, Any],
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the priorities, ids and positions of an update: float64[n], int64[n], int64[n].
+
+    Raises:
+        InvalidPriorityError: one of them is missing or invalid, or their numbers differ.
+    """
+    priorities = read_priorities(info["priority"])
+    found = []
+    for key in ("replay_unique_id", "replay_buffer_idx"):
+        numbers = _read_numbers(key, info.get(key, ()), "iu", np.int64)
+        if len(numbers) != len(priorities):
+            raise InvalidPriorityError(
+                f"an update of {len(priorities)} priorities has {len(numbers)} of {key!r}; copy "
+                "this column of the sample",
+                key=key,
+                found=len(numbers),
+                expected=len(priorities),
+            )
+        found.append(numbers)
+    return priorities, found[0], found[1]
 
 
 def read_priorities(values: Any) -> NDArray[np.float64]:
@@ -379,49 +379,22 @@ def read_priorities(values: Any) -> NDArray[np.float64]:
     return priorities
 
 
-def read_ids(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
-    """Return the ids or positions of an update as int64[n].
-
-    Raises:
-        InvalidPriorityError: they are missing, not integers, or their number is not ``n``.
-    """
-    if key not in info:
-        raise InvalidPriorityError(
-            f"an update lacks {key!r}; copy this column of the sample", key=key, found=sorted(info)
-        )
-    ids = _read_numbers(key, info[key], "iu", np.int64)
-    if len(ids) != n:
-        raise InvalidPriorityError(
-            f"an update of {n} priorities has {len(ids)} of {key!r}; each priority needs one",
-            key=key,
-            found=len(ids),
-            expected=n,
-        )
-    return ids
-
-
 def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]:
     """Return a list, an array or a tensor of numbers as an array for compiled code."""
-    array = values if isinstance(values, list | tuple) else _numpy_of(values)
-    if not isinstance(array, np.ndarray):
-        items = array if isinstance(array, list | tuple) else None
+    array = _numpy_of(values)
+    if isinstance(values, (list, tuple)):
         # numpy would convert True among numbers to 1.
-        types = list(map(type, items or ()))
+        types = list(map(type, values))
         if bool in types:
             raise _invalid(key, "a bool", types.index(bool))
-        try:
-            array = np.asarray(items, None if items else dtype)
-        except (TypeError, ValueError) as error:
-            raise InvalidPriorityError(
-                f"{key} of an update makes no array of numbers: {error}", key=key, found="list"
-            ) from error
-    if array.ndim != 1 or array.dtype.kind not in kinds:
+        with suppress(TypeError, ValueError):
+            array = np.asarray(values, None if values else dtype)
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in kinds:
         what = "numbers" if "f" in kinds else "integers"
-        found = f"{array.dtype}{list(array.shape)}" if array.ndim else f"{values!r:.80}"
         raise InvalidPriorityError(
-            f"{key} of an update is a list, array or tensor of {what}, found {found}",
+            f"{key} of an update is a list, array or tensor of {what}, found {values!r:.80}",
             key=key,
-            found=found,
+            found=type(values).__name__,
         )
     # Compiled code does not accept read-only arrays, even if it only reads them.
     plain = np.ascontiguousarray(array, dtype)

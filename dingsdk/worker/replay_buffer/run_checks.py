@@ -14,47 +14,32 @@ def check_capacity(run: RunView) -> str:
     """The replay buffer is large enough for a batch, for one collect, and for its limiter."""
     if run.policy["on_policy"]:
         return ""  # the samples of a collect are trained on without a buffer
-    path, buffer = BUFFER, run.buffer
-    capacity, length = buffer.get("replay_buffer_size"), buffer.get("sequence_length", 1)
+    buffer, batch_size = run.buffer, run.learn["batch_size"]
+    capacity, window = buffer.get("replay_buffer_size"), buffer.get("set_buffer_size")
     if capacity is None:
         return ""
-    limiter, steps = buffer.get("limiter") or {}, run.system["max_env_steps"]
-    never = "no batch could ever be sampled; lower the first or raise the second"
-    least = limiter.get("min_size")
-    for limit, name in ((capacity, f"{path}.replay_buffer_size"), (steps, "system.max_env_steps")):
-        if least is not None and limit is not None and least > limit:
-            return f"{path}.limiter.min_size is {least}, more than {name} {limit}: {never}"
-    batch_size, n_sample = run.learn["batch_size"], run.collect["n_sample"]
-    batch, collect = f"learn.batch_size {batch_size}", f"collect.n_sample {n_sample}"
-    if length > 1:
-        batch += f" times sequence_length {length}"
-    for needed, what, outcome in (
-        (batch_size * length, batch, "no batch could ever be sampled"),
-        (n_sample or 0, collect, "part of each collect would be dropped at once"),
-    ):
-        if capacity < needed:
-            return (
-                f"{path}.replay_buffer_size is {capacity}, less than policy.{what}: {outcome}; "
-                "raise the first or lower the second"
-            )
-    for key, section in (
-        ("limiter", limiter),
-        ("thruput_controller", buffer.get("thruput_controller")),
-    ):
-        ratio = (section or {}).get("sample_min_limit_ratio", 1)
-        if ratio * batch_size * length > capacity:
-            return (
-                f"{path}.{key}.sample_min_limit_ratio is {ratio:g}, and times policy.{batch} it is "
-                f"more than replay_buffer_size {capacity}: {never}"
-            )
-    window = buffer.get("set_buffer_size")
     if isinstance(window, Mapping):
         window = max(window.get("start", 0), window.get("end", 0))
-    if isinstance(window, int | float) and window < batch_size:
-        return (
-            f"{path}.set_buffer_size is at most {window:g}, less than policy.{batch}: no batch "
-            "could ever be sampled; raise the first or lower the second"
-        )
+    batch, length = "policy.learn.batch_size", buffer.get("sequence_length", 1)
+    if length > 1:
+        batch += " times sequence_length"
+    rows, room = batch_size * length, (f"{BUFFER}.replay_buffer_size", capacity)
+    limiter, controller = buffer.get("limiter") or {}, buffer.get("thruput_controller") or {}
+    least, ratio = limiter.get("min_size", 0), "sample_min_limit_ratio"
+    for key, needed, limit, most in (
+        (f"{BUFFER}.limiter.min_size", least, *room),
+        (f"{BUFFER}.limiter.min_size", least, "system.max_env_steps", run.system["max_env_steps"]),
+        (batch, rows, *room),
+        ("policy.collect.n_sample", run.collect["n_sample"] or 0, *room),
+        (f"{BUFFER}.limiter.{ratio}", limiter.get(ratio, 1) * rows, *room),
+        (f"{BUFFER}.thruput_controller.{ratio}", controller.get(ratio, 1) * rows, *room),
+        (batch, batch_size, f"{BUFFER}.set_buffer_size", window),
+    ):
+        if isinstance(most, int | float) and needed > most:
+            return (
+                f"{key} needs {needed:,.0f} rows, and {limit} is {most:,.0f}: no batch could ever "
+                "be sampled, or new rows would leave at once; lower the first or raise the second"
+            )
     return ""
 
 
@@ -112,14 +97,9 @@ def check_buffer(run: RunView) -> str:
         serves = drawn == gives or (drawn == "sequences" and is_own)
     if serves:
         return ""
-    text = f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, and {run.of_collector} does not "
-    if drawn == "episodes":
-        return (
-            f"{text}give them; choose 'episode' or another collector that does, or another buffer"
-        )
     return (
-        f"{text}give samples in that order in {run.mode} mode; choose another collector, buffer or "
-        "mode"
+        f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, and {run.of_collector} does not give "
+        "them in order; choose the collector 'episode', or another collector, buffer or mode"
     )
 
 

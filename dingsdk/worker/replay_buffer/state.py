@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,9 +28,6 @@ Facts = dict[str, NDArray[Any]]
 
 VERSION = 2
 """Version of a buffer's saved state."""
-
-_CHANGES_LEFT = 64
-"""About the most changed pieces that saving a buffer copies while other threads wait."""
 
 
 @dataclass(slots=True)
@@ -73,9 +68,10 @@ class Parts:
         remover.load_state_dict(saved["remover"])
         limiter.load_state_dict(saved["limiter"])
         sampler.load_state_dict(saved["sampler"])
-        if count != remover.count:
+        if count != remover.count or (saved["storage"] is None) != (count == 0):
             raise CheckpointCorruptError(
-                f"the buffer state has {count} rows and counts {remover.count}"
+                f"the buffer state has {count} rows, counts {remover.count}, and its storage is "
+                f"{saved['storage']!r}"
             )
         restored = None if metadata is None else metadata.restored(saved["metadata"], count)
         parts = cls(remover, limiter, sampler, restored)
@@ -94,14 +90,6 @@ class Parts:
         ids = {"next_unique_id": metadata.next_id} if metadata is not None else {}
         return {"tail": tail, "valid_count": count, **ids}
 
-    def placed(self, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-        """Return the pieces of rows, which are oldest first, with the positions of the rows."""
-        first = 0
-        for rows in pieces:
-            ages = np.arange(first, first + len(rows), dtype=np.int64)
-            yield self.remover.by_age(ages), rows
-            first += len(rows)
-
 
 class TableSnapshot:
     """Reads a table whose lock is held; the number of a row is how many were pushed before it.
@@ -110,9 +98,8 @@ class TableSnapshot:
         factory: Made the parts.
         parts: The parts of the table.
         pushed: Rows pushed since the table was made.
-        push_count: ``push_count`` of the table.
         history: Random name of the history of the table.
-        extra: Entries that the kind of buffer adds to the state.
+        entries: Entries of the state that do not come from the parts.
 
     Attributes:
         first: Number of the oldest row.
@@ -128,12 +115,10 @@ class TableSnapshot:
         factory: PartFactory,
         parts: Parts,
         pushed: int,
-        push_count: int,
         history: str,
-        extra: Mapping[str, Any],
+        entries: Mapping[str, Any],
     ) -> None:
-        self._factory, self._parts, self._extra = factory, parts, extra
-        self._push_count = push_count
+        self._factory, self._parts, self._entries = factory, parts, entries
         self.first, self.last = pushed - parts.remover.count, pushed
         # A forked process has a different history, so its id is part of the name.
         self.lineage = f"{history}-{os.getpid()}"
@@ -171,27 +156,22 @@ class TableSnapshot:
             "version": VERSION,
             "capacity": parts.remover.capacity,
             "storage": kind,
-            "push_count": self._push_count,
             **parts.computed(),
             "sampler": {**parts.sampler.state_dict(), **of_sampler},
             "remover": parts.remover.state_dict(),
             "limiter": parts.limiter.state_dict(),
             "metadata": {} if metadata is None else {**metadata.state_dict(), **of_metadata},
-            **self._extra,
+            **self._entries,
         }
 
-    def order(self, state: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Return the positions of the rows of a :meth:`state`, oldest first; needs no lock."""
-        remover = self._factory.remover()
-        remover.load_state_dict(state["remover"])
-        return remover.oldest_first()
-
-    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> Facts:
-        """Return the facts that a :meth:`state` holds about rows at positions; needs no lock.
+    def facts(self, state: Mapping[str, Any]) -> Facts:
+        """Return the facts that a :meth:`state` holds about rows, oldest first; needs no lock.
 
         If rows left early, the result has an entry ``kept``: False for each row that left.
         """
-        metadata = self._parts.metadata
+        remover, metadata = self._factory.remover(), self._parts.metadata
+        remover.load_state_dict(state["remover"])
+        where = remover.oldest_first()
         of_metadata = {} if metadata is None else metadata.facts(state["metadata"], where)
         return {**self._parts.sampler.facts(state["sampler"], where), **of_metadata}
 
@@ -215,12 +195,9 @@ class ColumnCopy:
         ]
 
     def run(self) -> None:
-        """Copy all positions, then most of the changes made since; called without the lock."""
+        """Copy all positions, then the changes made meanwhile; called without the lock."""
         self._copy(slice(0, self._held))
-        before = sys.maxsize
-        while before > (left := len(self._changed)) > _CHANGES_LEFT:
-            before = left
-            self._copy_changed(left)
+        self._copy_changed()
 
     def note(self, where: Where) -> None:
         """Record positions whose columns changed; called under the table's lock."""
@@ -228,14 +205,14 @@ class ColumnCopy:
 
     def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
         """Return the current columns of sampler and metadata; called under the table's lock."""
-        self._copy_changed(len(self._changed))
+        self._copy_changed()
         if self._sampler.rewrites != self._rewrites:
             for name, source in self._sources[0].items():
                 self._copies[0][name][:positions] = source[:positions]
         return [{name: copy[:positions] for name, copy in part.items()} for part in self._copies]
 
-    def _copy_changed(self, most: int) -> None:
-        for _ in range(min(most, len(self._changed))):
+    def _copy_changed(self) -> None:
+        for _ in range(len(self._changed)):
             self._copy(self._changed.popleft())
 
     def _copy(self, where: Where) -> None:
@@ -278,28 +255,6 @@ def check_state(state: Mapping[str, Any], capacity: int) -> None:
             found=found.capacity,
             expected=capacity,
         )
-
-
-def rows_of_state(state: Any, capacity: int, deepcopy: bool) -> Rows:
-    """Return the rows of a state that a user gives, after its entries were checked.
-
-    Raises:
-        CheckpointVersionError, CheckpointCorruptError: it is no state of a buffer of ``capacity``.
-    """
-    if not isinstance(state, Mapping):
-        raise CheckpointCorruptError(f"a buffer state is a mapping, found {type(state).__name__}")
-    is_data_only = set(state) == {"data"}
-    if not is_data_only:
-        check_state(state, capacity)
-    data = state.get("data")
-    rows = rows_of(copy.deepcopy(data) if deepcopy else data)
-    # Episodes are a list in columns too.
-    kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
-    if not is_data_only and (kind := state["storage"]) not in (kinds if len(rows) else (None,)):
-        raise CheckpointCorruptError(
-            f"the buffer state's storage is {kind!r}, but its data is of {kinds[0]!r}"
-        )
-    return rows
 
 
 def rows_of(data: Any) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import secrets
@@ -24,6 +25,7 @@ from dingsdk.data.columns import mismatch
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
+    CheckpointCorruptError,
     ConfigError,
     NotSavableError,
     SchemaMismatchError,
@@ -40,7 +42,7 @@ from dingsdk.worker.replay_buffer.config import (
     memory_for,
 )
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
-from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
+from dingsdk.worker.replay_buffer.limiter import Limiter, MinSizeLimiter
 from dingsdk.worker.replay_buffer.listeners import Listeners, RemoveFunction
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.origins import Origins
@@ -50,7 +52,7 @@ from dingsdk.worker.replay_buffer.state import (
     ColumnCopy,
     Parts,
     TableSnapshot,
-    rows_of_state,
+    rows_of,
     wrong_data,
 )
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
@@ -90,7 +92,7 @@ class Table(IBuffer, Closing):
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
     _origins: Origins | None = None
-    """Counts the stored rows of each payload, if the table is the home of a buffer."""
+    """Counts the rows of each payload that leave, if the table is the home of a buffer."""
     _why_closed = "is closed"
 
     def __init__(
@@ -357,7 +359,7 @@ class Table(IBuffer, Closing):
                 listener.check(rows)
             storage = self._storage
             if storage is None:
-                storage = self._new_storage("array" if self._suits_arrays(rows) else "object")
+                storage = self._new_storage("array" if suits_arrays(rows) else "object")
             # Making a batch of a row takes 15 us, writing it into the columns 1 us.
             if type(given) is dict and (layout := storage.layout) and not layout.fits_row(rows[0]):
                 layout = None
@@ -378,11 +380,9 @@ class Table(IBuffer, Closing):
 
         # Commit: cannot fail.
         where, replaced = self._remover.allot(n)
-        if replaced is not None and self._listeners.departures is not None:
-            self._listeners.note(storage, self._living_at(replaced), "overwritten")
+        if replaced is not None:
+            self._note_left(replaced, "overwritten")
         if self._origins is not None:
-            if replaced is not None:
-                self._origins.remove(replaced, "overwritten")
             self._origins.insert(where)
         if layout is not None:
             layout.put_row(where.start if type(where) is slice else int(where[0]), rows[0])
@@ -405,14 +405,19 @@ class Table(IBuffer, Closing):
         self._limiter.on_insert(n)
         self._limiter.size = self._count
 
-    _suits_arrays = staticmethod(suits_arrays)
-    """Whether ``auto`` chooses columns for these first rows."""
+    def _note_left(self, where: Where, reason: str) -> None:
+        """Note for listeners and origins that the rows at positions, oldest first, leave."""
+        departures, storage = self._listeners.departures, self._storage
+        if departures is not None and storage is not None:
+            living = self._living_at(where)
+            if isinstance(living, slice) or len(living):
+                departures.append((storage.take(living), reason))
+        if self._origins is not None:
+            self._origins.remove(where, reason)
 
     def _remove(self, where: NDArray[np.int64], reason: str) -> None:
         """Remove rows (positions oldest first) that leave without replacement."""
-        self._listeners.note(self._storage, where, reason)
-        if self._origins is not None:
-            self._origins.remove(where, reason)
+        self._note_left(where, reason)
         cast("RowMetadata", self._metadata).remove(where)
         self._sampler.on_remove(where)
         for each in self._copies:
@@ -474,9 +479,6 @@ class Table(IBuffer, Closing):
     @abstractmethod
     def sample(self, *args: Any, **kwargs: Any) -> SampleBatch | list[Any] | None:
         """Return rows as the caller's own copies; subclasses define how rows are drawn."""
-
-    def update(self, info: Any) -> None:
-        """Ignore priorities; a prioritized buffer overrides this."""
 
     def _serve(
         self, size: int, timeout_s: float | None, draw: Callable[..., Rows | None], *args: Any
@@ -564,28 +566,14 @@ class Table(IBuffer, Closing):
             self._listeners.add(listener)
             self._choose_push_path()
 
-    def restore_limiter(self, counts: Mapping[str, Any]) -> None:
-        """Let the limiter go on from the counts of an earlier buffer (``Limiter.state_dict``).
-
-        Raises:
-            CheckpointCorruptError: these are no counts.
-        """
-        with self._change():
-            self._limiter.load_state_dict(counts)
-            self._limiter.size = self._count
-
-    def retry_after_s(self) -> float | None:
-        """Return ``retry_after_s()`` of the limiter."""
+    @contextmanager
+    def locked_limiter(self) -> Iterator[Limiter]:
+        """Hold the lock of the buffer, and yield its limiter."""
         with self._lock:
-            return self._limiter.retry_after_s()
-
-    def limiter_counts(self) -> dict[str, Any]:
-        """Return the counts of the limiter."""
-        with self._lock:
-            return self._limiter.state_dict()
+            yield self._limiter
 
     def track_origins(self) -> Origins:
-        """Count the stored rows of each payload from now on; the buffer must be empty.
+        """Count the rows of each payload that leave from now on; the buffer must be empty.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -594,11 +582,6 @@ class Table(IBuffer, Closing):
             self._origins = Origins(self._capacity)
             self._choose_push_path()
             return self._origins
-
-    def take_left(self) -> list[tuple[int, str, int]]:
-        """Return ``(payload, reason, rows)`` of the rows that left since the last call."""
-        with self._lock:
-            return [] if self._origins is None else self._origins.take_left()
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
@@ -625,11 +608,9 @@ class Table(IBuffer, Closing):
                 self._pushed_before_clear = self._pushed
 
     def _empty(self) -> None:
-        if self._listeners.departures is not None:
+        if self._listeners.departures is not None or self._origins is not None:
             for where in self._living():
-                self._listeners.note(self._storage, where, "cleared")
-        if self._origins is not None:
-            self._origins.clear()
+                self._note_left(where, "cleared")
         self._left["cleared"] += self._count
         self._count = 0
         self._plain_layout = None
@@ -681,9 +662,8 @@ class Table(IBuffer, Closing):
                 self._factory,
                 Parts(self._remover, self._limiter, self._sampler, self._metadata, self._storage),
                 self._pushed,
-                self.push_count,
                 self._history,
-                self._extra_state(),
+                {"push_count": self.push_count, **self._extra_state()},
             )
 
     @contextmanager
@@ -730,7 +710,10 @@ class Table(IBuffer, Closing):
             parts.storage = self._new_storage()
         elif kind is not None:
             parts.storage = self._new_storage(kind)
-        for where, rows in parts.placed(pieces()):
+        first = 0
+        for rows in pieces():
+            where = parts.remover.by_age(np.arange(first, first + len(rows), dtype=np.int64))
+            first += len(rows)
             if parts.storage is not None:
                 parts.storage.put(where, parts.storage.accept(rows))
             parts.sampler.on_restore(where, rows)
@@ -839,7 +822,12 @@ class Table(IBuffer, Closing):
             ConfigError, StorageFullError: there is no room for the rows. After any error the
                 buffer is unchanged.
         """
-        rows = rows_of_state(state_dict, self._capacity, deepcopy)
+        given: Any = state_dict
+        if not isinstance(given, Mapping):
+            found = type(given).__name__
+            raise CheckpointCorruptError(f"a buffer state is a mapping, found {found}")
+        data = given.get("data")
+        rows = rows_of(copy.deepcopy(data) if deepcopy else data)
         if set(state_dict) == {"data"}:
             self.push_unlimited(rows)
             return

@@ -242,9 +242,9 @@ REFUSED = (
     # the replay buffer
     *(
         refused(
-            rf"63, less than policy\.{key} 64",
-            *("policy.learn.batch_size=8", "policy.collect.n_sample=8", f"policy.{key}=64"),
+            rf"needs 64 rows, and {BUFFER}\.replay_buffer_size is 63",
             f"{BUFFER}.replay_buffer_size=63",
+            *("policy.learn.batch_size=8", "policy.collect.n_sample=8", f"policy.{key}=64"),
             fix=[f"{BUFFER}.replay_buffer_size=64"],
         )
         for key in ("learn.batch_size", "collect.n_sample")
@@ -258,9 +258,10 @@ REFUSED = (
         for storage in ("{type: auto}", "{type: memmap, path: rows}")
     ),
     refused(
-        "batch_size 16 times sequence_length 8",
+        "batch_size times sequence_length needs 128 rows",
         *("policy.type=unrolled", f"{BUFFER}.type=sequence", f"{BUFFER}.sequence_length=8"),
         *("policy.learn.batch_size=16", f"{BUFFER}.replay_buffer_size=127"),
+        path="policy.learn.batch_size",
         mode="both",
         fix=[f"{BUFFER}.replay_buffer_size=128"],
     ),
@@ -269,23 +270,23 @@ REFUSED = (
             "could ever be sampled",
             *("policy.learn.batch_size=64", "system.max_env_steps=5000"),
             f"{BUFFER}={section}",
-            path=f"{BUFFER}.{key}",
+            path=key,
             mode="both",
         )
         for section, key in (
-            ("{type: elastic, set_buffer_size: 63}", "set_buffer_size"),
+            ("{type: elastic, set_buffer_size: 63}", "policy.learn.batch_size"),
             (
                 "{type: elastic, set_buffer_size: {start: 9, end: 63, env_steps: 100}}",
-                "set_buffer_size",
+                "policy.learn.batch_size",
             ),
-            ("{limiter: {min_size: 5001}}", "limiter.min_size"),
+            ("{limiter: {min_size: 5001}}", f"{BUFFER}.limiter.min_size"),
             (
                 "{limiter: {type: push_sample_rate, sample_min_limit_ratio: 200}}",
-                "limiter.sample_min_limit_ratio",
+                f"{BUFFER}.limiter.sample_min_limit_ratio",
             ),
             (
                 "{type: advanced, thruput_controller: {sample_min_limit_ratio: 200}}",
-                "thruput_controller.sample_min_limit_ratio",
+                f"{BUFFER}.thruput_controller.sample_min_limit_ratio",
             ),
         )
     ),

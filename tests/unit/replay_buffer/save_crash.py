@@ -16,7 +16,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.persistence import load, save
+from dingsdk.worker.replay_buffer.persistence import SavedRows, save
 
 CAPACITY = 1000
 
@@ -51,7 +51,7 @@ def main(folder: Path, kills: int) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(reader)
-        rows = np.concatenate([piece.columns["number"] for piece, _ in load(folder)])
+        rows = np.concatenate([piece.columns["number"] for piece, _ in SavedRows(folder)])
         assert rows.tolist() == list(range(rows[0], rows[0] + CAPACITY)), rows
         seen.add(int(rows[0]))
     save(folder, buffer, segment_rows=128)

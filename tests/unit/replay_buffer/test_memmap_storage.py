@@ -54,7 +54,7 @@ def test_loading_into_a_closed_buffer_is_refused(tmp_path: Path) -> None:
     with buffer_in(tmp_path / "rows") as buffer:
         buffer.push({"x": 1.0}, 1)
         buffer.save_data(str(tmp_path / "saved"))
-        state, saved = buffer.state_dict(), persistence.load(tmp_path / "saved")
+        state, saved = buffer.state_dict(), persistence.SavedRows(tmp_path / "saved")
     for load in (
         lambda: buffer.load_state_dict(state),
         # As in resume_data and load_data, if another thread closes the buffer at this point.

@@ -174,6 +174,6 @@ def test_error_for_invalid_draws_shows_them(ranks: Any) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         check_ranks(ranks, 5, 2, UniformSampler({}, 5))
     shown = " ".join(repr(ranks).split())
-    text = f"the sampler UniformSampler drew {shown}, expected int64[2] of 0..4"
+    text = f"the draw of UniformSampler: expected int64[2] of 0..4, found {shown}"
     assert str(caught.value) == text
     check_ranks(np.array([0, 4]), 5, 2, UniformSampler({}, 5))

@@ -19,7 +19,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.persistence import load, save
+from dingsdk.worker.replay_buffer.persistence import SavedRows, save
 from dingsdk.worker.replay_buffer.state import TableSnapshot
 from tools.os_calls import recorded_writes
 
@@ -137,9 +137,9 @@ def test_a_save_has_the_latest_metadata_and_no_removed_rows(
     save(tmp_path, buffer, SEGMENT)
     expected = [number for number in range(30, 70) if number not in used]
     assert loaded(tmp_path) == expected
-    found = np.concatenate([facts["priority"] for _, facts in load(tmp_path)])
+    found = np.concatenate([facts["priority"] for _, facts in SavedRows(tmp_path)])
     assert found == pytest.approx([7.00001] + [1.0] * 36)
-    uses = np.concatenate([facts["use"] for _, facts in load(tmp_path)])
+    uses = np.concatenate([facts["use"] for _, facts in SavedRows(tmp_path)])
     assert uses.tolist() == [1] + [0] * 36
 
 
@@ -154,7 +154,7 @@ def test_saving_and_loading_need_memory_for_a_few_segments(tmp_path: Path) -> No
     tracemalloc.start()
     try:
         save(tmp_path, buffer, 64)
-        rows = sum(len(rows) for rows, _ in load(tmp_path))
+        rows = sum(len(rows) for rows, _ in SavedRows(tmp_path))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -67,7 +67,7 @@ def test_loading_reports_replaced_rows_as_cleared() -> None:
         ({"push_count": -1}, CheckpointCorruptError),
         ({"tail": 4}, CheckpointCorruptError),
         ({"valid_count": 3}, CheckpointCorruptError),
-        ({"storage": "object"}, CheckpointCorruptError),
+        ({"storage": None}, CheckpointCorruptError),
         ({"data": {"a": np.zeros(4), "b": np.zeros(3)}}, CheckpointCorruptError),
         ({"sampler": {}}, CheckpointCorruptError),
         ({"limiter": {"inserts": -1}}, CheckpointCorruptError),

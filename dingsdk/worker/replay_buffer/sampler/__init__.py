@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, PartSection, Section
-from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
+from dingsdk.data.columns import mismatch
+from dingsdk.errors import CheckpointCorruptError
 from dingsdk.worker.replay_buffer.interface import Needs
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
@@ -37,6 +38,9 @@ class Sampler(Needs, Configurable, ABC):
     """
 
     Config: ClassVar[type[Section]] = PartSection
+
+    rewrites = 0
+    """How often all entries of :meth:`columns` were changed at once."""
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         self.capacity = capacity
@@ -82,11 +86,6 @@ class Sampler(Needs, Configurable, ABC):
         entries must increase ``rewrites``.
         """
         return {}
-
-    @property
-    def rewrites(self) -> int:
-        """How often all entries of the columns were changed at once."""
-        return 0
 
     def end_trajectory(self) -> None:
         """Called when the next row does not continue the trajectory of the newest one."""
@@ -148,9 +147,4 @@ def check_ranks(ranks: Any, population: int, size: int, sampler: Sampler) -> Non
     if not is_fine:
         expected = f"int64[{size}] of 0..{population - 1}"
         found = " ".join(repr(ranks).split())[:80]
-        raise SchemaMismatchError(
-            f"the sampler {type(sampler).__qualname__} drew {found}, expected {expected}",
-            key="",
-            expected=expected,
-            found=found,
-        )
+        raise mismatch(f"the draw of {type(sampler).__qualname__}", "", expected, found)

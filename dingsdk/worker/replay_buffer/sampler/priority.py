@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,9 +131,7 @@ class PrioritySampler(Sampler):
         return self._priorities.take(where)
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        priorities = np.zeros(self.capacity, np.float64)
-        priorities[: len(state["priorities"])] = state["priorities"]
-        return {"priority": priorities.take(where)}
+        return {"priority": state["priorities"].take(where)}
 
     def columns(self) -> dict[str, NDArray[Any]]:
         return {"priorities": self._priorities, "weights": self._tree.weights}
@@ -160,13 +159,15 @@ class PrioritySampler(Sampler):
                 expected=self.alpha,
             )
         largest = state.get("max_priority")
-        if not (type(largest) is float and 0 < largest < np.inf):
-            raise CheckpointCorruptError(f"max_priority is {largest!r}; expected a number > 0")
         priorities, weights = self._checked(state, "priorities"), self._checked(state, "weights")
-        if len(weights) != len(priorities) or np.any(priorities[weights > 0] <= 0):
-            raise CheckpointCorruptError("the sampler's priorities and weights do not match")
-        if np.any(weights > self._tree.largest_weight):
-            raise CheckpointCorruptError("the sampler's weights are too large")
+        if not (
+            type(largest) is float
+            and 0 < largest < np.inf
+            and len(weights) == len(priorities)
+            and np.all(priorities[weights > 0] > 0)
+            and np.all(weights <= self._tree.largest_weight)
+        ):
+            raise CheckpointCorruptError("the priorities and weights of the sampler do not match")
         super().load_state_dict(state)
         self.max_priority = largest
         self._priorities[:] = 0.0
@@ -174,18 +175,14 @@ class PrioritySampler(Sampler):
         self._tree.replace(weights)
 
     def _checked(self, state: Mapping[str, Any], key: str) -> NDArray[np.float64]:
-        try:
+        with suppress(KeyError, TypeError, ValueError):
             values = np.asarray(state[key], dtype=np.float64)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointCorruptError(f"the sampler's {key} are wrong: {error}") from error
-        if values.ndim != 1 or len(values) > self.capacity:
-            raise CheckpointCorruptError(
-                f"the sampler's {key} have shape {list(values.shape)}; expected at most "
-                f"{self.capacity} numbers"
-            )
-        if not np.all(np.isfinite(values) & (values >= 0)):
-            raise CheckpointCorruptError(f"the sampler's {key} are not all finite and >= 0")
-        return values
+            is_short = values.ndim == 1 and len(values) <= self.capacity
+            if is_short and np.all(np.isfinite(values) & (values >= 0)):
+                return values
+        raise CheckpointCorruptError(
+            f"the sampler's {key} are wrong; expected at most {self.capacity} finite numbers >= 0"
+        )
 
 
 class OldestSampler(PrioritySampler):
@@ -261,7 +258,6 @@ class RankSampler(PrioritySampler):
     _new = 0  # rows made drawable since the last sort
     _assigned = 0  # priorities assigned since
     _sorted: NDArray[np.float64] = np.empty(0, np.float64)  # ascending, as of then; never changed
-    _sorts = 0
 
     def on_insert(
         self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
@@ -298,11 +294,7 @@ class RankSampler(PrioritySampler):
         self._sorted = priorities[order[::-1]]
         self._sorted.flags.writeable = False
         self._new = self._assigned = 0
-        self._sorts += 1
-
-    @property
-    def rewrites(self) -> int:
-        return self._sorts
+        self.rewrites += 1
 
     def clear(self) -> None:
         super().clear()

@@ -61,16 +61,6 @@ class SumTree:
         self.live = 0
 
     @property
-    def total(self) -> float:
-        """The sum of all weights."""
-        return float(self._sums[0])
-
-    @property
-    def lowest(self) -> float:
-        """The least weight above 0; infinity if there is none."""
-        return float(self._lows[0])
-
-    @property
     def weights(self) -> NDArray[np.float64]:
         """float64[size], a read-only view of the leaves."""
         view = self._sums[self._first : self._first + self.size]
@@ -103,9 +93,7 @@ class SumTree:
 
     def clear(self) -> None:
         """Set all leaves to 0."""
-        self._sums.fill(0.0)
-        self._lows.fill(math.inf)
-        self.live = 0
+        self.replace(np.empty(0))
 
     def draw(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
         """Draw leaves by their weights, one from each of ``n`` equal shares of the total.
@@ -118,9 +106,12 @@ class SumTree:
         return where
 
     def importance(self, where: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return ``(lowest / weight) ** beta`` of leaves with weights above 0: float32[n]."""
-        weights = np.empty(len(where), np.float32)
-        _importance(self._sums, self._first, where, self.lowest, beta, weights)
+        """Return ``(lowest / weight) ** beta`` of leaves with weights above 0: float32[n].
+
+        ``lowest`` is the least weight above 0 of all leaves.
+        """
+        weights, lowest = np.empty(len(where), np.float32), float(self._lows[0])
+        _importance(self._sums, self._first, where, lowest, beta, weights)
         return weights
 
 

@@ -46,6 +46,9 @@ class Storage(Configurable, ABC):
     holds_objects: ClassVar[bool] = False
     """Whether rows are a list of any objects, and not columns."""
 
+    needs_fifo = False
+    """Whether rows must leave in the order in which they came."""
+
     layout: Layout | None = None
     """The columns, if rows that fit may be written to them without ``accept`` and ``put``.
 
@@ -56,11 +59,6 @@ class Storage(Configurable, ABC):
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         self.capacity = capacity
         self.deepcopy = deepcopy
-
-    @property
-    def needs_fifo(self) -> bool:
-        """Whether rows must leave in the order in which they came."""
-        return False
 
     @abstractmethod
     def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,11 +46,8 @@ class ArrayStorage(Storage):
         super().__init__(cfg, capacity, deepcopy)
         self._cfg = self.read(cfg, "storage")
         self._next_of: str | None = self._cfg.next_of
+        self.needs_fifo = self._next_of is not None
         self._clear()
-
-    @property
-    def needs_fifo(self) -> bool:
-        return self._next_of is not None
 
     def _clear(self) -> None:
         self._columns: dict[str, Any] = {}
@@ -99,8 +97,16 @@ class ArrayStorage(Storage):
         if name is not None:
             check_pair(rows, name)
         kept = {key: column for key, column in rows.items() if key != following}
+        numbers = itertools.count()
+
+        def new_column(array: NDArray[Any]) -> NDArray[Any]:
+            # The dtype is given by its name, because a pickled dtype is not numpy's own object, and
+            # compares more slowly.
+            shape, dtype = (self.capacity, *array.shape[1:]), np.dtype(array.dtype.str)
+            return self._new_array(f"column-{next(numbers)}", shape, dtype)
+
         try:
-            columns = map_columns(self._new_column, kept)
+            columns = map_columns(new_column, kept)
             if name is not None:
                 # Imported here, because importing compiled code is slow and few configs need it.
                 from dingsdk.worker.replay_buffer.storage.next_of import NextOf
@@ -119,11 +125,6 @@ class ArrayStorage(Storage):
         own = (type(self).accept, type(self).put) == (ArrayStorage.accept, ArrayStorage.put)
         self.layout = self._layout if own and name is None else None
         self._is_plain = not any(type(column) is dict for column in rows.values())
-
-    def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        # Pages of np.empty that were never written take no memory. The dtype is given by its name,
-        # because a pickled dtype is not numpy's own object, and compares more slowly.
-        return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype.str)
 
     def _hold_slots(self, slots: int) -> None:
         """Make room for this many own copies of following observations."""

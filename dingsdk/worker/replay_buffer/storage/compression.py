@@ -17,21 +17,19 @@ LEAST_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The content of an array: compressed, or uncompressed if compression does not shrink it."""
+    """The compressed content of an array."""
 
     data: bytes
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    size_bytes: int
-    """Size of the array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A compression method; ``unpack(data, size)`` returns the original ``size`` bytes."""
+    """A compression method."""
 
     pack: Callable[[bytes], bytes]
-    unpack: Callable[[bytes, int], bytes]
+    unpack: Callable[[bytes], bytes]
 
     def pack_array(self, value: Any) -> Any:
         """Pack a numeric array of 256 bytes or more; return anything else unchanged."""
@@ -39,16 +37,13 @@ class Codec:
             return value
         if value.dtype.kind not in NUMERIC_KINDS:
             return value
-        raw = value.tobytes()
-        return Packed(min(self.pack(raw), raw, key=len), value.dtype, value.shape, len(raw))
+        return Packed(self.pack(value.tobytes()), value.dtype, value.shape)
 
     def unpack_array(self, value: Any) -> Any:
         """Unpack a packed array into a new array; return anything else unchanged."""
         if type(value) is not Packed:
             return value
-        is_raw = len(value.data) == value.size_bytes
-        raw = bytearray(value.data if is_raw else self.unpack(value.data, value.size_bytes))
-        return np.frombuffer(raw, value.dtype).reshape(value.shape)
+        return np.frombuffer(bytearray(self.unpack(value.data)), value.dtype).reshape(value.shape)
 
 
 def read_codec(name: str) -> Codec | None:
@@ -61,16 +56,13 @@ def read_codec(name: str) -> Codec | None:
         if name == "lz4":
             from lz4 import block
 
-            return Codec(
-                lambda raw: bytes(block.compress(raw, store_size=False)),
-                lambda data, size: bytes(block.decompress(data, uncompressed_size=size)),
-            )
+            return Codec(block.compress, block.decompress)
         if name == "zstd":
             import zstandard
 
             # Level 1: higher ones take several times as long for a few per cent.
             packer, unpacker = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
-            return Codec(packer.compress, lambda data, size: unpacker.decompress(data, size))
+            return Codec(packer.compress, unpacker.decompress)
     except ImportError as error:
         raise ConfigError(
             f"storage.compress {name!r} needs a package that is not installed; run: "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import common_length, mismatch
+from dingsdk.data.columns import mismatch
 from dingsdk.worker.replay_buffer.storage import Storage, Where, suits_arrays
 
 
@@ -38,11 +38,6 @@ class EpisodeStorage(Storage):
         episodes = self._objects.take(where)
         # The dict is a copy already, but its arrays are not.
         return [SampleBatch(e).copy() if isinstance(e, dict) else e for e in episodes]
-
-    def lengths(self, where: Where) -> list[int]:
-        """Return how many rows the episodes at positions have."""
-        episodes = self._objects.take(where)
-        return [common_length(e) if isinstance(e, dict) else len(e) for e in episodes]
 
     def clear(self) -> None:
         self._objects.clear()

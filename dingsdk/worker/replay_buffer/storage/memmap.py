@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from dingsdk.runtime import Folder
 from dingsdk.runtime.files import FULL, file_error
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
-from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _FULL = FULL | {errno.EFBIG}
 
@@ -63,20 +62,7 @@ class MemmapStorage(ArrayStorage):
             self._clear()
             raise
 
-    def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        shape, dtype = (self.capacity, *array.shape[1:]), np.dtype(array.dtype.str)
-        return self._map(f"column-{len(self._files)}", shape, dtype)
-
     def _new_array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        is_own = name != "links"
-        array = self._map(name, shape, dtype, is_reserved=not is_own)
-        if is_own:
-            self._own_bytes[name] = row_bytes(array)
-        return array
-
-    def _map(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_reserved: bool = True
-    ) -> NDArray[Any]:
         """Map a new file as an array of zeros.
 
         Raises:
@@ -90,7 +76,9 @@ class MemmapStorage(ArrayStorage):
             Path(path).unlink()
             os.ftruncate(self._files[name], size)
             mapped = mmap.mmap(self._files[name], size)
-        if is_reserved:
+        if name.startswith("own"):
+            self._own_bytes[name] = size // self.capacity
+        else:
             self._reserve({name: size})
         if len(shape) > 1:
             # Rows are drawn at random, so reading ahead would fetch rows that are not needed.

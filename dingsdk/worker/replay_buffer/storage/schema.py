@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import join_key, leaves, mismatch
+from dingsdk.data.columns import join_key, mismatch
 from dingsdk.errors import SchemaMismatchError
 
 
@@ -77,12 +77,7 @@ def check_pair(columns: Mapping[str, Any], name: str) -> None:
     for key in (name, following):
         if key not in columns:
             raise mismatch(what, key, key, sorted(columns))
-    expected, other = (
-        {key: (array.shape[1:], str(array.dtype)) for key, array in leaves({name: columns[column]})}
-        for column in (name, following)
-    )
-    if expected != other:
-        raise mismatch(f"{what}, {following!r}", following, expected, other)
+    convert({following: columns[name]}, {following: columns[following]}, "", strict=True)
 
 
 def _mismatch(key: str, what: str, expected: Any, found: Any) -> SchemaMismatchError:
