@@ -316,10 +316,8 @@ class TableHome(Home):
             self._inserted.append(announced.data_id)
 
     def _take_left(self) -> list[tuple[str, str, int]]:
-        with self.buffer.locked_limiter():
-            numbers = self._origins.take_left()
         left = []
-        for number, reason, rows in numbers:
+        for number, reason, rows in self.buffer.take_left():
             announced = self._payloads[number]
             # For the buffer an episode, which is a payload of its own, is one element.
             left.append(

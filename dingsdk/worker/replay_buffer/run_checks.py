@@ -97,9 +97,12 @@ def check_buffer(run: RunView) -> str:
         serves = drawn == gives or (drawn == "sequences" and is_own)
     if serves:
         return ""
+    text = f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, and {run.of_collector} does not "
+    if drawn == "episodes":
+        return f"{text}give them; choose the collector 'episode', another one, or another buffer"
     return (
-        f"{BUFFER}.type {run.buffer['type']!r} draws {drawn}, and {run.of_collector} does not give "
-        "them in order; choose the collector 'episode', or another collector, buffer or mode"
+        f"{text}give samples in that order in {run.mode} mode; choose another collector, buffer or "
+        "mode"
     )
 
 

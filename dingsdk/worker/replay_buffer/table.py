@@ -583,6 +583,11 @@ class Table(IBuffer, Closing):
             self._choose_push_path()
             return self._origins
 
+    def take_left(self) -> list[tuple[int, str, int]]:
+        """Return ``(payload, reason, rows)`` of the rows that left since the last call."""
+        with self._lock:
+            return [] if self._origins is None else self._origins.take_left()
+
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
         self.add_listener(RemoveFunction(listener))
