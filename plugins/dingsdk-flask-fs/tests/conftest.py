@@ -119,7 +119,7 @@ class Peer:
     def envelope(self, kind: str, body: Any, /, **changes: Any) -> bytes:
         self.seq += 1
         fields = {
-            "v": 1,
+            "v": 2,
             "run": self.run,
             "epoch": self.epoch,
             "worker": "peer",
@@ -148,14 +148,7 @@ class Peer:
         return self.inc
 
 
-AN_ANSWER = {
-    "n": 1,
-    "task_id": "t1",
-    "completed": True,
-    "result": {},
-    "message": "",
-    "traceback": "",
-}
+AN_ANSWER = [1, {"task_id": "t1", "completed": True, "result": {}}]
 
 
 @pytest.fixture

@@ -221,12 +221,12 @@ def test_closed_handler_tells_each_worker_and_reports_no_worker_as_left() -> Non
 
 @pytest.mark.parametrize(
     ("changes", "where"),
-    [({"type": "renew"}, "$.type"), ({"seq": "1"}, "$.seq"), ({"v": 2}, "$.v"), ({"body": 1}, "$")],
+    [({"type": "renew"}, "$.type"), ({"seq": "1"}, "$.seq"), ({"v": 3}, "$.v"), ({"body": 1}, "$")],
 )
 def test_malformed_request_is_refused_with_the_path_of_the_wrong_field(
     changes: dict[str, Any], where: str
 ) -> None:
-    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
+    known = {"v": 2, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
     body = {"answers": [], "progress": 1}
     data = json.dumps({**known, "type": "answer", "body": body, **changes}).encode()
     with pytest.raises(ProtocolError) as caught:

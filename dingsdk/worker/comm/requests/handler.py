@@ -21,7 +21,6 @@ from dingsdk.worker.comm.requests.messages import (
     decode_request,
     encode_item,
     first_that_fit,
-    numbered_answers,
 )
 from dingsdk.worker.comm.scheduler import Condition, Scheduler
 from dingsdk.worker.comm.transport import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
@@ -87,14 +86,11 @@ class Mailbox:
         self, answers: list[tuple[int, TaskAnswer]], report: Callable[[TaskAnswer], None]
     ) -> None:
         """Report new answers in order. Raises ProtocolError if their numbers have a gap."""
-        if not answers:
-            return
         with self._inbound:
-            if answers[0][0] > self.answered + 1:
-                raise ProtocolError(
-                    f"answer {answers[0][0]} came after {self.answered}", where="$.body.answers"
-                )
             for number, answer in answers:
+                if number > self.answered + 1:
+                    text = f"answer {number} came after {self.answered}"
+                    raise ProtocolError(text, where="$.body.answers")
                 if number > self.answered and not self.is_closed:
                     self.answered = number
                     report(answer)
@@ -267,11 +263,10 @@ class RequestHandler:
     def _deliver(self, request: Request) -> Mailbox:
         """Report the answers in a request; return the sender's mailbox."""
         body: Body = request.body
-        answers = numbered_answers(body)
         mailbox = self._current(request.worker, request.inc)
         if mailbox is None:
             raise self._lost(request)
-        mailbox.take(answers, partial(self._listener.task_answered, request.worker))
+        mailbox.take(body.answers, partial(self._listener.task_answered, request.worker))
         self._check(request, mailbox)
         return mailbox
 

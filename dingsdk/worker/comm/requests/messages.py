@@ -11,6 +11,7 @@ request that is repeated because its reply was lost takes effect only once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
@@ -22,7 +23,7 @@ from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ProtocolError
 from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
 
-VERSION = 1
+VERSION = 2
 """Version of the messages between workers and their master."""
 MAX_WAIT_S = 20.0
 """Longest wait for a task that one request may ask for; a longer wait is cut."""
@@ -35,29 +36,10 @@ _T = TypeVar("_T")
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 
 
-class NumberedTask(msgspec.Struct, frozen=True):
-    """A numbered task."""
-
-    n: Number
-    task_id: Id
-    data: dict[str, Any]
-
-
-class NumberedAnswer(msgspec.Struct, frozen=True):
-    """A numbered answer."""
-
-    n: Number
-    task_id: Id
-    completed: bool
-    result: dict[str, Any]
-    message: str
-    traceback: str
-
-
 class Body(msgspec.Struct, frozen=True):
     """Body of the requests ``answer`` and ``leave``, and base of ``Turn`` and ``Renew``."""
 
-    answers: list[NumberedAnswer]
+    answers: list[tuple[Number, TaskAnswer]]
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -114,7 +96,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Content of the reply to any other request."""
 
     answered: Number
-    tasks: list[NumberedTask] = []
+    tasks: list[tuple[Number, TaskMessage]] = []
 
 
 class Stale(msgspec.Struct, frozen=True):
@@ -183,14 +165,9 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     Raises:
         ProtocolError: it is not plain data, or larger than a message may be.
     """
-    names = (
-        NumberedTask.__struct_fields__
-        if isinstance(item, TaskMessage)
-        else NumberedAnswer.__struct_fields__
-    )
-    fields = {"n": number, **{name: getattr(item, name) for name in names[1:]}}
+    fields = {each.name: getattr(item, each.name) for each in dataclasses.fields(item)}
     # The item is sent inside of three containers: encode all, so that the depth is checked.
-    encoded = encode_message([[[fields]]])[3:-3]
+    encoded = encode_message([[[[number, fields]]]])[3:-3]
     if len(encoded) > max_bytes - OVERHEAD_BYTES:
         raise ProtocolError(
             f"{item.task_id} has {len(encoded)} bytes; a message may have {max_bytes} "
@@ -214,18 +191,3 @@ def first_that_fit(
             break
         chosen.append((number, encoded))
     return chosen
-
-
-def numbered_answers(body: Body) -> list[tuple[int, TaskAnswer]]:
-    """Return the answers of a body with their numbers.
-
-    Raises:
-        ProtocolError: the numbers have gaps.
-    """
-    answers: list[tuple[int, TaskAnswer]] = []
-    for each in body.answers:
-        if answers and each.n != answers[-1][0] + 1:
-            raise ProtocolError("answers are numbered in order", where="$.body.answers[].n")
-        answer = TaskAnswer(each.task_id, each.completed, each.result, each.message, each.traceback)
-        answers.append((each.n, answer))
-    return answers

@@ -255,10 +255,10 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             if self._inc != inc:
                 return
             self._confirm(reply)
-            for task in reply.tasks:
-                if task.n > self._last_task:
-                    self._last_task = task.n
-                    self._tasks.append(TaskMessage(task.task_id, task.data))
+            for number, task in reply.tasks:
+                if number > self._last_task:
+                    self._last_task = number
+                    self._tasks.append(task)
 
     def _report(self, kind: str, fields: str, inc: int) -> None:
         """Send all unconfirmed answers, trying until the master counts as lost."""
