@@ -85,7 +85,6 @@ class Slave:
         """
         self._is_closed = False
         self._end = self.transport.slave_end(address)
-        self._end.asks_again = True
         self._end.join(self.info, timeout_s)
         self._serving = self.scheduler.spawn(self._serve, f"{self.info.worker_id}-tasks")
 

@@ -143,9 +143,6 @@ class SlaveEnd(ABC):
 
     lease_s: float | None = None
     """Set by ``join``: the lease that the master grants, in seconds; None if it sends none."""
-    asks_again = False
-    """Whether ``next_task`` is called right after each ``answer``, as ``Slave`` does: the end may
-    then send the answer together with the next request."""
 
     @abstractmethod
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
@@ -163,8 +160,9 @@ class SlaveEnd(ABC):
     def answer(self, answer: TaskAnswer) -> None:
         """Queue an answer for sending; it may not have arrived when this returns.
 
-        An error while it is sent, such as that the master gave up the worker, is raised by a later
-        call: waiting for a confirmation would cost each task another round trip.
+        The end may send it with its next request, about a second later at most. An error while it
+        is sent, such as that the master gave up the worker, is raised by a later call: waiting for
+        a confirmation would cost each task another round trip.
 
         Raises:
             ProtocolError: the result is not plain data.

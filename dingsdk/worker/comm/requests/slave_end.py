@@ -37,8 +37,6 @@ from dingsdk.worker.comm.transport import STOPPED_S, SlaveEnd, TaskAnswer, TaskM
 
 PREFETCH = 64
 """Most tasks fetched at once; a worker serves them in order."""
-LINGER_S = 0.001
-"""How long an answer waits for more answers, or for the next request to send it along."""
 MARGIN_S = 2.0
 """Longest time that a request for tasks may take in addition to its wait."""
 BACKOFF_S = (0.05, 2.0)
@@ -47,8 +45,8 @@ one."""
 QUIET_S = 3.0
 """Time after which a worker that cannot join says so."""
 PRESENCE_S = 1.0
-"""How long a worker may be busy before its end asks whether the master is still there: the work is
-useless when the run is over."""
+"""How long a worker may be busy before its end sends its answers, and asks whether the master is
+still there: the work is useless when the run is over."""
 
 _log = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
@@ -57,12 +55,12 @@ _Key = TypeVar("_Key")
 class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
     """A slave end that sends requests; unjoined until ``join``.
 
-    ``answer`` only queues an answer: it is sent with the next request for tasks, or by the sender
-    job, many at once. Every request repeats all unconfirmed answers, and the master skips those
-    that it has received already.
+    ``answer`` only queues an answer: it is sent with the next request, usually one for tasks. If
+    there is none within ``PRESENCE_S``, a job sends one. Every request repeats all unconfirmed
+    answers, and the master skips those that it has received already.
 
     Args:
-        scheduler: Gives the time, and runs the job that sends answers.
+        scheduler: Gives the time, and runs the job that asks for a silent master.
         find_key: Returns the key with which connections prove that they know the run's secret,
             given the id of the run, which is empty until the master has told it. Raises LinkError
             while there is no such key.
@@ -95,7 +93,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._clock = scheduler.clock
         self._asks, self._reports = connect(), connect()
         self._condition = scheduler.condition()
-        self._sender: Job | None = None
+        self._watch: Job | None = None
         self._key: _Key  # from join() on
         self._seqs = itertools.count(1)
         # Not the shared generator: programs seed it, and workers must not retry at the same time.
@@ -109,7 +107,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._last_task = 0
         self._answers: deque[tuple[int, bytes]] = deque()
         self._last_answer = 0
-        self._carried = 0
         self._is_asking = False
         self._heard_at = 0.0
         self._silent_since: float | None = None
@@ -173,13 +170,13 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._gone = None
             self._tasks.clear()
             self._answers.clear()
-            self._last_task = self._last_answer = self._carried = 0
+            self._last_task = self._last_answer = 0
             self._silent_since, self._heard_at = None, self._clock()
             if self._is_closed:
                 raise self._closed()
-            if self._sender is None:
-                name = f"{info.worker_id}-answers"
-                self._sender = self._scheduler.spawn(self._send_answers, name)
+            if self._watch is None:
+                name = f"{info.worker_id}-watch"
+                self._watch = self._scheduler.spawn(self._watch_master, name)
 
     def close(self, timeout_s: float = 5.0) -> None:
         deadline = self._clock() + timeout_s
@@ -193,8 +190,8 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         if is_joined:
             self._leave(min(deadline, self._clock() + 1.0))
         self._reports.close()
-        if self._sender is not None:
-            self._sender.join(max(0.1, deadline - self._clock()))
+        if self._watch is not None:
+            self._watch.join(max(0.1, deadline - self._clock()))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         deadline = self._clock() + checked_timeout(timeout_s)
@@ -227,8 +224,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             number = self._last_answer + 1
             self._answers.append((number, encode_item(number, answer, self._max_bytes)))
             self._last_answer = number
-            if self._tasks or not self.asks_again:
-                self._condition.notify_all()
 
     def renew(self, progress: int) -> None:
         self._report("renew", f'"progress":{int(progress)},', self._inc)
@@ -285,21 +280,13 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                     self._confirm(reply)
             return
 
-    def _send_answers(self) -> None:
-        """Send answers that no other request has sent, and check the master after a long silence.
-
-        Runs until the close.
-        """
+    def _watch_master(self) -> None:
+        """Send a request whenever the master has not been heard for a while, until the close."""
         while True:
             with self._condition:
-                if self._condition.wait_for(
-                    lambda: self._is_closed or self._has_unsent(), self._look_in_s()
-                ):
-                    # Wait for further answers; they need no notice, as they are checked below.
-                    self._condition.wait_for(lambda: self._is_closed, LINGER_S)
-                if self._is_closed:
+                if self._condition.wait_for(lambda: self._is_closed, self._look_in_s()):
                     return
-                if not (self._has_unsent() or self._is_unheard()):
+                if not self._is_unheard():
                     continue
                 inc = self._inc
             try:
@@ -352,9 +339,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         seq = next(self._seqs)
         return Request(self._run, self._epoch, self._worker_id, inc, seq, f"{inc}-{seq}", kind)
 
-    def _has_unsent(self) -> bool:
-        return self._gone is None and self._last_answer > self._carried
-
     def _look_in_s(self) -> float:
         """Return the seconds until the next check whether the master has answered lately."""
         if self._is_asking or self._gone is not None:
@@ -368,8 +352,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
     def _unconfirmed(self) -> bytes:
         """Return the unconfirmed answers, as many as fit in one message."""
         chosen = first_that_fit(self._answers, self._max_bytes)
-        if chosen:
-            self._carried = max(self._carried, chosen[-1][0])
         return b",".join(encoded for _, encoded in chosen)
 
     def _confirm(self, reply: Reply) -> None:
@@ -408,9 +390,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             )
             self._note(lost, self._inc)
             raise lost from error
-        with self._condition:
-            # The request may have been lost, so send its answers again.
-            self._carried = self._answers[0][0] - 1 if self._answers else self._last_answer
 
     def _pause(self, tries: int, deadline: float) -> None:
         """Wait a random time that grows with the number of tries; a close ends the wait."""
