@@ -147,20 +147,15 @@ def test_request_over_the_limit_of_waiting_requests_is_answered_soon(
     assert site.waited == [*waited, 0.01, 20.0 if max_polls else 0.05]
 
 
-def test_repeated_join_gets_the_same_incarnation_while_it_is_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dingsdk.worker.comm.requests.handler.JOINS_KEPT", 2)
+def test_repeated_join_gets_the_same_incarnation_while_no_other_follows() -> None:
     site = Handling()
-    joins = (("w0", "a"), ("w1", "b"), ("w1", "b"), ("w2", "c"), ("w1", "b"), ("w2", "c"))
-    assert [site.join(*each) for each in joins] == [1, 2, 2, 3, 2, 3]
-    assert site.join("w0", "a") == 4
+    joins = (("w0", "a"), ("w1", "b"), ("w1", "b"), ("w0", "a"), ("w0", "c"))
+    assert [site.join(*each) for each in joins] == [1, 2, 2, 1, 3]
     assert site.told == [
         ("w0", 1),
         ("w1", 2),
-        ("w2", 3),
         ("w0", "replaced by a new incarnation"),
-        ("w0", 4),
+        ("w0", 3),
     ]
 
 

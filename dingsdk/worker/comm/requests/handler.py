@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from dingsdk.worker.comm.requests.link import Answer, answer_of
 from dingsdk.worker.comm.requests.messages import (
     MAX_WAIT_S,
     Body,
-    Join,
     Renew,
     Request,
     Turn,
@@ -25,8 +24,6 @@ from dingsdk.worker.comm.requests.messages import (
 from dingsdk.worker.comm.scheduler import Condition, Scheduler
 from dingsdk.worker.comm.transport import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
-JOINS_KEPT = 1024
-"""Number of recent joins that are recognised if they are sent again."""
 BUSY_WAIT_S = 0.05
 """Longest wait of a request for tasks if ``max_polls`` requests are waiting already."""
 
@@ -35,11 +32,17 @@ class Mailbox:
     """The master's state of one incarnation of a worker: its queued tasks and received answers.
 
     Thread safe. After ``close``, every use reports that the worker is gone.
+
+    Args:
+        join_id: ``idem`` of the worker's join, by which a repeat of it is recognised.
     """
 
-    def __init__(self, worker_id: str, inc: int, max_bytes: int, condition: Condition) -> None:
+    def __init__(
+        self, worker_id: str, inc: int, max_bytes: int, condition: Condition, join_id: str = ""
+    ) -> None:
         self.worker_id = worker_id
         self.inc = inc
+        self.join_id = join_id
         self._max_bytes = max_bytes
         self._condition = condition
         self._tasks: deque[tuple[int, bytes]] = deque()
@@ -134,7 +137,6 @@ class RequestHandler:
         self._lock = threading.Lock()
         self._joining = threading.RLock()  # held while joins and leaves are reported
         self._mailboxes: dict[str, Mailbox] = {}
-        self._joins: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._incs = itertools.count(1)
         self._is_closed = False
         self._untold: set[tuple[str, int]] = set()
@@ -210,26 +212,17 @@ class RequestHandler:
             return self._all_told.wait_for(lambda: not self._untold, timeout_s)
 
     def _join(self, request: Request) -> bytes:
-        name = request.worker, request.idem
+        name, body = request.worker, request.body
         with self._joining:
-            inc = self._joins.get(name)
-            if inc is None:
-                inc = self._joins[name] = self._admit(request, request.body)
-                if len(self._joins) > JOINS_KEPT:
-                    self._joins.popitem(last=False)
-            elif self._current(request.worker, inc) is None:
-                raise self._stale(request, "that join is over")
-        return b'{"inc":%d%s}' % (inc, self._lease)
-
-    def _admit(self, request: Request, body: Join) -> int:
-        self.abandon(request.worker, None, "replaced by a new incarnation")
-        inc = next(self._incs)
-        with self._lock:
-            self._mailboxes[request.worker] = Mailbox(
-                request.worker, inc, self._max_bytes, self._scheduler.condition()
-            )
-        self._listener.worker_joined(WorkerInfo(request.worker, body.role, body.resource, inc))
-        return inc
+            mailbox = self._mailboxes.get(name)
+            if mailbox is None or mailbox.join_id != request.idem:
+                self.abandon(name, None, "replaced by a new incarnation")
+                condition, inc = self._scheduler.condition(), next(self._incs)
+                mailbox = Mailbox(name, inc, self._max_bytes, condition, request.idem)
+                with self._lock:
+                    self._mailboxes[name] = mailbox
+                self._listener.worker_joined(WorkerInfo(name, body.role, body.resource, inc))
+        return b'{"inc":%d%s}' % (mailbox.inc, self._lease)
 
     def _turn(self, request: Request) -> bytes:
         body: Turn = request.body
