@@ -389,11 +389,8 @@ class BaseCommLearner(CommWorker):
             self.job_wait(lambda: self._state == "trains", meanwhile)
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
-        store = self.data_store
         timeout_s = max(0.0, self._load_until - self._clock())
-        if digest is None:
-            return store.get(data_id, timeout_s)
-        return store.get_verified(data_id, digest, timeout_s)
+        return self.data_store.get(data_id, timeout_s, digest)
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         """Report ``BaseLearner.learn_info`` of the last iteration."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,6 @@ SMALL_BYTES = 64 << 10
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is called again."""
 _WAITING = ("join", "turn")
-_log = logging.getLogger(__name__)
 
 
 class GatewayGoneError(Exception):
@@ -216,11 +214,6 @@ class GatewayDataStore(WaitingDataStore):
 
     def is_there(self, data_id: str) -> bool:
         return bool(self._look("has", data_id))
-
-    def set_aside(self, data_id: str, why: str) -> bool:
-        self.delete([data_id])
-        _log.warning("a damaged payload is deleted: %s", why)
-        return True
 
     def delete(self, data_ids: Iterable[str]) -> None:
         names = [check_id(data_id, "data_id") for data_id in data_ids]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.runtime import Buffer, check_id
 from dingsdk.worker.comm.files import WaitingDataStore, conflict, encode_payload
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
-
-_log = logging.getLogger(__name__)
 
 
 def encode(batch: SampleBatch, algorithm: str, max_bytes: int) -> tuple[list[Buffer], FrameInfo]:
@@ -59,11 +56,6 @@ class SharedDataStore(WaitingDataStore):
 
     def read(self, data_id: str) -> Buffer | None:
         return self.segments.read(data_id)
-
-    def set_aside(self, data_id: str, why: str) -> bool:
-        self.segments.delete(data_id)
-        _log.warning("a damaged payload is deleted: %s", why)
-        return True
 
     def is_there(self, data_id: str) -> bool:
         return self.segments.has(data_id)

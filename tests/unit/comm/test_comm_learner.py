@@ -203,13 +203,12 @@ def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLea
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
     learner._state = "waits"
-    learner.data_store = SimpleNamespace(  # type: ignore[assignment]
-        get=lambda *given: asked.append(given), get_verified=lambda *given: asked.append(given)
-    )
+    store: Any = SimpleNamespace(get=lambda *given: asked.append(given))
+    learner.data_store = store
     learner.task_wait = lambda *given, **named: True  # type: ignore[method-assign]
     news = [{"data_id": "late", "rows": 1}]
     learner.deal_with_learner_learn({"announcements": news, "confirmed": 0, "env_steps": 0})
     for digest, later_s in ((None, 0.0), ("d1", 0.25), (None, 1.0)):
         now[0] = 100.0 + later_s
         learner._load_payload("late", digest)
-    assert asked == [("late", 0.5), ("late", "d1", 0.25), ("late", 0.0)]
+    assert asked == [("late", 0.5, None), ("late", 0.25, "d1"), ("late", 0.0, None)]
