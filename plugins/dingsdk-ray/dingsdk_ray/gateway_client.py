@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -43,10 +45,8 @@ class GatewayCalls:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
         self._actor: Any = None
-        self._waits: set[threading.Event] = set()
-        self._closed = threading.Event()
+        self._closed: Future[None] = Future()  # done once this object is closed
 
     def call(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
         """Call a method of the gateway and return its result; its errors are raised here.
@@ -63,10 +63,7 @@ class GatewayCalls:
         """
         import ray
 
-        done = threading.Event()
-        with self._lock:
-            self._check()
-            self._waits.add(done)
+        self._check()
         try:
             if self._actor is None:
                 self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
@@ -74,8 +71,7 @@ class GatewayCalls:
             if waits:
                 bound = bound.options(concurrency_group="waits")
             future = bound.remote(*args).future()
-            future.add_done_callback(lambda _: done.set())
-            done.wait(timeout_s)
+            wait((future, self._closed), timeout_s, FIRST_COMPLETED)
             if future.done():
                 return future.result()
         except ray.exceptions.RayTaskError as error:
@@ -93,9 +89,6 @@ class GatewayCalls:
             if isinstance(error, ray.exceptions.ActorDiedError | ValueError):
                 self._actor = None  # another actor may replace it
             raise GatewayGoneError(f"{method}: {_line(error)}") from error
-        finally:
-            with self._lock:
-                self._waits.remove(done)
         self._check()
         raise GatewayGoneError(f"the gateway did not answer {method} in time")
 
@@ -116,17 +109,15 @@ class GatewayCalls:
                         f"the gateway of the run, on the coordinator's node: {error}",
                         worker_id="gateway",
                     ) from error
-            self._closed.wait(_RETRY_S)
+            wait((self._closed,), _RETRY_S)
 
     def close(self) -> None:
         """End all calls in progress with ClosedError."""
-        with self._lock:
-            self._closed.set()
-            for done in self._waits:
-                done.set()
+        with suppress(InvalidStateError):  # closed before
+            self._closed.set_result(None)
 
     def _check(self) -> None:
-        if self._closed.is_set():
+        if self._closed.done():
             raise ClosedError("the connection with the gateway is closed", what="transport")
 
 
