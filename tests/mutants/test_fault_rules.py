@@ -38,8 +38,8 @@ def joins_again_at_every_try(patch: pytest.MonkeyPatch) -> None:
 
 def sends_each_task_one_time(patch: pytest.MonkeyPatch) -> None:
     class Lossy(Mailbox):
-        def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
-            found = super().fetch(seq, ack, want, wait_s)
+        def fetch(self, ack: int, wait_s: float) -> bytes:
+            found = super().fetch(ack, wait_s)
             self._tasks.clear()
             return found
 

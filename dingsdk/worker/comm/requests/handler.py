@@ -47,7 +47,6 @@ class Mailbox:
         self._condition = condition
         self._tasks: deque[tuple[int, bytes]] = deque()
         self._sent = 0
-        self._turn = 0
         self.is_closed = False
         # Held while answers are reported, so that answers of two requests keep their order.
         self._inbound = threading.RLock()
@@ -64,26 +63,15 @@ class Mailbox:
             self._condition.notify_all()
         return True
 
-    def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
-        """Remove the tasks up to ``ack``; wait for the next tasks and return them.
-
-        A request with a higher ``seq`` ends the wait: the worker has given up the earlier request.
-        """
+    def fetch(self, ack: int, wait_s: float) -> bytes:
+        """Remove the tasks up to ``ack``; wait for the next tasks and return them as JSON."""
         with self._condition:
-            if seq <= self._turn:
-                return []
-            self._turn = seq
-            self._condition.notify_all()
             if ack > self._sent:
                 raise ProtocolError(f"task {ack} was never sent", where="$.body.ack")
             while self._tasks and self._tasks[0][0] <= ack:
                 self._tasks.popleft()
-            self._condition.wait_for(
-                lambda: bool(self._tasks) or self.is_closed or self._turn != seq, wait_s
-            )
-            if self._turn != seq:
-                return []
-            return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]
+            self._condition.wait_for(lambda: bool(self._tasks) or self.is_closed, wait_s)
+            return first_that_fit(self._tasks, self._max_bytes)
 
     def take(
         self, answers: list[tuple[int, TaskAnswer]], report: Callable[[TaskAnswer], None]
@@ -215,10 +203,10 @@ class RequestHandler:
         name, body = request.worker, request.body
         with self._joining:
             mailbox = self._mailboxes.get(name)
-            if mailbox is None or mailbox.join_id != request.idem:
+            if mailbox is None or mailbox.join_id != body.idem:
                 self.abandon(name, None, "replaced by a new incarnation")
                 condition, inc = self._scheduler.condition(), next(self._incs)
-                mailbox = Mailbox(name, inc, self._max_bytes, condition, request.idem)
+                mailbox = Mailbox(name, inc, self._max_bytes, condition, body.idem)
                 with self._lock:
                     self._mailboxes[name] = mailbox
                 self._listener.worker_joined(WorkerInfo(name, body.role, body.resource, inc))
@@ -230,14 +218,12 @@ class RequestHandler:
         mailbox = self._deliver(request)
         may_wait = self._polls.acquire(blocking=False)
         try:
-            tasks = mailbox.fetch(
-                request.seq, body.ack, body.want, wait_s if may_wait else min(wait_s, BUSY_WAIT_S)
-            )
+            tasks = mailbox.fetch(body.ack, wait_s if may_wait else min(wait_s, BUSY_WAIT_S))
         finally:
             if may_wait:
                 self._polls.release()
         self._check(request, mailbox)
-        return b'{"answered":%d,"tasks":[%s]}' % (mailbox.answered, b",".join(tasks))
+        return b'{"answered":%d,"tasks":[%s]}' % (mailbox.answered, tasks)
 
     def _answer(self, request: Request) -> bytes:
         return b'{"answered":%d}' % self._deliver(request).answered

@@ -1,6 +1,6 @@
 """The message format: the envelope of requests, and the tasks and answers in it.
 
-An envelope is ``{v, run, epoch, worker, inc, seq, idem, type, body}``. Unknown fields are
+An envelope is ``{v, run, epoch, worker, inc, type, body}``. Unknown fields are
 ignored, so that a later version may add fields; another ``v`` is refused with the supported
 versions.
 
@@ -27,8 +27,8 @@ VERSION = 2
 """Version of the messages between workers and their master."""
 MAX_WAIT_S = 20.0
 """Longest wait for a task that one request may ask for; a longer wait is cut."""
-MAX_WANT = 1024
-"""Most tasks that one request may ask for."""
+MOST_ITEMS = 64
+"""Most tasks or answers in one message; a worker serves tasks in order."""
 OVERHEAD_BYTES = 4096
 """Upper bound for the size of an envelope and one item's own fields."""
 
@@ -43,17 +43,17 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Body of ``join``."""
+    """Body of ``join``; a repeated join has the same ``idem``."""
 
     role: Id
     resource: dict[str, Any]
+    idem: Id
 
 
 class Turn(Body, frozen=True):
     """Body of ``turn``: confirms tasks and asks for more."""
 
     ack: Number
-    want: Annotated[int, Meta(ge=1, le=MAX_WANT)]
     wait_s: Annotated[float, Meta(ge=0)]
 
 
@@ -79,8 +79,6 @@ class Request(msgspec.Struct, frozen=True):
     epoch: Number
     worker: Id
     inc: Number
-    seq: Number
-    idem: Id
     type: Id
     body: Any = None
 
@@ -115,8 +113,7 @@ def encode_request(request: Request, body: bytes) -> bytes:
     """
     head = (
         f'{{"v":{VERSION},"run":"{request.run}","epoch":{request.epoch},'
-        f'"worker":"{request.worker}","inc":{request.inc},"seq":{request.seq},'
-        f'"idem":"{request.idem}","type":"{request.type}","body":'
+        f'"worker":"{request.worker}","inc":{request.inc},"type":"{request.type}","body":'
     )
     return b"%s%s}" % (head.encode(), body)
 
@@ -179,15 +176,13 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     return encoded
 
 
-def first_that_fit(
-    items: Iterable[tuple[int, bytes]], max_bytes: int, want: int = MAX_WANT
-) -> list[tuple[int, bytes]]:
-    """Return up to ``want`` of the first items, as many as fit in a message, but at least one."""
-    chosen: list[tuple[int, bytes]] = []
+def first_that_fit(items: Iterable[tuple[int, bytes]], max_bytes: int) -> bytes:
+    """Return the first items, as many as fit in a message, but at least one, as JSON."""
+    chosen: list[bytes] = []
     room = max_bytes - OVERHEAD_BYTES
-    for number, encoded in items:
+    for _, encoded in items:
         room -= len(encoded) + 1
-        if len(chosen) == want or (chosen and room < 0):
+        if len(chosen) == MOST_ITEMS or (chosen and room < 0):
             break
-        chosen.append((number, encoded))
-    return chosen
+        chosen.append(encoded)
+    return b",".join(chosen)

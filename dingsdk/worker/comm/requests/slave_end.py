@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import secrets
@@ -35,8 +34,6 @@ from dingsdk.worker.comm.requests.messages import (
 from dingsdk.worker.comm.scheduler import Job, Scheduler
 from dingsdk.worker.comm.transport import STOPPED_S, SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 
-PREFETCH = 64
-"""Most tasks fetched at once; a worker serves them in order."""
 MARGIN_S = 2.0
 """Longest time that a request for tasks may take in addition to its wait."""
 BACKOFF_S = (0.05, 2.0)
@@ -95,7 +92,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._condition = scheduler.condition()
         self._watch: Job | None = None
         self._key: _Key  # from join() on
-        self._seqs = itertools.count(1)
         # Not the shared generator: programs seed it, and workers must not retry at the same time.
         self._jitter = jitter or random.Random()
         self._is_closed = False
@@ -123,10 +119,11 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         timeout_s = checked_timeout(timeout_s)
         began_at = self._clock()
         deadline, has_told = began_at + timeout_s, False
-        body = encode_message({"role": info.role, "resource": info.resource})
+        fields = {"role": info.role, "resource": info.resource}
         idem, run, epoch, tries = secrets.token_hex(16), "", 0, 0
         while True:
-            request = Request(run, epoch, info.worker_id, 0, 0, idem, "join")
+            request = Request(run, epoch, info.worker_id, 0, "join")
+            body = encode_message({**fields, "idem": idem})
             try:
                 self._key = self._find_key(run)  # again, as a new master may have a new one
                 limit = min(deadline, self._clock() + self._request_timeout_s)
@@ -238,8 +235,8 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._check()
             inc, ack = self._inc, self._last_task
             answers = self._unconfirmed()
-        body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%a}'
-        body %= answers, ack, PREFETCH, round(wait_s, 3)  # the canonical form: 1.0, not 1.000
+        body = b'{"answers":[%s],"ack":%d,"wait_s":%a}'
+        body %= answers, ack, round(wait_s, 3)  # the canonical form: 1.0, not 1.000
         deadline = self._clock() + wait_s + self._margin_s
         self._is_asking = True
         try:
@@ -336,8 +333,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         return _content(answer, request, self._max_bytes)
 
     def _request(self, kind: str, inc: int) -> Request:
-        seq = next(self._seqs)
-        return Request(self._run, self._epoch, self._worker_id, inc, seq, f"{inc}-{seq}", kind)
+        return Request(self._run, self._epoch, self._worker_id, inc, kind)
 
     def _look_in_s(self) -> float:
         """Return the seconds until the next check whether the master has answered lately."""
@@ -351,8 +347,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
 
     def _unconfirmed(self) -> bytes:
         """Return the unconfirmed answers, as many as fit in one message."""
-        chosen = first_that_fit(self._answers, self._max_bytes)
-        return b",".join(encoded for _, encoded in chosen)
+        return first_that_fit(self._answers, self._max_bytes)
 
     def _confirm(self, reply: Reply) -> None:
         while self._answers and self._answers[0][0] <= reply.answered:
