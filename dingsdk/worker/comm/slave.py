@@ -141,8 +141,7 @@ class Slave:
 
     @property
     def _renewal_s(self) -> float:
-        assert self._end is not None  # start() comes first
-        lease_s = self._end.lease_s
+        lease_s = self._joined().lease_s
         return RENEW_S if lease_s is None else lease_s / RENEWALS
 
     def _joined(self) -> SlaveEnd:

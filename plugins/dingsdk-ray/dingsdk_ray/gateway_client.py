@@ -88,7 +88,8 @@ class GatewayCalls:
         except (ray.exceptions.RayError, ValueError) as error:
             if isinstance(error, ray.exceptions.ActorDiedError | ValueError):
                 self._actor = None  # another actor may replace it
-            raise GatewayGoneError(f"{method}: {_line(error)}") from error
+            line = " ".join(str(error).split())[:200]
+            raise GatewayGoneError(f"{method}: {line}") from error
         self._check()
         raise GatewayGoneError(f"the gateway did not answer {method} in time")
 
@@ -268,10 +269,6 @@ class GatewayPolicyStore(PolicyStore):
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")
         self._calls.ask("discard", policy_id, timeout_s=self._timeout_s)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def joined(buffers: Sequence[Buffer], size_bytes: int) -> Any:

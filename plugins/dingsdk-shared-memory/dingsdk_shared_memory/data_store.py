@@ -63,11 +63,6 @@ class SharedDataStore(WaitingDataStore):
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         return self.segments.sweep(is_live, grace_s)
 
-    @property
-    def corrupt_count(self) -> int:
-        """Number of damaged payloads found, in their frames or in the table of payloads."""
-        return super().corrupt_count + self.segments.damaged_count
-
     def __len__(self) -> int:
         return len(self.segments.ids())
 

@@ -69,7 +69,8 @@ class WaitingDataStore(StepDataStore):
         self._max_bytes = max_payload_bytes
         self._clock = clock
         self._closed = threading.Event()
-        self._damaged_count = 0
+        self.corrupt_count = 0
+        """Number of damaged payloads found."""
 
     @abstractmethod
     def read(self, data_id: str) -> Buffer | None:
@@ -85,11 +86,6 @@ class WaitingDataStore(StepDataStore):
         _logger.warning("a damaged payload is deleted: %s", why)
         return True
 
-    @property
-    def corrupt_count(self) -> int:
-        """Number of damaged payloads found."""
-        return self._damaged_count
-
     def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
         """Return a payload if it is there now, as read-only views.
 
@@ -103,7 +99,7 @@ class WaitingDataStore(StepDataStore):
         except DataCorruptError as error:
             text = f"payload {data_id!r}: {error}"  # the error itself would keep the frame in use
             if self.set_aside(data_id, text):
-                self._damaged_count += 1
+                self.corrupt_count += 1
                 raise DataCorruptError(text, where=error.where, data_id=data_id) from error
         return None
 

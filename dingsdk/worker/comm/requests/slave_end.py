@@ -283,7 +283,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             with self._condition:
                 if self._condition.wait_for(lambda: self._is_closed, self._look_in_s()):
                     return
-                if not self._is_unheard():
+                if self._look_in_s() > 0:
                     continue
                 inc = self._inc
             try:
@@ -340,10 +340,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         if self._is_asking or self._gone is not None:
             return PRESENCE_S
         return max(0.0, self._heard_at + PRESENCE_S - self._clock())
-
-    def _is_unheard(self) -> bool:
-        is_quiet = not self._is_asking and self._clock() - self._heard_at >= PRESENCE_S
-        return self._gone is None and is_quiet
 
     def _unconfirmed(self) -> bytes:
         """Return the unconfirmed answers, as many as fit in one message."""
