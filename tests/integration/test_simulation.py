@@ -119,7 +119,7 @@ def test_sleep_after_a_stop_lasts_its_full_time() -> None:
 def test_each_coordinator_of_a_simulated_run_has_its_own_epoch() -> None:
     world = World(0)
     disk = SimulatedDisk(world)
-    join = encode_request(Request("", 0, "w", 0, 0, "1", "join"), b'{"role":"a","resource":{}}')
+    join = encode_request(Request("", 0, "w", 0, "join"), b'{"role":"a","resource":{},"idem":"1"}')
     told: list[int] = []
     nobody: Any = SimpleNamespace()
     for name in ("first", "second"):

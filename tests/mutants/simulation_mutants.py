@@ -262,8 +262,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "the digest of a payload is not checked before training",
             f"{_COMM}.learner:BaseCommLearner._load_payload",
-            "if digest is None:",
-            "if True:",
+            "return self.data_store.get(data_id, timeout_s, digest)",
+            "return self.data_store.get(data_id, timeout_s)",
             15,
         ),
     ],
@@ -386,15 +386,17 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "tasks are forgotten when they are sent",
             f"{_REQUESTS}.handler:Mailbox.fetch",
-            "return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]",
-            "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
+            "return first_that_fit(self._tasks, self._max_bytes)",
+            "found = first_that_fit(self._tasks, self._max_bytes)\n    self._tasks.clear()\n"
+            "    return found",
             12,
         ),
         Mutant(
             "a lost answer is not sent again",
             f"{_REQUESTS}.slave_end:RequestSlaveEnd._unconfirmed",
-            "chosen = first_that_fit(self._answers, self._max_bytes)",
-            "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
+            "return first_that_fit(self._answers, self._max_bytes)",
+            "found = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()\n"
+            "    return found",
             3,
         ),
     ],

@@ -6,7 +6,6 @@ A mutant is the flask_fs transport with one defect that is visible only on a bad
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import dingsdk.worker.comm.requests.handler
 from dingsdk.errors import WorkerLostError
 from dingsdk.testing import RULES, RuleBroken, check_rule
 from dingsdk.worker.comm import TaskAnswer
-from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
+from dingsdk.worker.comm.requests.handler import Mailbox
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 
 pytestmark = pytest.mark.slow
@@ -29,23 +28,18 @@ SILENT_S = 1.0
 
 
 def joins_again_at_every_try(patch: pytest.MonkeyPatch) -> None:
-    class Forgetful(OrderedDict[Any, Any]):
-        def get(self, key: Any, default: Any = None) -> Any:
-            return None
+    class Forgetful(Mailbox):
+        def __init__(self, worker_id: str, inc: int, *args: Any) -> None:
+            super().__init__(worker_id, inc, *args)
+            self.join_id = ""
 
-    made = RequestHandler.__init__
-
-    def forget(self: RequestHandler, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        self._joins = Forgetful()
-
-    patch.setattr(RequestHandler, "__init__", forget)
+    patch.setattr(dingsdk.worker.comm.requests.handler, "Mailbox", Forgetful)
 
 
 def sends_each_task_one_time(patch: pytest.MonkeyPatch) -> None:
     class Lossy(Mailbox):
-        def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
-            found = super().fetch(seq, ack, want, wait_s)
+        def fetch(self, ack: int, wait_s: float) -> bytes:
+            found = super().fetch(ack, wait_s)
             self._tasks.clear()
             return found
 

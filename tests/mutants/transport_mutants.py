@@ -291,7 +291,7 @@ class ShowsItLater(MemoryDataStore):
         super().__init__()
         self.seen: set[str] = set()
 
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+    def get(self, data_id: str, timeout_s: float = 2.0, digest: str | None = None) -> SampleBatch:
         if timeout_s == 0.0 and data_id not in self.seen:
             self.seen.add(data_id)
             raise DataMissingError("not yet", data_id=data_id)
@@ -307,7 +307,7 @@ class ReplacesPayloads(MemoryDataStore):
 
 @mutant(27)
 class NamesNoPayload(MemoryDataStore):
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+    def get(self, data_id: str, timeout_s: float = 2.0, digest: str | None = None) -> SampleBatch:
         try:
             return super().get(data_id, timeout_s)
         except DataMissingError as error:
@@ -316,7 +316,7 @@ class NamesNoPayload(MemoryDataStore):
 
 @mutant(28)
 class CutsLargePayloads(MemoryDataStore):
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+    def get(self, data_id: str, timeout_s: float = 2.0, digest: str | None = None) -> SampleBatch:
         return super().get(data_id, timeout_s)[:10_000]
 
 

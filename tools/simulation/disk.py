@@ -185,18 +185,14 @@ class SimulatedDataStore(StepDataStore):
         self._process.sleep(disk.write_s)  # it may die after the write, before ``put`` returns
         return info
 
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+    def get(self, data_id: str, timeout_s: float = 2.0, digest: str | None = None) -> SampleBatch:
         if not self.has(data_id, timeout_s):
             raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
         if data_id in self._disk.damaged:
             raise DataCorruptError(f"payload {data_id!r} is damaged", where=data_id)
-        return self._disk.payloads[data_id][0]
-
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        batch = self.get(data_id, timeout_s)
-        if self._disk.payloads[data_id][1] != digest:
+        if digest not in (None, self._disk.payloads[data_id][1]):
             raise DataCorruptError(f"payload {data_id!r} is another one", where=data_id)
-        return batch
+        return self._disk.payloads[data_id][0]
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
         if self._is_seen(data_id):

@@ -271,13 +271,13 @@ class BaseCommLearner(CommWorker):
     @property
     def hooks4call(self) -> list[LearnerHook]:
         """The hooks that make a learner publish its policy and report."""
-        return self._training.hooks(self._cfg.send_policy_freq)
+        return self._training.hooks()
 
     def _create_training(self, task_info: Mapping[str, Any]) -> Training:
-        policy_id, freq = str(task_info["policy_id"]), self._cfg.send_policy_freq
+        policy_id = str(task_info["policy_id"])
         if task_info["policy"].get("on_policy"):
-            return OnPolicyTraining(self, policy_id, self.send_policy)
-        return OffPolicyTraining(self, policy_id, self.send_policy, freq, self.replay)
+            return OnPolicyTraining(self, policy_id)
+        return OffPolicyTraining(self, policy_id, self._cfg.send_policy_freq)
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         resumes = _checkpoint_folder(self.run_dir, task_info) is not None
@@ -389,11 +389,8 @@ class BaseCommLearner(CommWorker):
             self.job_wait(lambda: self._state == "trains", meanwhile)
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
-        store = self.data_store
         timeout_s = max(0.0, self._load_until - self._clock())
-        if digest is None:
-            return store.get(data_id, timeout_s)
-        return store.get_verified(data_id, digest, timeout_s)
+        return self.data_store.get(data_id, timeout_s, digest)
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         """Report ``BaseLearner.learn_info`` of the last iteration."""

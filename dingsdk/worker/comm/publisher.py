@@ -23,20 +23,14 @@ class PolicyPublisher:
     The first policy is tried until there is room, as collectors cannot begin without it. Use it
     from one thread at a time.
 
-    Args:
-        last_s: Seconds to try to publish the last policy.
-
     Attributes:
-        unpublished: Number of policies that were skipped.
         is_behind: Whether the newest one was skipped.
         held_up_by: Why the first policy is not published yet; empty otherwise.
     """
 
-    def __init__(self, worker: CommWorker, last_s: float = LAST_POLICY_S) -> None:
+    def __init__(self, worker: CommWorker) -> None:
         self._worker = worker
-        self._last_tries = int(last_s / _PAUSE_S)
         self._has_any = False
-        self.unpublished = 0
         self.is_behind = False
         self.held_up_by = ""
 
@@ -47,9 +41,9 @@ class PolicyPublisher:
 
         Args:
             version: Number of updates that the weights have seen.
-            is_last: Whether no other policy follows; it is then tried for ``last_s``.
+            is_last: Whether no other policy follows; it is then tried for ``LAST_POLICY_S``.
         """
-        tries_left = self._last_tries if is_last else 0
+        tries_left = int(LAST_POLICY_S / _PAUSE_S) if is_last else 0
         while not self._try(policy_id, model, version):
             if tries_left:
                 tries_left -= 1
@@ -58,7 +52,6 @@ class PolicyPublisher:
             elif self.held_up_by and not (is_last or self._worker.is_stopping):
                 self._worker.pause(_PAUSE_S)
             else:
-                self.unpublished += 1
                 self.held_up_by = ""
                 return False
         return True
@@ -77,6 +70,6 @@ class PolicyPublisher:
             return False
         self._has_any, self.held_up_by, self.is_behind = True, "", False
         if was_behind:
-            text = "version %d of policy %s is published; %d have found no room so far"
-            _log.warning(text, version, policy_id, self.unpublished)
+            text = "version %d of policy %s is published: there is room again"
+            _log.warning(text, version, policy_id)
         return True

@@ -85,7 +85,6 @@ class Slave:
         """
         self._is_closed = False
         self._end = self.transport.slave_end(address)
-        self._end.asks_again = True
         self._end.join(self.info, timeout_s)
         self._serving = self.scheduler.spawn(self._serve, f"{self.info.worker_id}-tasks")
 
@@ -142,8 +141,7 @@ class Slave:
 
     @property
     def _renewal_s(self) -> float:
-        assert self._end is not None  # start() comes first
-        lease_s = self._end.lease_s
+        lease_s = self._joined().lease_s
         return RENEW_S if lease_s is None else lease_s / RENEWALS
 
     def _joined(self) -> SlaveEnd:

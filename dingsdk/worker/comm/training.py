@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from dingsdk.worker.collector.dataset import push_recorded
 from dingsdk.worker.collector.factory import takes_env_steps
 from dingsdk.worker.comm.hooks import SendLearnInfoHook, SendPolicyHook
 from dingsdk.worker.comm.publisher import PolicyPublisher
-from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
+from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.policy_lag import LagCounter
 from dingsdk.worker.replay_buffer.home import Home, Load, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
-from dingsdk.worker.replay_server import ReplayClient
 from dingsdk.worker.replay_server.home import ServedHome
+
+if TYPE_CHECKING:
+    from dingsdk.worker.comm.learner import BaseCommLearner
 
 
 class Training(ABC):
@@ -31,24 +33,16 @@ class Training(ABC):
     Args:
         worker: The comm learner.
         policy_id: Id of the published policy.
-        send: Publishes ``{'model': tensors, 'iter': version}``; by default that is ``publish``.
         lags: Counts how old the rows are that the learner trains on.
     """
 
     exchange_s = 0.025
     """How long the learner trains between two exchanges with the coordinator, if it has data."""
 
-    def __init__(
-        self,
-        worker: CommWorker,
-        policy_id: str,
-        send: Callable[[Mapping[str, Any]], None],
-        lags: LagCounter,
-    ) -> None:
+    def __init__(self, worker: BaseCommLearner, policy_id: str, lags: LagCounter) -> None:
         self.lags = lags
         self._worker = worker
         self._policy_id = policy_id
-        self._send = send
         self._publisher = PolicyPublisher(worker)
         self._version = -1  # that was published last
 
@@ -68,7 +62,7 @@ class Training(ABC):
             resumes: Whether the learner continues from a checkpoint of the run.
         """
 
-    def hooks(self, send_policy_freq: int) -> list[LearnerHook]:
+    def hooks(self) -> list[LearnerHook]:
         """Return the hooks that make a learner publish its policy and report."""
         return [
             SendPolicyHook("send_policy", position="before_run"),
@@ -89,7 +83,7 @@ class Training(ABC):
     def publish_newest(self, learner: Any) -> None:
         """Publish the weights that the learner has now."""
         model = learner.policy.state_dict()["model"]
-        self._send({"model": model, "iter": learner.train_iter})
+        self._worker.send_policy({"model": model, "iter": learner.train_iter})
 
     def observe_dataset(self, policy: Any) -> None:  # noqa: B027, most have no data set
         """Update the statistics of the policy by the samples of the task's data set, if any."""
@@ -108,26 +102,18 @@ class OffPolicyTraining(Training):
 
     Args:
         send_policy_freq: Train iterations from one published version to the next.
-        replay: The server that has the buffer; None: the buffer is in this process.
     """
 
-    def __init__(
-        self,
-        worker: CommWorker,
-        policy_id: str,
-        send: Callable[[Mapping[str, Any]], None],
-        send_policy_freq: int,
-        replay: ReplayClient | None,
-    ) -> None:
-        super().__init__(worker, policy_id, send, LagCounter(send_policy_freq))
-        self._replay = replay
+    def __init__(self, worker: BaseCommLearner, policy_id: str, send_policy_freq: int) -> None:
+        super().__init__(worker, policy_id, LagCounter(send_policy_freq))
+        self._freq = {"send_policy_freq": send_policy_freq}
         self._recorded: list[Any] = []
         """Samples of the task's data set for ``observe`` of the policy."""
 
     def create_home(self, task: Mapping[str, Any], learner: Any, load: Load, resumes: bool) -> Home:
-        if self._replay is not None:
+        if self._worker.replay is not None:
             wait_s = 0.0 if self._worker.scheduler.is_cooperative else REPLAY_WAIT_S
-            return ServedHome(self._replay, wait_s, REPLAY_PAUSE_S)
+            return ServedHome(self._worker.replay, wait_s, REPLAY_PAUSE_S)
         buffer_cfg, policy_cfg, home = task["replay_buffer_cfg"], task["policy"], task["home"]
         buffer = create_buffer(buffer_cfg, tb_logger=learner.tb_logger, exp_name=learner.exp_name)
         buffer.clear()  # rows on disk, of a learner that was lost, are announced again
@@ -144,10 +130,9 @@ class OffPolicyTraining(Training):
             table.dataset_rows = push_recorded(buffer, policy_cfg, keep)
         return table
 
-    def hooks(self, send_policy_freq: int) -> list[LearnerHook]:
-        freq = {"send_policy_freq": send_policy_freq}
-        after_iter = SendPolicyHook("send_policy", position="after_iter", ext_args=freq)
-        return [after_iter, *super().hooks(send_policy_freq)]
+    def hooks(self) -> list[LearnerHook]:
+        after_iter = SendPolicyHook("send_policy", position="after_iter", ext_args=self._freq)
+        return [after_iter, *super().hooks()]
 
     def observe_dataset(self, policy: Any) -> None:
         observe = getattr(policy, "observe", None)
@@ -165,11 +150,9 @@ class OnPolicyTraining(Training):
 
     exchange_s = 0.1  # during a training there is nothing to announce
 
-    def __init__(
-        self, worker: CommWorker, policy_id: str, send: Callable[[Mapping[str, Any]], None]
-    ) -> None:
+    def __init__(self, worker: BaseCommLearner, policy_id: str) -> None:
         self._versions: list[int] = []
-        super().__init__(worker, policy_id, send, LagCounter(self._versions, every=1))
+        super().__init__(worker, policy_id, LagCounter(self._versions, every=1))
         self._read_version = -1  # that was last checked to be readable
 
     def create_home(self, task: Mapping[str, Any], learner: Any, load: Load, resumes: bool) -> Home:

@@ -143,9 +143,6 @@ class SlaveEnd(ABC):
 
     lease_s: float | None = None
     """Set by ``join``: the lease that the master grants, in seconds; None if it sends none."""
-    asks_again = False
-    """Whether ``next_task`` is called right after each ``answer``, as ``Slave`` does: the end may
-    then send the answer together with the next request."""
 
     @abstractmethod
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
@@ -163,8 +160,9 @@ class SlaveEnd(ABC):
     def answer(self, answer: TaskAnswer) -> None:
         """Queue an answer for sending; it may not have arrived when this returns.
 
-        An error while it is sent, such as that the master gave up the worker, is raised by a later
-        call: waiting for a confirmation would cost each task another round trip.
+        The end may send it with its next request, about a second later at most. An error while it
+        is sent, such as that the master gave up the worker, is raised by a later call: waiting for
+        a confirmation would cost each task another round trip.
 
         Raises:
             ProtocolError: the result is not plain data.
@@ -202,8 +200,7 @@ class StepDataStore(ABC):
 
         Returns:
             Size and digest of the payload, if others can write to the store's data; else None.
-            They are sent with the payload's announcement, and readers pass the digest to
-            ``get_verified``.
+            They are sent with the payload's announcement, and readers pass the digest to ``get``.
 
         Raises:
             ProtocolError: the id is not valid.
@@ -230,24 +227,18 @@ class StepDataStore(ABC):
         return
 
     @abstractmethod
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+    def get(self, data_id: str, timeout_s: float = 2.0, digest: str | None = None) -> SampleBatch:
         """Return the payload, read-only.
+
+        Args:
+            data_id: Id of the payload.
+            timeout_s: How long to wait for a payload that is not there yet.
+            digest: What ``put`` returned; None for a store that returns no digests.
 
         Raises:
             DataMissingError: there is no payload before the deadline.
             DataCorruptError: the stored payload differs from the one that was put.
         """
-
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        """Return the payload like ``get``, if it has the digest that ``put`` returned.
-
-        Override it if ``put`` returns digests.
-
-        Raises:
-            DataMissingError: as ``get``.
-            DataCorruptError: the stored payload is another or a damaged one.
-        """
-        return self.get(data_id, timeout_s)
 
     @abstractmethod
     def delete(self, data_ids: Iterable[str]) -> None:

@@ -185,11 +185,8 @@ class CommWorker(Configurable, Slave, ABC):
     def start_job(self, run: Callable[[], None], stop: Callable[[], None], name: str) -> None:
         """Run ``run`` as this worker's job; ``stop``, called from any thread, makes it return soon.
 
-        Raises:
-            TaskFail: another job is running (a worker runs one at a time).
+        Call it after ``building``, as a worker runs one job at a time.
         """
-        if self._job is not None:
-            raise TaskFail({"message": "busy"}, f"{self.info.worker_id} runs {self._job.name}")
         self.is_stopping = False
         self._has_ended, self._job_error = False, None
         self._job_started_at = self._clock()

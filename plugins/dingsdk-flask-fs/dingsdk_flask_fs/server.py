@@ -19,6 +19,8 @@ from dingsdk.errors import PortInUseError
 from dingsdk.runtime import BACKLOG, format_address, listen, why_not_bound
 
 _log = logging.getLogger(__name__)
+_quiet_log = logging.getLogger(f"{__name__}.queue")
+_quiet_log.disabled = True
 
 HEADER_BYTES = 16 << 10
 """Largest headers of a request."""
@@ -82,7 +84,8 @@ class HttpServer:
             clear_untrusted_proxy_headers=False,  # they are never read
         )
         self._map: dict[int, Any] = {}
-        self._dispatcher = _Dispatcher()
+        self._dispatcher = ThreadedTaskDispatcher()
+        self._dispatcher.queue_logger = _quiet_log  # it warns of each request without a thread
         self._loop: threading.Thread | None = None
         self._server: TcpWSGIServer | None = None
         self._is_stopped = False
@@ -113,7 +116,7 @@ class HttpServer:
             self._socket.close()
             return True
         assert self._server is not None  # created with the loop
-        ended = self._dispatcher.end(deadline)
+        self._dispatcher.shutdown(timeout=deadline - time.monotonic())
         self._flush_until = min(deadline, time.monotonic() + FLUSH_S)
         self._is_stopped = True
         # The loop may end by itself now, but it closes nothing, so the trigger still works.
@@ -122,7 +125,7 @@ class HttpServer:
         if self._loop.is_alive():
             return False
         wasyncore.close_all(self._map, ignore_all=True)
-        return ended
+        return not self._dispatcher.threads
 
     def _run(self) -> None:
         while not self._is_stopped or self._has_unsent():
@@ -201,38 +204,6 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]
         if len(strangers) > STRANGERS:
             # A connection whose request is being served may turn out to be genuine.
             min(strangers, key=lambda each: bool(each.requests)).will_close = True
-
-
-class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
-    """Waitress's thread pool, with threads that can be joined."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._started: list[threading.Thread] = []
-
-    def start_new_thread(self, target: Callable[..., None], thread_no: int) -> None:
-        thread = threading.Thread(
-            target=target, args=(thread_no,), name=f"http-{thread_no}", daemon=True
-        )
-        self._started.append(thread)
-        thread.start()
-
-    def add_task(self, task: Any) -> None:
-        # As in the base class, but without a warning for each request that waits for a thread.
-        with self.lock:
-            self.queue.append(task)
-            self.queue_cv.notify()
-
-    def end(self, deadline: float) -> bool:
-        self.set_thread_count(0)
-        # The caller may itself be one of these threads, if a request caused the close.
-        others = [each for each in self._started if each is not threading.current_thread()]
-        for thread in others:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        with self.lock:
-            while self.queue:
-                self.queue.popleft().cancel()
-        return not any(thread.is_alive() for thread in others)
 
 
 def _bind(host: str, port: int) -> socket.socket:

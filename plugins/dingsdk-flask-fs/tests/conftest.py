@@ -89,7 +89,7 @@ class Peer:
         self.port = port
         secret_ = Secret(secret.encode(), source="test", is_explicit=True)
         self.signer = Signer(secret_, clock) if clock else Signer(secret_)
-        self.run, self.epoch, self.inc, self.seq = "", 0, 0, 0
+        self.run, self.epoch, self.inc = "", 0, 0
         self.nonce = ""
 
     def signed(self, target: str, body: bytes, method: str = "POST") -> dict[str, str]:
@@ -117,15 +117,12 @@ class Peer:
             link.close()
 
     def envelope(self, kind: str, body: Any, /, **changes: Any) -> bytes:
-        self.seq += 1
         fields = {
-            "v": 1,
+            "v": 2,
             "run": self.run,
             "epoch": self.epoch,
             "worker": "peer",
             "inc": self.inc,
-            "seq": self.seq,
-            "idem": f"{self.signer._session}-{self.seq}",
             "type": kind,
             "body": body,
             **changes,
@@ -139,23 +136,17 @@ class Peer:
         return status, json.loads(answer)
 
     def join(self) -> int:
-        status, answer = self.call("join", {"role": "collector", "resource": {}})
+        body = {"role": "collector", "resource": {}, "idem": os.urandom(8).hex()}
+        status, answer = self.call("join", body)
         if status == 409:
             self.run, self.epoch = answer["run"], answer["epoch"]
-            status, answer = self.call("join", {"role": "collector", "resource": {}})
+            status, answer = self.call("join", body)
         assert status == 200, answer
         self.inc = answer["inc"]
         return self.inc
 
 
-AN_ANSWER = {
-    "n": 1,
-    "task_id": "t1",
-    "completed": True,
-    "result": {},
-    "message": "",
-    "traceback": "",
-}
+AN_ANSWER = [1, {"task_id": "t1", "completed": True, "result": {}}]
 
 
 @pytest.fixture

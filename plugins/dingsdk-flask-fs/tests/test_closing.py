@@ -33,7 +33,7 @@ def test_listener_can_close_the_master(served: Served) -> None:
     is_closed = threading.Event()
 
     def answered(worker_id: str, answer: TaskAnswer) -> None:
-        served.end.close()
+        served.end.close(1.0)
         is_closed.set()
 
     served.listener.task_answered = answered  # type: ignore[method-assign]

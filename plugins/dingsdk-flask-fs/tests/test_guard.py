@@ -55,7 +55,7 @@ def test_only_the_request_kinds_and_the_health_check_have_routes(routes: set[str
 def test_every_route_and_method_refuses_bad_credentials_without_effect(
     served: Any, routes: set[str]
 ) -> None:
-    body = served.peer().envelope("join", {"role": "collector", "resource": {}})
+    body = served.peer().envelope("join", {"role": "collector", "resource": {}, "idem": "i"})
     bodies = set()
     # Each request uses another source address, because frequent failures get an address blocked.
     sources = (f"127.{n >> 8}.{n & 255}.2" for n in itertools.count(1))
@@ -77,7 +77,7 @@ def test_replayed_request_is_refused_on_every_route(served: Any) -> None:
     peer = served.peer()
     peer.join()
     for kind in BODIES:
-        body = peer.envelope(kind, {"answers": [], "ack": 0, "want": 1, "wait_s": 0, "progress": 1})
+        body = peer.envelope(kind, {"answers": [], "ack": 0, "wait_s": 0, "progress": 1})
         headers = peer.signed(f"/v1/{kind}", body)
         first = peer.send(f"/v1/{kind}", body, headers)[0]
         events = list(served.listener.events)
@@ -98,7 +98,7 @@ def test_health_check_reveals_nothing(served: Any) -> None:
 )
 def test_foreign_host_is_refused_before_anything_else(served: Any, host: str) -> None:
     peer = served.peer()
-    body = peer.envelope("join", {"role": "collector", "resource": {}})
+    body = peer.envelope("join", {"role": "collector", "resource": {}, "idem": "i"})
     headers = {**peer.signed("/v1/join", body), "Host": host}
     assert peer.send("/v1/join", body, headers)[0] == 403
     assert peer.send("/healthz", headers={"Host": host}, method="GET")[0] == 403
@@ -123,7 +123,7 @@ def test_preflight_is_refused(served: Any) -> None:
 )
 def test_only_json_is_accepted(served: Any, kind: str) -> None:
     peer = served.peer()
-    body = peer.envelope("join", {"role": "collector", "resource": {}})
+    body = peer.envelope("join", {"role": "collector", "resource": {}, "idem": "i"})
     headers = {**peer.signed("/v1/join", body), "Content-Type": kind}
     assert peer.send("/v1/join", body, headers)[0] == 415
     headers = {**peer.signed("/v1/join", body), "Content-Encoding": "gzip"}

@@ -21,8 +21,8 @@ from dingsdk.worker.comm import TaskMessage
 from .conftest import AN_ANSWER
 
 BODIES = {
-    "join": {"role": "collector", "resource": {}},
-    "turn": {"answers": [], "ack": 0, "want": 1, "wait_s": 0},
+    "join": {"role": "collector", "resource": {}, "idem": "i"},
+    "turn": {"answers": [], "ack": 0, "wait_s": 0},
     "answer": {"answers": []},
     "renew": {"answers": [], "progress": 1},
     "leave": {"answers": []},
@@ -75,7 +75,7 @@ WRONG = st.one_of(
     st.lists(st.integers(), max_size=3),
     st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
 )
-ENVELOPE = ("v", "run", "epoch", "worker", "inc", "seq", "idem", "type", "body")
+ENVELOPE = ("v", "run", "epoch", "worker", "inc", "type", "body")
 
 
 @settings(

@@ -15,7 +15,7 @@ from dingsdk.worker.comm import TaskMessage
 
 OTHER = "another secret of good length"
 LARGE = b"x" * (SMALL_BYTES + 1)
-JOIN = {"role": "collector", "resource": {}}
+JOIN = {"role": "collector", "resource": {}, "idem": "i"}
 
 
 class Clock:

@@ -28,7 +28,7 @@ class MemoryDataStore(StepDataStore):
                 data_id=data_id,
             )
 
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+    def get(self, data_id: str, timeout_s: float = 2.0, digest: str | None = None) -> SampleBatch:
         try:
             return self._payloads[data_id]
         except KeyError:

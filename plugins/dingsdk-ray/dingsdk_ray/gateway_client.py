@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ SMALL_BYTES = 64 << 10
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is called again."""
 _WAITING = ("join", "turn")
-_log = logging.getLogger(__name__)
 
 
 class GatewayGoneError(Exception):
@@ -45,10 +45,8 @@ class GatewayCalls:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
         self._actor: Any = None
-        self._waits: set[threading.Event] = set()
-        self._closed = threading.Event()
+        self._closed: Future[None] = Future()  # done once this object is closed
 
     def call(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
         """Call a method of the gateway and return its result; its errors are raised here.
@@ -65,10 +63,7 @@ class GatewayCalls:
         """
         import ray
 
-        done = threading.Event()
-        with self._lock:
-            self._check()
-            self._waits.add(done)
+        self._check()
         try:
             if self._actor is None:
                 self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
@@ -76,8 +71,7 @@ class GatewayCalls:
             if waits:
                 bound = bound.options(concurrency_group="waits")
             future = bound.remote(*args).future()
-            future.add_done_callback(lambda _: done.set())
-            done.wait(timeout_s)
+            wait((future, self._closed), timeout_s, FIRST_COMPLETED)
             if future.done():
                 return future.result()
         except ray.exceptions.RayTaskError as error:
@@ -94,10 +88,8 @@ class GatewayCalls:
         except (ray.exceptions.RayError, ValueError) as error:
             if isinstance(error, ray.exceptions.ActorDiedError | ValueError):
                 self._actor = None  # another actor may replace it
-            raise GatewayGoneError(f"{method}: {_line(error)}") from error
-        finally:
-            with self._lock:
-                self._waits.remove(done)
+            line = " ".join(str(error).split())[:200]
+            raise GatewayGoneError(f"{method}: {line}") from error
         self._check()
         raise GatewayGoneError(f"the gateway did not answer {method} in time")
 
@@ -118,17 +110,15 @@ class GatewayCalls:
                         f"the gateway of the run, on the coordinator's node: {error}",
                         worker_id="gateway",
                     ) from error
-            self._closed.wait(_RETRY_S)
+            wait((self._closed,), _RETRY_S)
 
     def close(self) -> None:
         """End all calls in progress with ClosedError."""
-        with self._lock:
-            self._closed.set()
-            for done in self._waits:
-                done.set()
+        with suppress(InvalidStateError):  # closed before
+            self._closed.set_result(None)
 
     def _check(self) -> None:
-        if self._closed.is_set():
+        if self._closed.done():
             raise ClosedError("the connection with the gateway is closed", what="transport")
 
 
@@ -217,11 +207,6 @@ class GatewayDataStore(WaitingDataStore):
     def is_there(self, data_id: str) -> bool:
         return bool(self._look("has", data_id))
 
-    def set_aside(self, data_id: str, why: str) -> bool:
-        self.delete([data_id])
-        _log.warning("a damaged payload is deleted: %s", why)
-        return True
-
     def delete(self, data_ids: Iterable[str]) -> None:
         names = [check_id(data_id, "data_id") for data_id in data_ids]
         self._calls.ask("delete", names, timeout_s=self._timeout_s)
@@ -284,10 +269,6 @@ class GatewayPolicyStore(PolicyStore):
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")
         self._calls.ask("discard", policy_id, timeout_s=self._timeout_s)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def joined(buffers: Sequence[Buffer], size_bytes: int) -> Any:

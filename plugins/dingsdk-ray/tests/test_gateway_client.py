@@ -56,7 +56,7 @@ def test_damaged_payload_is_named_and_deleted(here: GatewayHere) -> None:
     store = GatewayDataStore(GatewayCalls("run"), 5.0)
     info = store.put("a", BATCH)
     with pytest.raises(DataCorruptError, match=r"^payload 'a': ") as caught:
-        store.get_verified("a", info.digest[:-1] + "x", 0.0)
+        store.get("a", 0.0, info.digest[:-1] + "x")
     assert caught.value.facts["data_id"] == "a"
     assert (store.has("a", 0.0), store.corrupt_count) == (False, 1)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.runtime import Buffer, check_id
 from dingsdk.worker.comm.files import WaitingDataStore, conflict, encode_payload
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
-
-_log = logging.getLogger(__name__)
 
 
 def encode(batch: SampleBatch, algorithm: str, max_bytes: int) -> tuple[list[Buffer], FrameInfo]:
@@ -60,21 +57,11 @@ class SharedDataStore(WaitingDataStore):
     def read(self, data_id: str) -> Buffer | None:
         return self.segments.read(data_id)
 
-    def set_aside(self, data_id: str, why: str) -> bool:
-        self.segments.delete(data_id)
-        _log.warning("a damaged payload is deleted: %s", why)
-        return True
-
     def is_there(self, data_id: str) -> bool:
         return self.segments.has(data_id)
 
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         return self.segments.sweep(is_live, grace_s)
-
-    @property
-    def corrupt_count(self) -> int:
-        """Number of damaged payloads found, in their frames or in the table of payloads."""
-        return super().corrupt_count + self.segments.damaged_count
 
     def __len__(self) -> int:
         return len(self.segments.ids())

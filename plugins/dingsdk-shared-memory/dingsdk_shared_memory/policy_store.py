@@ -81,11 +81,6 @@ class SharedPolicyStore(VersionedPolicyStore[str]):
         """Release the memory."""
         self.segments.close()
 
-    @property
-    def corrupt_count(self) -> int:
-        """Number of damaged versions found."""
-        return super().corrupt_count + self.segments.damaged_count
-
 
 def _name_of(place: str, version: Version) -> str:
     return f"{place}{version.life}-{version.number:012d}"

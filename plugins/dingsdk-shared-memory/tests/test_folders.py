@@ -315,9 +315,9 @@ def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> N
         transport = SharedMemoryTransport({"digest": kind}, run_dir)
         info = transport.data_store().put(kind, a_batch(rows))
         found[kind] = info.digest.partition(":")[0]
-        assert transport.data_store().get_verified(kind, info.digest) == a_batch(rows)
+        assert transport.data_store().get(kind, digest=info.digest) == a_batch(rows)
         with pytest.raises(DataCorruptError, match=f"payload '{kind}'"):
-            transport.data_store().get_verified(kind, info.digest[:-1] + "x")
+            transport.data_store().get(kind, digest=info.digest[:-1] + "x")
         transport.close()
     transport.remove_data()
 

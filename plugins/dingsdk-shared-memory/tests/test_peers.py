@@ -33,7 +33,7 @@ from dingsdk.worker.comm.requests.messages import Request, encode_request
 from .conftest import Listener
 
 SECRET = Secret(b"0123456789abcdef", source="test", is_explicit=True)
-UNKNOWN = Request("a" * 32, 1, "w", 0, 1, "i", "nonsense")
+UNKNOWN = Request("a" * 32, 1, "w", 0, "nonsense")
 
 
 class Served:

@@ -39,7 +39,7 @@ def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     made.start(master.start())
     made._home = TableHome(create_buffer(BUFFER), made._load_payload)
     made._learner = LEARNER
-    made._training = OffPolicyTraining(made, "p", made.send_policy, 10, None)
+    made._training = OffPolicyTraining(made, "p", 10)
     yield made
     made.close()
     master.close()
@@ -84,7 +84,7 @@ def test_row_function_takes_a_decompressor() -> None:
 def test_on_policy_learner_publishes_once_before_it_waits_for_the_next_training(
     learner: BaseCommLearner,
 ) -> None:
-    learner._training = OnPolicyTraining(learner, "p", learner.send_policy)
+    learner._training = OnPolicyTraining(learner, "p")
     policy = SimpleNamespace(state_dict=lambda: {"model": {"w": np.ones(1)}})
     known = {"learn_info": {"learner_done": False}, "policy": policy}
     learner._learner = SimpleNamespace(**known, train_iter=5)
@@ -128,7 +128,8 @@ def test_waiting_on_policy_learner_publishes_a_damaged_version_again_once(
     learner.policy_store = SimpleNamespace(  # type: ignore[assignment]
         newest=newest, publish=lambda *given: None
     )
-    training = OnPolicyTraining(learner, "p", lambda state: found.append(state["iter"]))
+    learner.send_policy = lambda state: found.append(state["iter"])  # type: ignore[method-assign]
+    training = OnPolicyTraining(learner, "p")
     training.publish({"model": {}, "iter": 5}, is_last=False)
     for _ in range(3):
         training.while_waiting(trained)
@@ -203,13 +204,12 @@ def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLea
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
     learner._state = "waits"
-    learner.data_store = SimpleNamespace(  # type: ignore[assignment]
-        get=lambda *given: asked.append(given), get_verified=lambda *given: asked.append(given)
-    )
+    store: Any = SimpleNamespace(get=lambda *given: asked.append(given))
+    learner.data_store = store
     learner.task_wait = lambda *given, **named: True  # type: ignore[method-assign]
     news = [{"data_id": "late", "rows": 1}]
     learner.deal_with_learner_learn({"announcements": news, "confirmed": 0, "env_steps": 0})
     for digest, later_s in ((None, 0.0), ("d1", 0.25), (None, 1.0)):
         now[0] = 100.0 + later_s
         learner._load_payload("late", digest)
-    assert asked == [("late", 0.5), ("late", "d1", 0.25), ("late", 0.0)]
+    assert asked == [("late", 0.5, None), ("late", 0.25, "d1"), ("late", 0.0, None)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import threading
@@ -79,7 +78,7 @@ def test_mailbox_refuses_skipped_task_and_answer_numbers() -> None:
     told: list[TaskAnswer] = []
     box.put(TaskMessage("t0", {}))
     with pytest.raises(ProtocolError) as caught:
-        box.fetch(seq=1, ack=2, want=1, wait_s=0.0)
+        box.fetch(ack=2, wait_s=0.0)
     assert caught.value.where == "$.body.ack"
     box.take([(1, answers[0])], told.append)
     with pytest.raises(ProtocolError) as caught:
@@ -111,15 +110,13 @@ class Handling(MasterListener):
         self.handler = RequestHandler(
             self, "r", 1, max_bytes=1 << 20, max_polls=max_polls, scheduler=scheduler
         )
-        self.seqs = itertools.count(1)
 
-    def ask(self, kind: str, worker: str, inc: int, body: Any, idem: str = "") -> Any:
-        seq = 0 if kind == "join" else next(self.seqs)
-        request = Request("r", 1, worker, inc, seq, idem or f"{inc}-{seq}", kind, body)
+    def ask(self, kind: str, worker: str, inc: int, body: Any) -> Any:
+        request = Request("r", 1, worker, inc, kind, body)
         return json.loads(self.handler.handle(request))
 
     def join(self, worker: str, idem: str) -> int:
-        return int(self.ask("join", worker, 0, Join("collector", {}), idem)["inc"])
+        return int(self.ask("join", worker, 0, Join("collector", {}, idem))["inc"])
 
     def worker_joined(self, info: WorkerInfo) -> None:
         self.told.append((info.worker_id, info.incarnation))
@@ -141,48 +138,27 @@ def test_request_over_the_limit_of_waiting_requests_is_answered_soon(
     site = Handling(max_polls)
     inc = site.join("w0", "a")
     for _ in range(2):
-        site.ask("turn", "w0", inc, Turn([], 0, 1, 3.0))
+        site.ask("turn", "w0", inc, Turn([], 0, 3.0))
     for wait_s in (0.01, 100.0):
-        site.ask("turn", "w0", inc, Turn([], 0, 1, wait_s))
+        site.ask("turn", "w0", inc, Turn([], 0, wait_s))
     assert site.waited == [*waited, 0.01, 20.0 if max_polls else 0.05]
 
 
-def test_repeated_join_gets_the_same_incarnation_while_it_is_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dingsdk.worker.comm.requests.handler.JOINS_KEPT", 2)
+def test_repeated_join_gets_the_same_incarnation_while_no_other_follows() -> None:
     site = Handling()
-    joins = (("w0", "a"), ("w1", "b"), ("w1", "b"), ("w2", "c"), ("w1", "b"), ("w2", "c"))
-    assert [site.join(*each) for each in joins] == [1, 2, 2, 3, 2, 3]
-    assert site.join("w0", "a") == 4
+    joins = (("w0", "a"), ("w1", "b"), ("w1", "b"), ("w0", "a"), ("w0", "c"))
+    assert [site.join(*each) for each in joins] == [1, 2, 2, 1, 3]
     assert site.told == [
         ("w0", 1),
         ("w1", 2),
-        ("w2", 3),
         ("w0", "replaced by a new incarnation"),
-        ("w0", 4),
+        ("w0", 3),
     ]
 
 
-def test_waiting_request_gets_no_tasks_after_a_newer_request() -> None:
-    later: list[list[bytes]] = []
-
-    class Overtaking(threading.Condition):
-        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-            if not later:
-                later.append([])
-                box.put(TaskMessage("t0", {}))
-                later.append(box.fetch(seq=2, ack=0, want=1, wait_s=0.0))
-            return predicate()
-
-    box = Mailbox("w0", 1, 1 << 20, Overtaking())
-    assert box.fetch(seq=1, ack=0, want=1, wait_s=1.0) == []
-    assert len(later[1]) == 1
-
-
-@pytest.mark.parametrize("how", ["put", "close", "fetch"])
-def test_waiting_request_is_woken_by_a_task_a_close_or_a_newer_request(how: str) -> None:
-    is_waiting, found = threading.Event(), list[list[bytes]]()
+@pytest.mark.parametrize("how", ["put", "close"])
+def test_waiting_request_is_woken_by_a_task_or_a_close(how: str) -> None:
+    is_waiting, found = threading.Event(), list[bytes]()
 
     class Telling(threading.Condition):
         def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
@@ -191,18 +167,16 @@ def test_waiting_request_is_woken_by_a_task_a_close_or_a_newer_request(how: str)
 
     box = Mailbox("w0", 1, 1 << 20, Telling())
     asking = threading.Thread(
-        target=lambda: found.append(box.fetch(seq=1, ack=0, want=1, wait_s=60.0)), daemon=True
+        target=lambda: found.append(box.fetch(ack=0, wait_s=60.0)), daemon=True
     )
     asking.start()
     assert is_waiting.wait(20.0)
     if how == "put":
         box.put(TaskMessage("t0", {}))
-    elif how == "close":
-        box.close()
     else:
-        assert box.fetch(seq=2, ack=0, want=1, wait_s=0.0) == []
+        box.close()
     asking.join(20.0)
-    assert [len(tasks) for tasks in found] == [1 if how == "put" else 0]
+    assert found == [b'[1,{"task_id":"t0","data":{}}]' if how == "put" else b""]
 
 
 def test_closed_handler_tells_each_worker_and_reports_no_worker_as_left() -> None:
@@ -213,7 +187,7 @@ def test_closed_handler_tells_each_worker_and_reports_no_worker_as_left() -> Non
     assert not site.handler.wait_told(0.0)
     for worker, inc in incs.items():
         with pytest.raises(ClosedError):
-            site.ask("turn", worker, inc, Turn([], 0, 1, 0.0))
+            site.ask("turn", worker, inc, Turn([], 0, 0.0))
     assert site.handler.wait_told(0.0)
     site.handler.abandon("w0", None, "it was cut off")
     assert site.told == [("w0", 1), ("w1", 2)]
@@ -221,12 +195,12 @@ def test_closed_handler_tells_each_worker_and_reports_no_worker_as_left() -> Non
 
 @pytest.mark.parametrize(
     ("changes", "where"),
-    [({"type": "renew"}, "$.type"), ({"seq": "1"}, "$.seq"), ({"v": 2}, "$.v"), ({"body": 1}, "$")],
+    [({"type": "renew"}, "$.type"), ({"inc": "1"}, "$.inc"), ({"v": 3}, "$.v"), ({"body": 1}, "$")],
 )
 def test_malformed_request_is_refused_with_the_path_of_the_wrong_field(
     changes: dict[str, Any], where: str
 ) -> None:
-    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
+    known = {"v": 2, "run": "r", "epoch": 1, "worker": "w", "inc": 1}
     body = {"answers": [], "progress": 1}
     data = json.dumps({**known, "type": "answer", "body": body, **changes}).encode()
     with pytest.raises(ProtocolError) as caught:

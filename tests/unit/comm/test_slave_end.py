@@ -376,8 +376,8 @@ def test_request_is_retried_after_a_5xx_answer_and_not_after_a_4xx_answer(site: 
 
 
 def test_worker_of_another_version_gets_an_error_for_its_user() -> None:
-    request = Request("", 0, "worker", 0, 1, "i", "join")
-    sent = encode_request(request, b"{}").replace(b'"v":1', b'"v":2')
+    request = Request("", 0, "worker", 0, "join")
+    sent = encode_request(request, b"{}").replace(b'"v":2', b'"v":3')
     with pytest.raises(ProtocolError) as refused:
         decode_request(sent, "join", MAX_BYTES)
     with pytest.raises(ProtocolError, match="use the same version of dingsdk") as caught:

@@ -499,9 +499,13 @@ def test_closed_connection_of_a_stopping_job_is_not_an_error(bench: Bench) -> No
 
 def test_worker_runs_one_job_at_a_time(bench: Bench) -> None:
     over = threading.Event()
-    worker = bench.worker(
-        start=lambda task: worker.start_job(until(over), over.set, "the first"),
-    )
+
+    def start(task: Mapping[str, Any]) -> None:
+        with worker.building(task):
+            pass
+        worker.start_job(until(over), over.set, "the first")
+
+    worker = bench.worker(start=start)
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
     with pytest.raises(TaskFailedError, match="w0 runs the first") as caught:
         bench.master.ask("w0", {"name": "start"}, PATIENCE_S)

@@ -33,8 +33,9 @@ def process() -> SimulatedProcess:
 
 def test_each_start_of_a_simulated_master_has_a_new_epoch(process: SimulatedProcess) -> None:
     transport: Any = SimulatedFlaskFS(process, SimulatedDisk(process.world))
-    request = Request("simulated", 2, "w0", 0, 0, "once", "join")
-    message = "/v1/join", encode_request(request, b'{"role":"collector","resource":{}}')
+    request = Request("simulated", 2, "w0", 0, "join")
+    body = b'{"role":"collector","resource":{},"idem":"once"}'
+    message = "/v1/join", encode_request(request, body)
     for epoch, expected in ((1, 409), (2, 200), (3, 409)):
         listener = Listener()
         end = transport.master_end()

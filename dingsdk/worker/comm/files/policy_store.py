@@ -19,6 +19,7 @@ import msgspec
 from dingsdk.data import decode_json, encode_json
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError, StorageFullError
 from dingsdk.runtime import Buffer, PrivateDir, check_id
+from dingsdk.runtime.connections import RareLog
 from dingsdk.worker.comm.files.data_store import check_free
 from dingsdk.worker.comm.files.policy_versions import (
     POLICY_FOLDER,
@@ -64,8 +65,7 @@ class FilePolicyStore(VersionedPolicyStore[PrivateDir]):
         super().__init__(keep_versions, max_policy_bytes)
         self._min_free_bytes = min_free_bytes
         self._is_durable = is_durable
-        self._crowded: set[str] = set()
-        """Policies whose old versions could not be removed the last time."""
+        self._crowded = RareLog(_logger)  # a learner publishes many times per second
         with path if isinstance(path, PrivateDir) else PrivateDir(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
 
@@ -103,18 +103,14 @@ class FilePolicyStore(VersionedPolicyStore[PrivateDir]):
         place.write_atomic(POINTER, [pointer], durable=self._is_durable)
 
     def remove(self, place: PrivateDir, versions: Iterable[Version]) -> None:
-        policy_id = place.path.name
         try:
             for each in versions:
                 place.unlink(_file_of(each))
             place.sweep()  # nobody else writes here
         except (RunFolderError, StorageFullError) as error:
             # The version is published; the next publication tries to remove them again.
-            if policy_id not in self._crowded:  # a learner publishes many times per second
-                _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
-            self._crowded.add(policy_id)
-        else:
-            self._crowded.discard(policy_id)
+            text = "cannot remove old versions of policy %s: %s"
+            self._crowded.warning(text, place.path.name, error)
 
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")

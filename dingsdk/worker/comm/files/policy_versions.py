@@ -7,12 +7,12 @@ import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from dingsdk.data import FrameInfo, decode_frame, encode_frame
+from dingsdk.data import decode_frame, encode_frame
 from dingsdk.data.columns import NUMERIC_KINDS
 from dingsdk.errors import (
     ConfigError,
@@ -65,8 +65,7 @@ class VersionedPolicyStore(PolicyStore, Generic[_Place]):
         self._keep_versions = keep_versions
         self._max_bytes = max_policy_bytes
         self._algorithm = algorithm
-        self._publishing = threading.Lock()
-        self._lock = threading.Lock()
+        self._publishing, self._reading = threading.Lock(), threading.Lock()
         self._returned: dict[str, Version] = {}
         """The newest version of each policy that was returned."""
         self._damaged: set[tuple[str, Version]] = set()
@@ -104,9 +103,13 @@ class VersionedPolicyStore(PolicyStore, Generic[_Place]):
                     return  # a learner that resumed from a checkpoint has to catch up first
                 life = secrets.token_hex(8)  # with the old life, readers would skip it as damaged
                 self.remove(place, [there.pop(0)])
-            buffers, info = encode_policy(
-                policy_id, state, version, self._max_bytes, self._algorithm
-            )
+            value = {"policy_id": policy_id, "version": version, "state": dict(state)}
+            buffers, info = encode_frame(_KIND, value, algorithm=self._algorithm)
+            if info.size_bytes > self._max_bytes:
+                raise ConfigError(
+                    f"a policy of {info.size_bytes} bytes; at most {self._max_bytes} are read",
+                    path="system.transport.max_policy_bytes",
+                )
             self.add(place, Version(version, life), buffers, info.size_bytes)
             self.remove(place, there[self._keep_versions - 1 :])
 
@@ -115,22 +118,19 @@ class VersionedPolicyStore(PolicyStore, Generic[_Place]):
     ) -> tuple[int, dict[str, Any]] | None:
         check_id(policy_id, "policy_id")
         gone: set[Version] = set()
-        for _ in range(_MOVED_ON_TRIES):
-            # Read before the versions: another thread may return a newer one after that.
-            seen = self._returned.get(policy_id)
-            try:
+        with self._reading, suppress(DataMissingError):
+            for _ in range(_MOVED_ON_TRIES):
                 with self.opened(policy_id, create=False) as place:
-                    version = self._find(place, policy_id, newer_than, seen, gone)
+                    version = self._find(place, policy_id, newer_than, gone)
                     if version is None:
                         return None
                     state = self._load(place, policy_id, version)
-            except DataMissingError:
-                return None
-            if state is None:
+                if state is not None:
+                    self._returned[policy_id] = version
+                    return version.number, state
                 gone.add(version)
-            elif self._note(policy_id, seen, version):
-                return version.number, state
-        raise DataCorruptError(f"policy {policy_id!r} never holds still", where=policy_id)
+            raise DataCorruptError(f"policy {policy_id!r} never holds still", where=policy_id)
+        return None
 
     @property
     def corrupt_count(self) -> int:
@@ -142,11 +142,11 @@ class VersionedPolicyStore(PolicyStore, Generic[_Place]):
         place: _Place,
         policy_id: str,
         newer_than: int | None,
-        seen: Version | None,
         gone: Collection[Version],
     ) -> Version | None:
         """Return the newest version to try; raises DataCorruptError if all are damaged."""
         floor = 0 if newer_than is None else newer_than + 1
+        seen = self._returned.get(policy_id)
         is_any = False
         for version in self.versions(place, floor):
             is_older = seen is not None and seen.life == version.life and seen > version
@@ -173,23 +173,8 @@ class VersionedPolicyStore(PolicyStore, Generic[_Place]):
             _logger.warning(
                 "policy %s: version %d is damaged: %s", policy_id, version.number, error
             )
-            with self._lock:
-                self._damaged.add((policy_id, version))
+            self._damaged.add((policy_id, version))
             return None
-
-    def _note(self, policy_id: str, before: Version | None, version: Version) -> bool:
-        """Record a version to return; False if another thread has recorded a newer one.
-
-        ``before`` is the recorded version from before the reader looked for versions.
-        """
-        with self._lock:
-            now = self._returned.get(policy_id)
-            if now != before and (
-                now is None or now.life != version.life or now.number > version.number
-            ):
-                return False
-            self._returned[policy_id] = version
-            return True
 
 
 def _check(policy_id: str, state: Mapping[str, Any], version: int) -> None:
@@ -217,21 +202,3 @@ def _check(policy_id: str, state: Mapping[str, Any], version: int) -> None:
 def _is_numeric(value: Any) -> bool:
     is_array = isinstance(value, np.ndarray)
     return value.dtype.kind in NUMERIC_KINDS if is_array else hasattr(value, "detach")
-
-
-def encode_policy(
-    policy_id: str,
-    state: Mapping[str, Any],
-    version: int,
-    max_bytes: int,
-    algorithm: str = "xxh3-128",
-) -> tuple[list[Buffer], FrameInfo]:
-    """Return the frame of a version; raises ConfigError if it is larger than ``max_bytes``."""
-    value = {"policy_id": policy_id, "version": version, "state": dict(state)}
-    buffers, info = encode_frame(_KIND, value, algorithm=algorithm)
-    if info.size_bytes > max_bytes:
-        raise ConfigError(
-            f"a policy of {info.size_bytes} bytes; at most {max_bytes} are read",
-            path="system.transport.max_policy_bytes",
-        )
-    return buffers, info

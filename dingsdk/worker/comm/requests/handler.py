@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,20 +14,16 @@ from dingsdk.worker.comm.requests.link import Answer, answer_of
 from dingsdk.worker.comm.requests.messages import (
     MAX_WAIT_S,
     Body,
-    Join,
     Renew,
     Request,
     Turn,
     decode_request,
     encode_item,
     first_that_fit,
-    numbered_answers,
 )
 from dingsdk.worker.comm.scheduler import Condition, Scheduler
 from dingsdk.worker.comm.transport import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
-JOINS_KEPT = 1024
-"""Number of recent joins that are recognised if they are sent again."""
 BUSY_WAIT_S = 0.05
 """Longest wait of a request for tasks if ``max_polls`` requests are waiting already."""
 
@@ -36,16 +32,21 @@ class Mailbox:
     """The master's state of one incarnation of a worker: its queued tasks and received answers.
 
     Thread safe. After ``close``, every use reports that the worker is gone.
+
+    Args:
+        join_id: ``idem`` of the worker's join, by which a repeat of it is recognised.
     """
 
-    def __init__(self, worker_id: str, inc: int, max_bytes: int, condition: Condition) -> None:
+    def __init__(
+        self, worker_id: str, inc: int, max_bytes: int, condition: Condition, join_id: str = ""
+    ) -> None:
         self.worker_id = worker_id
         self.inc = inc
+        self.join_id = join_id
         self._max_bytes = max_bytes
         self._condition = condition
         self._tasks: deque[tuple[int, bytes]] = deque()
         self._sent = 0
-        self._turn = 0
         self.is_closed = False
         # Held while answers are reported, so that answers of two requests keep their order.
         self._inbound = threading.RLock()
@@ -62,39 +63,25 @@ class Mailbox:
             self._condition.notify_all()
         return True
 
-    def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
-        """Remove the tasks up to ``ack``; wait for the next tasks and return them.
-
-        A request with a higher ``seq`` ends the wait: the worker has given up the earlier request.
-        """
+    def fetch(self, ack: int, wait_s: float) -> bytes:
+        """Remove the tasks up to ``ack``; wait for the next tasks and return them as JSON."""
         with self._condition:
-            if seq <= self._turn:
-                return []
-            self._turn = seq
-            self._condition.notify_all()
             if ack > self._sent:
                 raise ProtocolError(f"task {ack} was never sent", where="$.body.ack")
             while self._tasks and self._tasks[0][0] <= ack:
                 self._tasks.popleft()
-            self._condition.wait_for(
-                lambda: bool(self._tasks) or self.is_closed or self._turn != seq, wait_s
-            )
-            if self._turn != seq:
-                return []
-            return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]
+            self._condition.wait_for(lambda: bool(self._tasks) or self.is_closed, wait_s)
+            return first_that_fit(self._tasks, self._max_bytes)
 
     def take(
         self, answers: list[tuple[int, TaskAnswer]], report: Callable[[TaskAnswer], None]
     ) -> None:
         """Report new answers in order. Raises ProtocolError if their numbers have a gap."""
-        if not answers:
-            return
         with self._inbound:
-            if answers[0][0] > self.answered + 1:
-                raise ProtocolError(
-                    f"answer {answers[0][0]} came after {self.answered}", where="$.body.answers"
-                )
             for number, answer in answers:
+                if number > self.answered + 1:
+                    text = f"answer {number} came after {self.answered}"
+                    raise ProtocolError(text, where="$.body.answers")
                 if number > self.answered and not self.is_closed:
                     self.answered = number
                     report(answer)
@@ -138,7 +125,6 @@ class RequestHandler:
         self._lock = threading.Lock()
         self._joining = threading.RLock()  # held while joins and leaves are reported
         self._mailboxes: dict[str, Mailbox] = {}
-        self._joins: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._incs = itertools.count(1)
         self._is_closed = False
         self._untold: set[tuple[str, int]] = set()
@@ -214,26 +200,17 @@ class RequestHandler:
             return self._all_told.wait_for(lambda: not self._untold, timeout_s)
 
     def _join(self, request: Request) -> bytes:
-        name = request.worker, request.idem
+        name, body = request.worker, request.body
         with self._joining:
-            inc = self._joins.get(name)
-            if inc is None:
-                inc = self._joins[name] = self._admit(request, request.body)
-                if len(self._joins) > JOINS_KEPT:
-                    self._joins.popitem(last=False)
-            elif self._current(request.worker, inc) is None:
-                raise self._stale(request, "that join is over")
-        return b'{"inc":%d%s}' % (inc, self._lease)
-
-    def _admit(self, request: Request, body: Join) -> int:
-        self.abandon(request.worker, None, "replaced by a new incarnation")
-        inc = next(self._incs)
-        with self._lock:
-            self._mailboxes[request.worker] = Mailbox(
-                request.worker, inc, self._max_bytes, self._scheduler.condition()
-            )
-        self._listener.worker_joined(WorkerInfo(request.worker, body.role, body.resource, inc))
-        return inc
+            mailbox = self._mailboxes.get(name)
+            if mailbox is None or mailbox.join_id != body.idem:
+                self.abandon(name, None, "replaced by a new incarnation")
+                condition, inc = self._scheduler.condition(), next(self._incs)
+                mailbox = Mailbox(name, inc, self._max_bytes, condition, body.idem)
+                with self._lock:
+                    self._mailboxes[name] = mailbox
+                self._listener.worker_joined(WorkerInfo(name, body.role, body.resource, inc))
+        return b'{"inc":%d%s}' % (mailbox.inc, self._lease)
 
     def _turn(self, request: Request) -> bytes:
         body: Turn = request.body
@@ -241,14 +218,12 @@ class RequestHandler:
         mailbox = self._deliver(request)
         may_wait = self._polls.acquire(blocking=False)
         try:
-            tasks = mailbox.fetch(
-                request.seq, body.ack, body.want, wait_s if may_wait else min(wait_s, BUSY_WAIT_S)
-            )
+            tasks = mailbox.fetch(body.ack, wait_s if may_wait else min(wait_s, BUSY_WAIT_S))
         finally:
             if may_wait:
                 self._polls.release()
         self._check(request, mailbox)
-        return b'{"answered":%d,"tasks":[%s]}' % (mailbox.answered, b",".join(tasks))
+        return b'{"answered":%d,"tasks":[%s]}' % (mailbox.answered, tasks)
 
     def _answer(self, request: Request) -> bytes:
         return b'{"answered":%d}' % self._deliver(request).answered
@@ -267,11 +242,10 @@ class RequestHandler:
     def _deliver(self, request: Request) -> Mailbox:
         """Report the answers in a request; return the sender's mailbox."""
         body: Body = request.body
-        answers = numbered_answers(body)
         mailbox = self._current(request.worker, request.inc)
         if mailbox is None:
             raise self._lost(request)
-        mailbox.take(answers, partial(self._listener.task_answered, request.worker))
+        mailbox.take(body.answers, partial(self._listener.task_answered, request.worker))
         self._check(request, mailbox)
         return mailbox
 

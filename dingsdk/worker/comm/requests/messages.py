@@ -1,6 +1,6 @@
 """The message format: the envelope of requests, and the tasks and answers in it.
 
-An envelope is ``{v, run, epoch, worker, inc, seq, idem, type, body}``. Unknown fields are
+An envelope is ``{v, run, epoch, worker, inc, type, body}``. Unknown fields are
 ignored, so that a later version may add fields; another ``v`` is refused with the supported
 versions.
 
@@ -11,6 +11,7 @@ request that is repeated because its reply was lost takes effect only once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
@@ -22,12 +23,12 @@ from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ProtocolError
 from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
 
-VERSION = 1
+VERSION = 2
 """Version of the messages between workers and their master."""
 MAX_WAIT_S = 20.0
 """Longest wait for a task that one request may ask for; a longer wait is cut."""
-MAX_WANT = 1024
-"""Most tasks that one request may ask for."""
+MOST_ITEMS = 64
+"""Most tasks or answers in one message; a worker serves tasks in order."""
 OVERHEAD_BYTES = 4096
 """Upper bound for the size of an envelope and one item's own fields."""
 
@@ -35,43 +36,24 @@ _T = TypeVar("_T")
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 
 
-class NumberedTask(msgspec.Struct, frozen=True):
-    """A numbered task."""
-
-    n: Number
-    task_id: Id
-    data: dict[str, Any]
-
-
-class NumberedAnswer(msgspec.Struct, frozen=True):
-    """A numbered answer."""
-
-    n: Number
-    task_id: Id
-    completed: bool
-    result: dict[str, Any]
-    message: str
-    traceback: str
-
-
 class Body(msgspec.Struct, frozen=True):
     """Body of the requests ``answer`` and ``leave``, and base of ``Turn`` and ``Renew``."""
 
-    answers: list[NumberedAnswer]
+    answers: list[tuple[Number, TaskAnswer]]
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Body of ``join``."""
+    """Body of ``join``; a repeated join has the same ``idem``."""
 
     role: Id
     resource: dict[str, Any]
+    idem: Id
 
 
 class Turn(Body, frozen=True):
     """Body of ``turn``: confirms tasks and asks for more."""
 
     ack: Number
-    want: Annotated[int, Meta(ge=1, le=MAX_WANT)]
     wait_s: Annotated[float, Meta(ge=0)]
 
 
@@ -97,8 +79,6 @@ class Request(msgspec.Struct, frozen=True):
     epoch: Number
     worker: Id
     inc: Number
-    seq: Number
-    idem: Id
     type: Id
     body: Any = None
 
@@ -114,7 +94,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Content of the reply to any other request."""
 
     answered: Number
-    tasks: list[NumberedTask] = []
+    tasks: list[tuple[Number, TaskMessage]] = []
 
 
 class Stale(msgspec.Struct, frozen=True):
@@ -133,8 +113,7 @@ def encode_request(request: Request, body: bytes) -> bytes:
     """
     head = (
         f'{{"v":{VERSION},"run":"{request.run}","epoch":{request.epoch},'
-        f'"worker":"{request.worker}","inc":{request.inc},"seq":{request.seq},'
-        f'"idem":"{request.idem}","type":"{request.type}","body":'
+        f'"worker":"{request.worker}","inc":{request.inc},"type":"{request.type}","body":'
     )
     return b"%s%s}" % (head.encode(), body)
 
@@ -183,14 +162,9 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     Raises:
         ProtocolError: it is not plain data, or larger than a message may be.
     """
-    names = (
-        NumberedTask.__struct_fields__
-        if isinstance(item, TaskMessage)
-        else NumberedAnswer.__struct_fields__
-    )
-    fields = {"n": number, **{name: getattr(item, name) for name in names[1:]}}
+    fields = {each.name: getattr(item, each.name) for each in dataclasses.fields(item)}
     # The item is sent inside of three containers: encode all, so that the depth is checked.
-    encoded = encode_message([[[fields]]])[3:-3]
+    encoded = encode_message([[[[number, fields]]]])[3:-3]
     if len(encoded) > max_bytes - OVERHEAD_BYTES:
         raise ProtocolError(
             f"{item.task_id} has {len(encoded)} bytes; a message may have {max_bytes} "
@@ -202,30 +176,13 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     return encoded
 
 
-def first_that_fit(
-    items: Iterable[tuple[int, bytes]], max_bytes: int, want: int = MAX_WANT
-) -> list[tuple[int, bytes]]:
-    """Return up to ``want`` of the first items, as many as fit in a message, but at least one."""
-    chosen: list[tuple[int, bytes]] = []
+def first_that_fit(items: Iterable[tuple[int, bytes]], max_bytes: int) -> bytes:
+    """Return the first items, as many as fit in a message, but at least one, as JSON."""
+    chosen: list[bytes] = []
     room = max_bytes - OVERHEAD_BYTES
-    for number, encoded in items:
+    for _, encoded in items:
         room -= len(encoded) + 1
-        if len(chosen) == want or (chosen and room < 0):
+        if len(chosen) == MOST_ITEMS or (chosen and room < 0):
             break
-        chosen.append((number, encoded))
-    return chosen
-
-
-def numbered_answers(body: Body) -> list[tuple[int, TaskAnswer]]:
-    """Return the answers of a body with their numbers.
-
-    Raises:
-        ProtocolError: the numbers have gaps.
-    """
-    answers: list[tuple[int, TaskAnswer]] = []
-    for each in body.answers:
-        if answers and each.n != answers[-1][0] + 1:
-            raise ProtocolError("answers are numbered in order", where="$.body.answers[].n")
-        answer = TaskAnswer(each.task_id, each.completed, each.result, each.message, each.traceback)
-        answers.append((each.n, answer))
-    return answers
+        chosen.append(encoded)
+    return b",".join(chosen)

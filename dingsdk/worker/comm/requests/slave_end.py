@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import secrets
@@ -35,10 +34,6 @@ from dingsdk.worker.comm.requests.messages import (
 from dingsdk.worker.comm.scheduler import Job, Scheduler
 from dingsdk.worker.comm.transport import STOPPED_S, SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 
-PREFETCH = 64
-"""Most tasks fetched at once; a worker serves them in order."""
-LINGER_S = 0.001
-"""How long an answer waits for more answers, or for the next request to send it along."""
 MARGIN_S = 2.0
 """Longest time that a request for tasks may take in addition to its wait."""
 BACKOFF_S = (0.05, 2.0)
@@ -47,8 +42,8 @@ one."""
 QUIET_S = 3.0
 """Time after which a worker that cannot join says so."""
 PRESENCE_S = 1.0
-"""How long a worker may be busy before its end asks whether the master is still there: the work is
-useless when the run is over."""
+"""How long a worker may be busy before its end sends its answers, and asks whether the master is
+still there: the work is useless when the run is over."""
 
 _log = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
@@ -57,12 +52,12 @@ _Key = TypeVar("_Key")
 class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
     """A slave end that sends requests; unjoined until ``join``.
 
-    ``answer`` only queues an answer: it is sent with the next request for tasks, or by the sender
-    job, many at once. Every request repeats all unconfirmed answers, and the master skips those
-    that it has received already.
+    ``answer`` only queues an answer: it is sent with the next request, usually one for tasks. If
+    there is none within ``PRESENCE_S``, a job sends one. Every request repeats all unconfirmed
+    answers, and the master skips those that it has received already.
 
     Args:
-        scheduler: Gives the time, and runs the job that sends answers.
+        scheduler: Gives the time, and runs the job that asks for a silent master.
         find_key: Returns the key with which connections prove that they know the run's secret,
             given the id of the run, which is empty until the master has told it. Raises LinkError
             while there is no such key.
@@ -95,9 +90,8 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._clock = scheduler.clock
         self._asks, self._reports = connect(), connect()
         self._condition = scheduler.condition()
-        self._sender: Job | None = None
+        self._watch: Job | None = None
         self._key: _Key  # from join() on
-        self._seqs = itertools.count(1)
         # Not the shared generator: programs seed it, and workers must not retry at the same time.
         self._jitter = jitter or random.Random()
         self._is_closed = False
@@ -109,7 +103,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._last_task = 0
         self._answers: deque[tuple[int, bytes]] = deque()
         self._last_answer = 0
-        self._carried = 0
         self._is_asking = False
         self._heard_at = 0.0
         self._silent_since: float | None = None
@@ -126,10 +119,11 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         timeout_s = checked_timeout(timeout_s)
         began_at = self._clock()
         deadline, has_told = began_at + timeout_s, False
-        body = encode_message({"role": info.role, "resource": info.resource})
+        fields = {"role": info.role, "resource": info.resource}
         idem, run, epoch, tries = secrets.token_hex(16), "", 0, 0
         while True:
-            request = Request(run, epoch, info.worker_id, 0, 0, idem, "join")
+            request = Request(run, epoch, info.worker_id, 0, "join")
+            body = encode_message({**fields, "idem": idem})
             try:
                 self._key = self._find_key(run)  # again, as a new master may have a new one
                 limit = min(deadline, self._clock() + self._request_timeout_s)
@@ -173,13 +167,13 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._gone = None
             self._tasks.clear()
             self._answers.clear()
-            self._last_task = self._last_answer = self._carried = 0
+            self._last_task = self._last_answer = 0
             self._silent_since, self._heard_at = None, self._clock()
             if self._is_closed:
                 raise self._closed()
-            if self._sender is None:
-                name = f"{info.worker_id}-answers"
-                self._sender = self._scheduler.spawn(self._send_answers, name)
+            if self._watch is None:
+                name = f"{info.worker_id}-watch"
+                self._watch = self._scheduler.spawn(self._watch_master, name)
 
     def close(self, timeout_s: float = 5.0) -> None:
         deadline = self._clock() + timeout_s
@@ -193,8 +187,8 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         if is_joined:
             self._leave(min(deadline, self._clock() + 1.0))
         self._reports.close()
-        if self._sender is not None:
-            self._sender.join(max(0.1, deadline - self._clock()))
+        if self._watch is not None:
+            self._watch.join(max(0.1, deadline - self._clock()))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         deadline = self._clock() + checked_timeout(timeout_s)
@@ -227,8 +221,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             number = self._last_answer + 1
             self._answers.append((number, encode_item(number, answer, self._max_bytes)))
             self._last_answer = number
-            if self._tasks or not self.asks_again:
-                self._condition.notify_all()
 
     def renew(self, progress: int) -> None:
         self._report("renew", f'"progress":{int(progress)},', self._inc)
@@ -243,8 +235,8 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._check()
             inc, ack = self._inc, self._last_task
             answers = self._unconfirmed()
-        body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%a}'
-        body %= answers, ack, PREFETCH, round(wait_s, 3)  # the canonical form: 1.0, not 1.000
+        body = b'{"answers":[%s],"ack":%d,"wait_s":%a}'
+        body %= answers, ack, round(wait_s, 3)  # the canonical form: 1.0, not 1.000
         deadline = self._clock() + wait_s + self._margin_s
         self._is_asking = True
         try:
@@ -255,10 +247,10 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             if self._inc != inc:
                 return
             self._confirm(reply)
-            for task in reply.tasks:
-                if task.n > self._last_task:
-                    self._last_task = task.n
-                    self._tasks.append(TaskMessage(task.task_id, task.data))
+            for number, task in reply.tasks:
+                if number > self._last_task:
+                    self._last_task = number
+                    self._tasks.append(task)
 
     def _report(self, kind: str, fields: str, inc: int) -> None:
         """Send all unconfirmed answers, trying until the master counts as lost."""
@@ -285,21 +277,13 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                     self._confirm(reply)
             return
 
-    def _send_answers(self) -> None:
-        """Send answers that no other request has sent, and check the master after a long silence.
-
-        Runs until the close.
-        """
+    def _watch_master(self) -> None:
+        """Send a request whenever the master has not been heard for a while, until the close."""
         while True:
             with self._condition:
-                if self._condition.wait_for(
-                    lambda: self._is_closed or self._has_unsent(), self._look_in_s()
-                ):
-                    # Wait for further answers; they need no notice, as they are checked below.
-                    self._condition.wait_for(lambda: self._is_closed, LINGER_S)
-                if self._is_closed:
+                if self._condition.wait_for(lambda: self._is_closed, self._look_in_s()):
                     return
-                if not (self._has_unsent() or self._is_unheard()):
+                if self._look_in_s() > 0:
                     continue
                 inc = self._inc
             try:
@@ -349,11 +333,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         return _content(answer, request, self._max_bytes)
 
     def _request(self, kind: str, inc: int) -> Request:
-        seq = next(self._seqs)
-        return Request(self._run, self._epoch, self._worker_id, inc, seq, f"{inc}-{seq}", kind)
-
-    def _has_unsent(self) -> bool:
-        return self._gone is None and self._last_answer > self._carried
+        return Request(self._run, self._epoch, self._worker_id, inc, kind)
 
     def _look_in_s(self) -> float:
         """Return the seconds until the next check whether the master has answered lately."""
@@ -361,16 +341,9 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             return PRESENCE_S
         return max(0.0, self._heard_at + PRESENCE_S - self._clock())
 
-    def _is_unheard(self) -> bool:
-        is_quiet = not self._is_asking and self._clock() - self._heard_at >= PRESENCE_S
-        return self._gone is None and is_quiet
-
     def _unconfirmed(self) -> bytes:
         """Return the unconfirmed answers, as many as fit in one message."""
-        chosen = first_that_fit(self._answers, self._max_bytes)
-        if chosen:
-            self._carried = max(self._carried, chosen[-1][0])
-        return b",".join(encoded for _, encoded in chosen)
+        return first_that_fit(self._answers, self._max_bytes)
 
     def _confirm(self, reply: Reply) -> None:
         while self._answers and self._answers[0][0] <= reply.answered:
@@ -408,9 +381,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             )
             self._note(lost, self._inc)
             raise lost from error
-        with self._condition:
-            # The request may have been lost, so send its answers again.
-            self._carried = self._answers[0][0] - 1 if self._answers else self._last_answer
 
     def _pause(self, tries: int, deadline: float) -> None:
         """Wait a random time that grows with the number of tries; a close ends the wait."""

@@ -25,8 +25,9 @@ class FileDataStore(StepDataStore):
         if self._folder.stat(name) is None:
             self._folder.write_atomic(name, encode_batch(batch)[0])
 
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        # On one host a file is visible as soon as it is written, so there is no need to wait.
+    def get(self, data_id: str, timeout_s: float = 2.0, digest: str | None = None) -> SampleBatch:
+        # On one host a file is visible as soon as it is written, so there is no need to wait. `put`
+        # returns no digest, so there is none here.
         name = check_id(data_id, "data_id") + SUFFIX
         try:
             content = self._folder.view(name, MAX_BYTES)
