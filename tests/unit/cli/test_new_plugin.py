@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import resource
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from dingsdk.cli import main
 from dingsdk.errors import ConfigError, RunFolderError
 from dingsdk.plugins import KINDS, TEMPLATES, new_plugin
 from dingsdk.plugins.templates import render
+from tests.programs import python
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -54,8 +53,7 @@ def test_packages_pass_their_own_linter(name: str, tmp_path: Path) -> None:
         new_plugin(kind, name, tmp_path / kind)
 
     for command in (["check"], ["format", "--check"]):
-        lint = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
-        done = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = python("-m", "ruff", *command, "--no-cache", ".", cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
