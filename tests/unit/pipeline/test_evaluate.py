@@ -42,10 +42,6 @@ def test_default_episode_count_is_that_of_the_run(run_dir: Path) -> None:
     assert result.checkpoint.name.startswith("ckpt_best")
 
 
-def test_fewer_episodes_than_envs_are_played_exactly(run_dir: Path) -> None:
-    assert len(evaluate(run_dir, episodes=1).returns) == 1
-
-
 @pytest.mark.parametrize(
     "section",
     [

@@ -35,6 +35,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             del sys.modules[module]
 
 
+HOOK = """
+    from dingsdk import hookimpl
+    @hookimpl
+    def dingsdk_register_buffers(registry):
+        registry.register("{key}", dict)
+"""
+OBSERVER = """
+    from dingsdk import hookimpl
+    @hookimpl
+    def dingsdk_after_iter(learner):
+        pass
+"""
 RING_BUFFER = """
     from dingsdk import hookimpl
 
