@@ -31,21 +31,9 @@ from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import DQNPolicy, create_policy
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 from tests.fakes import StepCounter
+from tests.runs import save_run
 
 OBS = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
-
-
-def save_run(folder: Path, *sets: str, seed: int = 0) -> Path:
-    """Write a CartPole run folder with two untrained policies: the best and the latest."""
-    cfg = compile_run("cartpole-dqn", sets=[*sets, "policy.other.eps.decay=1000"])
-    save_config(cfg, folder / "config.yaml")
-    for stem, iteration in (("ckpt_best", 7), ("iteration_9", 9)):
-        policy = create_policy(cfg.policy, enable_field=["learn"], seed=seed + iteration)
-        state = policy.learn_mode.state_dict()
-        is_latest = stem != "ckpt_best"
-        path = folder / "ckpt"
-        save_checkpoint(path, stem, state, iteration=iteration, envstep=500, is_latest=is_latest)
-    return folder
 
 
 @pytest.fixture(scope="module")
