@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.policy import create_policy
 from dingsdk.worker import EvalSchedule
 from tests.extras import needs
+from tests.programs import python
 
 
 def alias_bomb() -> str:
@@ -122,14 +121,7 @@ def test_command_line_reports_a_bad_config_in_one_line_with_little_memory(
 ) -> None:
     (tmp_path / name).write_text(CONFIGS[name])
 
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "train", name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", PROGRAM, "train", name, cwd=tmp_path)
 
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr

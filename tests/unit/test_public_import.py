@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -11,15 +8,14 @@ import pytest
 
 import dingsdk
 import dingsdk.worker
+from tests.programs import python, write_dist
 
 HEAVY = {"torch", "numpy", "flask", "numba", "gymnasium", "click", "matplotlib"}
 
 
 def modules_after(statement: str) -> set[str]:
     program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
-    )
+    done = python("-W", "error", "-c", program)
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout))
 
@@ -128,18 +124,9 @@ def test_every_public_name_is_there_and_listed() -> None:
 def test_version_is_ours_if_another_distribution_has_the_same_import_package(
     tmp_path: Path,
 ) -> None:
-    info = tmp_path / "dingsdk-2.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
-    program = "import dingsdk; print(dingsdk.__version__)"
+    write_dist(tmp_path, "dingsdk", version="2.0.0")
 
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
+    done = python("-c", "import dingsdk; print(dingsdk.__version__)", path=tmp_path)
 
     assert (done.stdout, done.stderr) == (f"{metadata.version('dingsdk-rl')}\n", "")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -37,8 +37,7 @@ def run(tree: Path, source: str, *options: str) -> tuple[int, list[str]]:
     tests = tree / "tests"
     tests.mkdir()
     (tests / "test_it.py").write_text(COUNTED + source)
-    command = [sys.executable, "-m", "tools.unsteady", *options, "tests"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=170)
+    done = python("-m", "tools.unsteady", *options, "tests", cwd=tree, timeout=170)
     report = tree / REPORT
     lines = report.read_text().splitlines() if report.exists() else []
     assert all(line in done.stdout for line in lines)
@@ -88,6 +87,6 @@ def test_failed_collection_fails_the_run_without_a_retry(tree: Path) -> None:
 
 def test_tests_of_a_plugin_can_be_run_alone_with_the_options_of_the_suite() -> None:
     options = ["--hypothesis-profile=thorough", "-m", "", "-n", "0", "-q", "--collect-only"]
-    command = [sys.executable, "-m", "pytest", *options, "plugins/dingsdk-in-memory/tests"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    folder = "plugins/dingsdk-in-memory/tests"
+    done = python("-m", "pytest", *options, folder, cwd=ROOT, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr

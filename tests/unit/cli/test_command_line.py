@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +19,7 @@ from dingsdk.cli.train import summary
 from dingsdk.errors import ConfigError, TaskFailedError
 from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.plugins import PluginManager, use_manager
+from tests.programs import python, write_dist
 
 
 @pytest.fixture
@@ -172,9 +170,7 @@ from dingsdk.cli import main
 sys.exit(main(["train", "cartpole-dqn"]))
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", code)
 
     assert done.returncode == 130
     assert done.stderr.split("\n") in (
@@ -197,9 +193,7 @@ sys.argv = ["dingsdk", "train", "no-such-example"]
 sys.exit(main())
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", code)
 
     assert (done.returncode, done.stderr) == (130, "Interrupted; there was nothing to save.\n")
 
@@ -320,9 +314,7 @@ def test_plugins_lists_built_in_types_as_a_table_and_as_json(
 def test_command_line_reports_another_project_with_our_import_package(
     tmp_path: Path, has_overwritten: bool
 ) -> None:
-    info = tmp_path / "dingsdk-2.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
+    write_dist(tmp_path, "dingsdk", version="2.0.0")
     if has_overwritten:  # as after pip install: their files replace ours
         package = tmp_path / "dingsdk"
         package.mkdir()
@@ -331,15 +323,7 @@ def test_command_line_reports_another_project_with_our_import_package(
         (package / "__init__.py").unlink()
         (package / "__init__.py").write_text("name = 'theirs'\n")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "dingsdk", "--version"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
+    done = python("-m", "dingsdk", "--version", path=tmp_path, cwd=tmp_path)
 
     assert done.returncode == 0
     assert done.stdout == f"dingsdk, version {metadata.version('dingsdk-rl')}\n"
@@ -354,31 +338,16 @@ def test_lists_of_plugins_and_commands_import_no_slow_module(argument: str) -> N
         "print(sorted({'torch', 'numpy', 'gymnasium', 'msgspec', 'yaml'} & set(sys.modules)))"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = python("-c", code, check=True)
 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_doctor_reports_broken_and_conflicting_distributions(tmp_path: Path) -> None:
-    for name, points in {
-        "acme-broken": "[dingsdk.buffers]\nbroken = no_such_module\n",
-        "dingsdk": "",
-    }.items():
-        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(points)
+    write_dist(tmp_path, "acme-broken", {"dingsdk.buffers": {"broken": "no_such_module"}})
+    write_dist(tmp_path, "dingsdk")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "dingsdk", "doctor"],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
+    done = python("-m", "dingsdk", "doctor", path=tmp_path, timeout=150)
 
     assert done.returncode == 1, done.stderr
     problems = [line for line in done.stdout.splitlines() if line.startswith("fail")]
@@ -414,8 +383,5 @@ def test_process_at_exit_skips_garbage_collection_and_ignores_ctrl_c() -> None:
         "main(['--version']); print(found());"
         "atexit.register(lambda: sys.stdout.write(found())); main()"
     )
-    command = [sys.executable, "-c", program, "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-
-    lines = done.stdout.splitlines()
+    lines = python("-c", program, "--version", check=True).stdout.splitlines()
     assert (lines[1], lines[-1]) == ("False False", "True True")

@@ -17,11 +17,11 @@ from dingsdk.cli import main
 from dingsdk.config import load_config
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.testing import check_plugin
+from tests.programs import write_dist
 
 BROKEN = {
-    "METADATA": "Metadata-Version: 2.1\nName: acme-broken\nVersion: 1.0\n",
-    "entry_points.txt": "[dingsdk.buffers]\nbroken = no_such_module\n"
-    "[dingsdk.plugins]\nwatch = acme_idle\n",
+    "dingsdk.buffers": {"broken": "no_such_module"},
+    "dingsdk.plugins": {"watch": "acme_idle"},
 }
 LIMITER = """
 from dingsdk import hookimpl
@@ -37,11 +37,7 @@ def dingsdk_register_limiters(registry):
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    info = tmp_path / "acme_broken-1.0.dist-info"
-    info.mkdir()
-    for name, text in BROKEN.items():
-        (info / name).write_text(text)
-    (tmp_path / "acme_idle.py").write_text("VALUE = 1\n")
+    write_dist(tmp_path, "acme-broken", BROKEN, acme_idle="VALUE = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with use_manager(PluginManager()):
         yield
@@ -67,11 +63,8 @@ def test_plugins_command_imports_plugins_only_with_check(
 
 
 def test_all_commands_refuse_a_part_that_check_refuses(broken: None, tmp_path: Path) -> None:
-    info = tmp_path / "acme_limits-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-limits\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[dingsdk.limiters]\nother_call = acme_limiter\n")
-    (tmp_path / "acme_limiter.py").write_text(LIMITER)
+    points = {"dingsdk.limiters": {"other_call": "acme_limiter"}}
+    write_dist(tmp_path, "acme-limits", points, acme_limiter=LIMITER)
     steps = check_plugin("limiters:other_call").steps
     (finding,) = [each for each in doctor_module._plugins() if "other_call" in each.what]
     (row,) = [each for each in PluginManager().plugins() if each.type_key == "other_call"]
@@ -152,9 +145,7 @@ def test_validate_checks_the_config_for_the_given_mode(capsys: pytest.CaptureFix
 
 
 def test_too_old_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "pluggy-1.4.9.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pluggy\nVersion: 1.4.9\n")
+    write_dist(tmp_path, "pluggy", version="1.4.9")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     found = {each.what: each for each in doctor_module._packages()}

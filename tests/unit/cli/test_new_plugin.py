@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import resource
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from dingsdk.cli import main
 from dingsdk.errors import ConfigError, RunFolderError
 from dingsdk.plugins import KINDS, TEMPLATES, new_plugin
 from dingsdk.plugins.templates import render
+from tests.programs import python
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -54,41 +53,23 @@ def test_packages_pass_their_own_linter(name: str, tmp_path: Path) -> None:
         new_plugin(kind, name, tmp_path / kind)
 
     for command in (["check"], ["format", "--check"]):
-        lint = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
-        done = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = python("-m", "ruff", *command, "--no-cache", ".", cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 BAD_NAMES = [
-    "",
-    "Mine",
-    "9lives",
-    "a b",
-    "a--b",
-    "-a",
-    "a-",
-    "a/b",
-    "../a",
-    "a.b",
-    "class",
-    "none ",
-    "\n",
-    "ä",
-    "a" * 41,
-]
+    "", "Mine", "9lives", "a b", "a--b", "-a", "a-", "a/b", "../a", "a.b", "class", "none ", "\n",
+    "ä", "a" * 41,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_bad_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot name a plugin"):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [*((name, "cannot name a plugin") for name in BAD_NAMES), ("dqn", "a policy of that type")],
+)
+def test_bad_or_taken_name_is_refused(name: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=text):
         new_plugin("policy", name, tmp_path)
-
-    assert not list(tmp_path.iterdir())
-
-
-def test_taken_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a policy of that type"):
-        new_plugin("policy", "dqn", tmp_path)
 
     assert not list(tmp_path.iterdir())
 

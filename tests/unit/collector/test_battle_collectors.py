@@ -17,6 +17,7 @@ from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
 from dingsdk.worker.collector.swappable_player import SwappablePlayer
+from tests.fakes import Scalars
 
 from .duel import DuelEnvs, Fighter
 
@@ -98,20 +99,14 @@ def test_player_that_only_acts_gets_no_data(make_battle) -> None:
 
 
 def test_returns_of_each_player_are_logged(make_battle) -> None:
-    scalars: dict[str, float] = {}
-
-    class Writer:
-        def add_scalar(self, tag: str, value: float, step: int) -> None:
-            scalars[tag.removeprefix("collector_iter/")] = value
-
-        def flush(self) -> None: ...
-
-    envs = DuelEnvs(((2,), (4,)))
+    writer, envs = Scalars(), DuelEnvs(((2,), (4,)))
     collector = make_battle(
-        "episode_1v1", envs, [Fighter(0), Fighter(1)], tb_logger=Writer(), collect_print_freq=0
+        "episode_1v1", envs, [Fighter(0), Fighter(1)], tb_logger=writer, collect_print_freq=0
     )
     collector.collect(2)
 
+    prefix = "collector_iter/"
+    scalars = {tag.removeprefix(prefix): value for tag, ((value, _), *_) in writer.points.items()}
     assert (scalars["reward0_mean"], scalars["reward0_max"], scalars["reward1_mean"]) == (3, 4, 0)
     assert "reward_mean" not in scalars
     shares = [scalars[f"share_of_{name}"] for name in ("wins", "draws", "losses")]

@@ -9,6 +9,7 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.episode import EpisodeSerialCollector
+from tests.fakes import Scalars
 
 GREEDY = {"eps": 0.0}
 
@@ -79,20 +80,12 @@ def test_envs_that_cannot_shape_rewards_are_refused(make_policy, make_episodes) 
 def test_curves_have_a_point_for_ten_env_steps_an_iteration_and_one_at_the_end(
     make_policy, make_episodes, every: int, points: list[int]
 ) -> None:
-    counts: list[tuple[int, float]] = []
-
-    class Writer:
-        def add_scalar(self, tag: str, value: float, step: int) -> None:
-            if tag == "collector_step/episode_count":
-                counts.append((step, value))
-
-        def flush(self) -> None: ...
-
-    envs = ((2,), (3,))
-    collector, _ = make_episodes(make_policy(), envs, tb_logger=Writer(), collect_print_freq=every)
+    writer, envs = Scalars(), ((2,), (3,))
+    collector, _ = make_episodes(make_policy(), envs, tb_logger=writer, collect_print_freq=every)
     for n_episode in (4, 4, 2):
         collector.collect(n_episode, policy_kwargs=GREEDY)
     collector.close()
 
-    assert [step for step, _ in counts] == points
-    assert sum(count for _, count in counts) == 10
+    counts = writer.points["collector_step/episode_count"]
+    assert [step for _, step in counts] == points
+    assert sum(count for count, _ in counts) == 10

@@ -28,21 +28,17 @@ class Counter(gym.Env[Any, Any]):
     def __init__(
         self,
         length: int = 3,
-        fails_reset: bool = False,
         render_mode: str | None = None,
     ) -> None:
         self.render_mode = render_mode
         type(self).made += 1
         self._length = length
-        self._fails_reset = fails_reset
         self._closed = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        if self._fails_reset:
-            raise RuntimeError("reset on cue")
         self._step = 0
         self._start = float(np.float32(self.np_random.uniform()))
         if options and "start" in options:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dingsdk.cli import main
-from dingsdk.envs import EnvSpeed, bench, bench_env
+from dingsdk.envs import bench, bench_env
 from dingsdk.envs.bench import KINDS, TURNS, step_for
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.errors import EnvError, UnknownEnvError
@@ -32,14 +31,6 @@ def test_native_vector_env_beats_single_envs() -> None:
     assert [each.steps_per_s for each in found] == sorted(
         (each.steps_per_s for each in found), reverse=True
     )
-
-
-def test_config_lines_select_the_measured_manager() -> None:
-    lines = EnvSpeed("subprocess", 32, 1.0).config
-    assert yaml.safe_load(lines) == {
-        "env": {"collector_env_num": 32},
-        "env_manager": {"type": "subprocess"},
-    }
 
 
 def test_manager_that_cannot_step_the_env_is_listed_with_its_error(
@@ -132,15 +123,3 @@ def test_threads_are_advised_for_an_env_that_waits() -> None:
         "threads": best.env_num,
     }
     assert {each.manager for each in found} == set(KINDS)
-
-
-@pytest.mark.slow
-def test_command_prints_speeds_and_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["bench-env", "checked_envs:Good", "--kwargs", "{length: 3}", "--seconds", "1"]) == 0
-    )
-    table, _, config = capsys.readouterr().out.partition("\nFor the config:\n\n")
-    assert "env steps/s" in table
-    assert all(kind in table for kind in KINDS)
-    assert yaml.safe_load(config)["env_manager"]["type"] in KINDS
-    assert main(["bench-env", "checked_envs:Absent"]) == 2

@@ -56,21 +56,18 @@ def test_selected_entries_are_observed_in_their_order() -> None:
     assert env.observation_space.contains(obs)
 
 
-@pytest.mark.parametrize("indices", [[], [4], [-1], [True]])
-def test_indices_outside_of_the_observation_are_refused(indices: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="select_obs keeps the entries"):
-        make({"type": "select_obs", "indices": indices})
-
-
-def test_select_obs_needs_a_vector_observation() -> None:
-    with pytest.raises(ConfigError, match="Discrete"):
-        make({"type": "select_obs", "indices": [0]}, env_id="FrozenLake-v1")
-
-
-def test_rewards_are_clipped() -> None:
-    env = make({"type": "clip_reward", "min_reward": -1, "max_reward": 0.5})
-    env.reset(seed=0)
-    assert env.step(0)[1] == 0.5
+@pytest.mark.parametrize(
+    ("env_id", "indices", "text"),
+    [
+        *(("CartPole-v1", each, "keeps the entries") for each in ([], [4], [-1], [True])),
+        ("FrozenLake-v1", [0], "Discrete"),
+    ],
+)
+def test_indices_outside_of_a_vector_observation_are_refused(
+    env_id: str, indices: list[Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make({"type": "select_obs", "indices": indices}, env_id=env_id)
 
 
 CLIP = {"type": "clip_reward", "max_reward": 0.5}

@@ -13,6 +13,7 @@ from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker import IMetric, MetricSerialEvaluator
 from dingsdk.worker.evaluator.base import returns_of
+from tests.fakes import Scalars
 
 
 class Accuracy(IMetric):
@@ -39,16 +40,6 @@ class Accuracy(IMetric):
 def _batch(right: int) -> Any:
     inputs = np.arange(4, dtype=np.float32)
     return inputs, np.where(np.arange(4) < right, inputs, -1)
-
-
-class Scalars:
-    def __init__(self) -> None:
-        self.points: dict[str, Any] = {}
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.points[tag] = (value, step)
-
-    def flush(self) -> None: ...
 
 
 @pytest.fixture
@@ -82,7 +73,7 @@ def test_the_mean_over_all_batches_is_the_result(make_evaluator, resets) -> None
     assert evaluator.eval(train_iter=3, envstep=30) == (False, 0.625)
     assert resets == [None]
     points = evaluator._tb_logger.points
-    assert points == {"evaluator_iter/metric": (0.625, 3), "evaluator_step/metric": (0.625, 30)}
+    assert points == {"evaluator_iter/metric": [(0.625, 3)], "evaluator_step/metric": [(0.625, 30)]}
 
 
 def test_metric_gets_the_outputs_and_then_the_labels(make_evaluator) -> None:
@@ -119,7 +110,7 @@ def test_training_may_stop_at_the_stop_value(make_evaluator, stop_value, train_i
 def test_named_results_are_logged_and_can_stop_the_training(make_evaluator) -> None:
     evaluator = make_evaluator([_batch(2)], Accuracy(as_dict=True), stop_value={"acc": 0.5})
     assert evaluator.eval(train_iter=5, envstep=2) == (True, {"acc": 0.5})
-    assert evaluator._tb_logger.points["evaluator_iter/acc"] == (0.5, 5)
+    assert evaluator._tb_logger.points["evaluator_iter/acc"] == [(0.5, 5)]
     assert make_evaluator([_batch(4)], Accuracy(as_dict=True)).eval(train_iter=5)[0] is False
 
 

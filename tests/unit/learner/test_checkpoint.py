@@ -1,8 +1,6 @@
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -16,6 +14,7 @@ from dingsdk.errors import (
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.learner import checkpoint as checkpoints
 from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from tests.programs import python
 from tools.os_calls import recorded_writes
 
 from .checkpoint_files import save, value_of
@@ -225,12 +224,7 @@ def test_a_writer_killed_at_any_point_leaves_the_old_or_the_new_checkpoint(tmp_p
         print(outcomes)
         """
     )
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    finished = python("-W", "ignore", "-c", code, str(tmp_path), timeout=120)
 
     assert finished.returncode == 0, finished.stderr
     outcomes = json.loads(finished.stdout.replace("(", "[").replace(")", "]"))

@@ -20,7 +20,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy import Adam, BasePolicy
+from dingsdk.policy import Adam
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import (
     LearnerHook,
@@ -33,6 +33,7 @@ from dingsdk.worker.learner.hooks import (
     merge_hooks,
     register_learner_hook,
 )
+from tests.fakes import IdlePolicy
 from tools.os_calls import failing_calls
 
 from .checkpoint_files import save
@@ -297,7 +298,7 @@ class TestLoad:
     def test_a_new_run_keeps_its_optimizer_settings_and_a_resumed_run_those_of_the_checkpoint(
         self, make_learner, tmp_path, kind, is_resumed
     ):
-        class Plain(BasePolicy):
+        class Plain(IdlePolicy):
             """Trains one weight with the gradient 3."""
 
             rate, decay = 0.5, 0.25
@@ -311,9 +312,6 @@ class TestLoad:
                     self.net.parameters(), self.rate, weight_decay=self.decay
                 )
                 self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
-
-            def act(self, obs, env_ids=None, *, explore, **setting):
-                raise NotImplementedError
 
             def learn(self, batch):
                 loss = self.net.weight.sum() * 3

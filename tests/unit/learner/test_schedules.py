@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from dingsdk.config import Scheduled, Share
 from dingsdk.errors import ConfigError
-from dingsdk.policy import BasePolicy, LearnSection, PolicySection, create_policy
+from dingsdk.policy import LearnSection, PolicySection, create_policy
+from tests.fakes import IdlePolicy
 
 QUIET = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 
@@ -17,7 +17,7 @@ def linear(start, end, env_steps=100, **more):
     return {"type": "linear", "start": start, "end": end, "env_steps": env_steps, **more}
 
 
-class Plain(BasePolicy):
+class Plain(IdlePolicy):
     """Trains one weight w with an optimizer of torch; the loss is w * 3, so the gradient is 3."""
 
     class Config(PolicySection, frozen=True, kw_only=True):
@@ -36,9 +36,6 @@ class Plain(BasePolicy):
         self.network = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(self.network.weight, 4.0)
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=self.section.learn.rate)
-
-    def act(self, obs, env_ids=None, *, explore, **setting):
-        return {"action": np.zeros(len(obs))}
 
     def learn(self, batch):
         self.optimizer.zero_grad()

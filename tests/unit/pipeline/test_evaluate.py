@@ -7,26 +7,15 @@ from pathlib import Path
 import pytest
 
 from dingsdk.config import apply_set, load_config, save_config
-from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import PluginLoadError
 from dingsdk.pipeline.evaluate import EvalResult, evaluate
-from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
-from dingsdk.pipeline.train import compile_run
-from dingsdk.policy import create_policy
-from dingsdk.worker.learner.checkpoint import save_checkpoint
+from dingsdk.pipeline.run_folder import CONFIG_NAME
+from tests.runs import save_run
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run folder with an untrained policy as its best checkpoint."""
-    cfg = compile_run("cartpole-dqn", sets=["env.evaluator_env_num=2", "env.n_evaluator_episode=3"])
-    save_config(cfg, tmp_path / CONFIG_NAME)
-    seed = derive_seed(cfg.seed, "policy")
-    policy = create_policy(cfg.policy, enable_field=["learn"], seed=seed)
-    state = {"model": policy.learn_mode.state_dict()["model"]}
-    folder = tmp_path / CHECKPOINT_FOLDER
-    save_checkpoint(folder, "ckpt_best", state, iteration=7, envstep=70, is_latest=False)
-    return tmp_path
+    return save_run(tmp_path, "env.evaluator_env_num=2", "env.n_evaluator_episode=3")
 
 
 def test_result_computes_mean_min_max_and_std(tmp_path: Path) -> None:
@@ -40,10 +29,6 @@ def test_default_episode_count_is_that_of_the_run(run_dir: Path) -> None:
     assert len(result.returns) == 3
     assert (result.env_id, result.train_iter) == ("CartPole-v1", 7)
     assert result.checkpoint.name.startswith("ckpt_best")
-
-
-def test_fewer_episodes_than_envs_are_played_exactly(run_dir: Path) -> None:
-    assert len(evaluate(run_dir, episodes=1).returns) == 1
 
 
 @pytest.mark.parametrize(

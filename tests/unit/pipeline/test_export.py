@@ -15,8 +15,9 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError
 from dingsdk.pipeline.export import _Acting, export_policy
-from dingsdk.policy import BasePolicy, create_policy
+from dingsdk.policy import create_policy
 from dingsdk.policy.modes import get_policy_cls
+from tests.fakes import IdlePolicy
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
@@ -144,33 +145,18 @@ def test_missing_package_is_named_with_its_extra(
         export_policy(policy, VECTOR, tmp_path / "policy.onnx")
 
 
-class Plain(BasePolicy):
-    """A policy without ``greedy``."""
+class Other(IdlePolicy):
+    """A policy whose ``greedy`` differs from its ``act``."""
 
     def build(self) -> None:
         self.net = torch.nn.Linear(3, 3)
-
-    def act(
-        self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any
-    ) -> dict[str, Any]:
-        return {"action": np.zeros(len(obs), np.int64)}
-
-    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {}
-
-    def state(self) -> Any:
-        return {"model": self.net}
-
-
-class Other(Plain):
-    """A policy whose ``greedy`` differs from its ``act``."""
 
     def greedy(self, network: Any, obs: Any, *state: Any) -> tuple[Any, ...]:
         return (network(obs).argmax(1) + 1,)
 
 
 def test_policy_without_greedy_is_refused(tmp_path: Path) -> None:
-    for policy in (Plain({}, seed=0), object()):
+    for policy in (IdlePolicy({}, seed=0), object()):
         with pytest.raises(ConfigError, match="cannot be exported: it does not define greedy"):
             export_policy(policy, VECTOR, tmp_path / "policy.pt2")
 

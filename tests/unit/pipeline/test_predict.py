@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,23 +28,12 @@ from dingsdk.errors import (
 from dingsdk.pipeline.predict import SavedPolicy, load_policy
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, Switches, use_manager
-from dingsdk.policy import BasePolicy, DQNPolicy, create_policy
+from dingsdk.policy import DQNPolicy, create_policy
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+from tests.fakes import StepCounter
+from tests.runs import save_run
 
 OBS = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
-
-
-def save_run(folder: Path, *sets: str, seed: int = 0) -> Path:
-    """Write a CartPole run folder with two untrained policies: the best and the latest."""
-    cfg = compile_run("cartpole-dqn", sets=[*sets, "policy.other.eps.decay=1000"])
-    save_config(cfg, folder / "config.yaml")
-    for stem, iteration in (("ckpt_best", 7), ("iteration_9", 9)):
-        policy = create_policy(cfg.policy, enable_field=["learn"], seed=seed + iteration)
-        state = policy.learn_mode.state_dict()
-        is_latest = stem != "ckpt_best"
-        path = folder / "ckpt"
-        save_checkpoint(path, stem, state, iteration=iteration, envstep=500, is_latest=is_latest)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -309,23 +298,8 @@ def test_each_part_of_a_dict_is_checked(tmp_path: Path) -> None:
         assert raised.value.expected.startswith(expected)
 
 
-class Counting(BasePolicy):
-    """Counts its steps in its recurrent state, and takes the count modulo 3 as the action."""
-
-    def build(self) -> None:
-        self.net = torch.nn.Linear(1, 1)
-        self.state_size = 2
-
-    def act(
-        self, obs: Any, env_ids: Any = None, *, explore: bool, state: Any = None, **setting: Any
-    ) -> dict[str, Any]:
-        return {"action": state[:, 0].astype(np.int64) % 3, "next_state": state + 1}
-
-    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {}
-
-    def state(self) -> Mapping[str, Any]:
-        return {"model": self.net}
+class Counting(StepCounter):
+    state_size = 2
 
 
 def test_recurrent_policy_receives_the_state_that_it_returned(tmp_path: Path) -> None:

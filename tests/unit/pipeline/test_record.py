@@ -21,20 +21,13 @@ from dingsdk.policy import create_policy
 from dingsdk.worker import read_dataset
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from tests.extras import needs
+from tests.runs import save_run
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with an untrained policy as its best checkpoint, at half of its exploration."""
-    folder = tmp_path_factory.mktemp("run")
-    sets = ["env.evaluator_env_num=2", "policy.other.eps.decay=1000"]
-    cfg = compile_run("cartpole-dqn", sets=sets)
-    save_config(cfg, folder / CONFIG_NAME)
-    policy = create_policy(cfg.policy, enable_field=["learn"], seed=7)
-    state = {"model": policy.learn_mode.state_dict()["model"]}
-    place = folder / CHECKPOINT_FOLDER
-    save_checkpoint(place, "ckpt_best", state, iteration=7, envstep=500, is_latest=False)
-    return folder
+    """A run folder whose best checkpoint is at half of its exploration."""
+    return save_run(tmp_path_factory.mktemp("run"), "env.evaluator_env_num=2")
 
 
 def test_recorded_episodes_are_those_of_an_evaluation(run_dir: Path) -> None:
@@ -140,5 +133,5 @@ def test_command_prints_one_line(
     )
     assert main(arguments) == 2
     assert "exists" in capsys.readouterr().err
-    assert main([*arguments, "--overwrite", "--checkpoint", "iteration_9"]) == 2
-    assert "no checkpoint 'iteration_9'" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite", "--checkpoint", "iteration_8"]) == 2
+    assert "no checkpoint 'iteration_8'" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from dingsdk.pipeline.user_objects import HOOKS, IN_WORKERS, name_env
 from dingsdk.plugins import PluginManager, Switches, hookspecs, use_manager
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import LearnerHook, NaiveReplayBuffer
+from tests.programs import python
 
 SETS = (
     "env.collector_env_num=2",
@@ -458,7 +458,5 @@ def test_hooks_called_in_workers_are_those_whose_documentation_says_so() -> None
 def test_classes_of_a_script_reach_worker_processes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
-    ran = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    ran = python(str(script), cwd=tmp_path, timeout=120)
     assert ran.stdout.endswith("evaluated 5.0\nlimit 4\n"), ran.stdout + ran.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from multiprocessing import resource_tracker
@@ -23,6 +21,7 @@ from dingsdk.pipeline.worker import run_worker
 from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import PluginManager, default_manager, hookimpl, use_manager
 from dingsdk.testing import open_files
+from tests.programs import python
 
 PATIENCE_S = 60.0
 
@@ -94,9 +93,7 @@ def test_leave_runs_atexit_functions_and_flushes_output() -> None:
         "import atexit; from dingsdk.pipeline.worker_process import leave;"
         "atexit.register(print, 'at the end'); print('before', end=', '); leave(3)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (3, "before, at the end\n", "")
 
 

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.programs import write_dist
+
 Install = Callable[..., Path]
-
-
-def write_dist(
-    folder: Path,
-    name: str,
-    entry_points: Mapping[str, Mapping[str, str]],
-    version: str = "1.0",
-    **modules: str,
-) -> Path:
-    """Write a distribution into ``folder``; ``modules`` are its files by module name."""
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    sections = (
-        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in rows.items())
-        for group, rows in entry_points.items()
-    )
-    (info / "entry_points.txt").write_text("\n".join(sections))
-    for module, source in modules.items():
-        (folder / f"{module}.py").write_text(textwrap.dedent(source))
-    return folder
 
 
 @pytest.fixture
@@ -55,6 +35,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             del sys.modules[module]
 
 
+HOOK = """
+    from dingsdk import hookimpl
+    @hookimpl
+    def dingsdk_register_buffers(registry):
+        registry.register("{key}", dict)
+"""
+OBSERVER = """
+    from dingsdk import hookimpl
+    @hookimpl
+    def dingsdk_after_iter(learner):
+        pass
+"""
 RING_BUFFER = """
     from dingsdk import hookimpl
 

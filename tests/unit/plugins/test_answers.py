@@ -12,6 +12,7 @@ import pytest
 from dingsdk.errors import ConfigError, PluginHookError, PluginLoadError
 from dingsdk.plugins import (
     Answers,
+    Observers,
     PluginManager,
     hookimpl,
     hookspecs,
@@ -40,17 +41,21 @@ def stopping(reason: str | None, seen: list[Any]) -> Any:
     return plugin(should_stop=should_stop)
 
 
-def test_answers_has_one_method_per_decide_and_report_hook() -> None:
-    source = inspect.getsource(hookspecs)
-    phases = source[source.index("# decide:") : source.index("# observe:")]
-    hooks = {
-        name.removeprefix("dingsdk_")
-        for name in vars(hookspecs)
-        if name.startswith("dingsdk_") and f"def {name}(" in phases
-    }
+def test_answers_has_one_method_per_decide_and_report_hook_and_observers_one_per_other() -> None:
+    source, observed = inspect.getsource(hookspecs).split("# observe:")
+    _, answered = source.split("# decide:")
+    decide, observe = (
+        {
+            name.removeprefix("dingsdk_")
+            for name in vars(hookspecs)
+            if name.startswith("dingsdk_") and f"def {name}(" in phase
+        }
+        for phase in (answered, observed)
+    )
 
-    assert hooks == {name for name in vars(Answers) if name[0] != "_"}
-    assert len(hooks) == 7
+    assert decide == {name for name in vars(Answers) if name[0] != "_"}
+    assert len(decide) == 7
+    assert observe == {name for name in vars(Observers) if name[0] != "_"} - {"call"}
 
 
 def test_first_answer_counts_and_the_others_are_not_asked() -> None:

@@ -3,22 +3,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from dingsdk.errors import DuplicateTypeError, PluginLoadError, UnknownPluginError
 from dingsdk.plugins import PluginManager, Switches, hookimpl, use_manager
 
-Install = Callable[..., Path]
-
-HOOK = """
-    from dingsdk import hookimpl
-    @hookimpl
-    def dingsdk_register_buffers(registry):
-        registry.register("{key}", dict)
-"""
+from .conftest import HOOK, Install
 
 
 def test_plugin_that_raises_on_import_is_named_and_others_still_load(ring: Install) -> None:

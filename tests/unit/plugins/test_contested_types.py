@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from dingsdk.errors import PluginLoadError
 from dingsdk.plugins import PluginManager, Switches
 
-Install = Callable[..., Path]
+from .conftest import Install
 
 SOURCE = """
     from dingsdk import hookimpl

@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from dingsdk.errors import ConfigError, ConfigTypeError, PluginLoadError, UnknownPluginError
 from dingsdk.plugins import PluginManager
 
-Install = Callable[..., Path]
+from .conftest import Install
 
 
 def test_plugin_is_imported_only_when_its_type_is_used(ring: Install) -> None:

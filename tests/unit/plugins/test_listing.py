@@ -1,28 +1,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from dingsdk.errors import PluginLoadError
 from dingsdk.plugins import KINDS, PluginInfo, PluginManager, Switches
 
-Install = Callable[..., Path]
-
-EYE = """
-    from dingsdk import hookimpl
-    @hookimpl
-    def dingsdk_after_iter(learner):
-        pass
-"""
-HOOK = """
-    from dingsdk import hookimpl
-    @hookimpl
-    def dingsdk_register_buffers(registry):
-        registry.register("{key}", dict)
-"""
+from .conftest import HOOK, OBSERVER, Install
 
 
 def row(manager: PluginManager, kind: str, key: str, distribution: str | None) -> PluginInfo:
@@ -75,7 +60,7 @@ def test_listing_shows_broken_disabled_duplicate_and_shadowed(ring: Install) -> 
 
 
 def test_listing_contains_observers_and_types_registered_by_import_names(install: Install) -> None:
-    install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye=EYE)
+    install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye=OBSERVER)
     install("acme-other", {}, acme_mine=HOOK.format(key="mine"))
     manager = PluginManager()
     assert row(manager, "plugins", "eye", "acme-eye").state == "available"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from dingsdk.plugins import PluginManager, Switches
 from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.kinds import NAMES
 
-Install = Callable[..., Path]
+from .conftest import Install
+
 CHECKOUT = Path(__file__).parents[3]
 
 

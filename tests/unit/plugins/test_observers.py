@@ -30,18 +30,6 @@ def test_method_passes_its_arguments_to_the_hook_of_the_same_name(name: str) -> 
     assert seen == [arguments]
 
 
-def test_observers_has_one_method_per_observe_hook() -> None:
-    source = inspect.getsource(hookspecs)
-    phase = source[source.index("# observe:") :]
-    hooks = {
-        name.removeprefix("dingsdk_")
-        for name in vars(hookspecs)
-        if name.startswith("dingsdk_") and f"def {name}(" in phase
-    }
-
-    assert hooks == {*OBSERVE_HOOKS}
-
-
 class Failing:
     @hookimpl(tryfirst=True)
     def dingsdk_after_iter(self, iteration: int) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from dingsdk.errors import PluginLoadError
 from dingsdk.plugins import PluginManager, Snapshot, default_manager
 
-Install = Callable[..., Path]
+from .conftest import Install
 
 
 def ask_child(snapshot: Snapshot, conn: multiprocessing.connection.Connection) -> None:

@@ -1,22 +1,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from dingsdk.errors import ConfigError, PluginLoadError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 
-Install = Callable[..., Path]
-
-OBSERVER = """
-    from dingsdk import hookimpl
-    @hookimpl
-    def dingsdk_after_iter(learner):
-        pass
-"""
+from .conftest import OBSERVER, Install
 
 
 def loaded_observers(manager: PluginManager) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import namedtuple
 from typing import Any, ClassVar
 
@@ -16,6 +14,7 @@ from dingsdk.config import Count
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
 from dingsdk.policy import BasePolicy, DQNPolicy, PolicySection, create_policy
+from tests.programs import python
 
 MODEL = {"obs_shape": 3, "action_shape": 2}
 Timestep = namedtuple("Timestep", "obs reward done info")
@@ -355,9 +354,7 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 @pytest.mark.slow
 def test_compiled_networks_compute_the_same() -> None:
     # In another process, because the compiler leaves threads behind.
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=170, check=False
-    )
+    run = python("-c", COMPILED, timeout=170)
 
     assert run.returncode == 0, run.stderr
     plain, compiled, graphs = run.stdout.splitlines()

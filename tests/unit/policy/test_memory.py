@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
 
 from dingsdk.errors import PolicyOutputError
-from dingsdk.policy import BasePolicy, Memory
+from dingsdk.policy import Memory
+from tests.fakes import StepCounter
 
 
 def test_states_are_kept_by_env_and_read_as_copies() -> None:
@@ -33,31 +32,13 @@ def test_memory_grows_with_the_number_of_envs() -> None:
     assert memory.read(range(40)).ravel().tolist() == list(range(40))
 
 
-class Counter(BasePolicy):
-    """Its action is the number of earlier steps in the episode."""
-
-    state_size = 1
-
-    def build(self) -> None:
-        self.net = nn.Linear(1, 1)
-
-    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, state: Any, **setting: Any):
-        return {"action": state[:, 0].astype(np.int64), "next_state": state + 1}
-
-    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {}
-
-    def state(self) -> Mapping[str, Any]:
-        return {"model": self.net}
-
-
 def acted(mode: Any, *env_ids: int) -> list[int]:
     obs = np.zeros((len(env_ids), 1), np.float32)
     return mode.forward_batch(obs, np.array(env_ids))["action"].tolist()
 
 
 def test_state_of_each_env_is_kept_until_it_is_reset() -> None:
-    mode = Counter({}, seed=0).eval_mode
+    mode = StepCounter({}, seed=0).eval_mode
 
     assert acted(mode, 0, 1) == [0, 0]
     assert acted(mode, 1) == [1]
@@ -69,7 +50,7 @@ def test_state_of_each_env_is_kept_until_it_is_reset() -> None:
 
 
 def test_collecting_and_evaluating_keep_separate_states() -> None:
-    policy = Counter({}, seed=0)
+    policy = StepCounter({}, seed=0)
     acted(policy.collect_mode, 0)
 
     assert acted(policy.eval_mode, 0) == [0]
@@ -78,7 +59,7 @@ def test_collecting_and_evaluating_keep_separate_states() -> None:
 
 
 def test_collecting_records_the_state_before_the_step() -> None:
-    mode = Counter({}, seed=0).collect_mode
+    mode = StepCounter({}, seed=0).collect_mode
     obs = np.zeros((2, 1), np.float32)
 
     outputs = [mode.forward_batch(obs, [4, 6]) for _ in range(2)]
@@ -89,7 +70,7 @@ def test_collecting_records_the_state_before_the_step() -> None:
 
 
 def test_envs_without_ids_are_numbered() -> None:
-    mode = Counter({}, seed=0).eval_mode
+    mode = StepCounter({}, seed=0).eval_mode
     acted(mode, 0)
 
     assert mode.forward_batch({"x": np.zeros((2, 1), np.float32)})["action"].tolist() == [1, 0]
@@ -99,7 +80,7 @@ def test_envs_without_ids_are_numbered() -> None:
 def test_random_steps_are_recorded_with_a_state_of_zeros(action_shape: tuple[int, ...]) -> None:
     from dingsdk.envs.steps import StepColumns
 
-    mode = Counter({}, seed=0).collect_mode
+    mode = StepCounter({}, seed=0).collect_mode
     obs, ended = np.zeros((3, 1), np.float32), np.zeros(3, np.bool_)
     step = StepColumns(obs, obs, np.zeros(3, np.float32), ended, ended)
 
@@ -115,7 +96,7 @@ def test_random_steps_are_recorded_with_a_state_of_zeros(action_shape: tuple[int
 
 @pytest.mark.parametrize("answer", [{}, {"next_state": None}, {"next_state": np.zeros((2, 3))}])
 def test_a_recurrent_policy_without_a_next_state_is_refused(answer) -> None:
-    policy = Counter({}, seed=0)
+    policy = StepCounter({}, seed=0)
     policy.act = lambda *args, **kwargs: {"action": np.zeros(2, np.int64), **answer}
 
     with pytest.raises(PolicyOutputError, match="next_state"):

@@ -12,9 +12,10 @@ import torch
 from dingsdk.data import SampleBatch
 from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.errors import ConfigError, SchemaMismatchError
-from dingsdk.policy import BasePolicy, PPOPolicy, R2D2Policy, create_policy, make_encoder
+from dingsdk.policy import PPOPolicy, R2D2Policy, create_policy, make_encoder
 from dingsdk.policy.encoders import Scaled
 from dingsdk.policy.spaces import Normalized
+from tests.fakes import IdlePolicy
 
 rng = np.random.default_rng(0)
 SCALE, SHIFT = np.array([100.0, 0.01, 3.0]), np.array([-500.0, 2.0, 0.0])
@@ -205,23 +206,14 @@ def test_training_acting_and_loading_do_not_change_the_statistics() -> None:
             assert torch.equal(other.learn_mode.state_dict()["model"][name], value)
 
 
-class Recording(BasePolicy):
+class Recording(IdlePolicy):
     """Records the batches that it would learn from."""
 
     batches: ClassVar[list[Mapping[str, Any]]] = []
 
-    def build(self) -> None:
-        self.network = torch.nn.Linear(1, 1)
-
-    def act(self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any) -> Any:
-        return {"action": np.zeros(len(obs), np.int64)}
-
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         self.batches.append(batch)
         return {"total_loss": 0.0}
-
-    def state(self) -> Mapping[str, Any]:
-        return {"model": self.network}
 
 
 @pytest.mark.parametrize("on_policy", [False, True])

@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -20,6 +18,7 @@ from dingsdk import ReplayClient
 from dingsdk.data.channel import MAGIC, Channel
 from dingsdk.errors import ServerLostError
 from dingsdk.runtime import PrivateDir, find_secret
+from tests.programs import python
 
 from .serving import WAIT_S, ServerProcess, numbers, rows
 
@@ -50,13 +49,7 @@ options = ["--data", sys.argv[1], "--set", "replay_buffer_size=1000"]
 assert replay_server.replay_server.main(options, standalone_mode=False) == 130
 assert "torch" not in sys.modules, "torch of the command"
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), "naive"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", code, str(tmp_path), "naive")
     assert done.returncode == 0, done.stderr
     assert "rows: 64" in done.stdout
 

@@ -707,21 +707,29 @@ def test_connections_above_the_limit_are_refused(tmp_path: Path) -> None:
         client.insert(rows(0))
 
 
-def test_closing_the_server_ends_calls_that_wait_for_rows(tmp_path: Path) -> None:
-    server = ReplayServer({}, SMALL, tmp_path)
-    client = ReplayClient(server.address, tmp_path, timeout_s=0.5)
+def waiting_sample(
+    server: ReplayServer, client: ReplayClient, timeout_s: float, *expected: type[BaseException]
+) -> tuple[threading.Thread, list[BaseException]]:
+    """Return a thread that waits for rows, and the errors that it will get."""
     errors: list[BaseException] = []
 
     def wait() -> None:
         try:
-            client.sample(1, timeout_s=9.0)
-        except (ServerLostError, ClosedError) as error:
+            client.sample(1, timeout_s=timeout_s)
+        except expected as error:
             errors.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
     while not server.buffer.table._waiting:
         time.sleep(0.01)
+    return thread, errors
+
+
+def test_closing_the_server_ends_calls_that_wait_for_rows(tmp_path: Path) -> None:
+    server = ReplayServer({}, SMALL, tmp_path)
+    client = ReplayClient(server.address, tmp_path, timeout_s=0.5)
+    thread, errors = waiting_sample(server, client, 9.0, ServerLostError, ClosedError)
     begun = time.monotonic()
     server.close()
     server.close()
@@ -735,18 +743,7 @@ def test_closing_the_client_ends_its_waiting_call_at_once(
     server: ReplayServer, client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "PAUSE_S", (1000.0, 1000.0))
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            client.sample(1, timeout_s=60.0)
-        except ClosedError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    while not server.buffer.table._waiting:
-        time.sleep(0.01)
+    thread, errors = waiting_sample(server, client, 60.0, ClosedError)
     client.close()
     assert client._channel is None
     thread.join(20.0)

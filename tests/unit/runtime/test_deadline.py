@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -18,6 +16,7 @@ from dingsdk.runtime.deadline import (
     returns_within,
     set_patience,
 )
+from tests.programs import python
 
 PATIENCE_S = 10.0
 LEFT = "close() of some.key did not return in time; it is abandoned"
@@ -62,8 +61,7 @@ class Part:
 
 part = Part()
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = python("-c", code, check=True)
     assert done.stdout.split() == ["closed", "True"], done.stderr
 
 
