@@ -78,7 +78,7 @@ def _collector_task(cfg: Any, number: int) -> dict[str, Any]:
 
 def _learner_task(cfg: Any, number: int) -> dict[str, Any]:
     task = learner_task(cfg, f"task{number}", "buffer", "policy", number=number)
-    return {**task, "home": {"pace": None, "counts": None}}
+    return {**task, "home": {"pace": None, "counts": None, "trained_rows": 0}}
 
 
 COLLECTOR_EDITS: list[Edit] = [

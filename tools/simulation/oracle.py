@@ -23,12 +23,14 @@ class HomeLog:
         gone: Payloads that had left before it began, with their rows by reason.
         trained_rows: Rows that earlier homes reported as trained on.
         first_iter: Iteration at which its learner begins.
+        earlier_uses: How often its learner has trained on samples before that, by the checkpoint.
         left_out: Payloads that an earlier learner has trained on, so that it does not get them.
         tried: Payloads that it tried to read, in order.
         rows: The samples that it holds, by data id; an entry for each payload that was inserted.
         count: Number of these samples.
         left: Rows that left since the last report, by data id and reason.
         uses: Number of batches with which each sample was trained on.
+        batches: The iteration and the samples of each batch.
         drawn_rows: Number of rows in all batches.
         reports: The content of each report.
         settled: What a coordinator has counted, each with the number of its newest report then.
@@ -37,12 +39,14 @@ class HomeLog:
     gone: dict[str, Counter[str]]
     trained_rows: int
     first_iter: int = 0
+    earlier_uses: Counter[int] = field(default_factory=Counter)
     left_out: set[str] = field(default_factory=set)
     tried: list[str] = field(default_factory=list)
     rows: dict[str, set[int]] = field(default_factory=dict)
     count: int = 0
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
     uses: Counter[int] = field(default_factory=Counter)
+    batches: list[tuple[int, set[int]]] = field(default_factory=list)
     drawn_rows: int = 0
     reports: list[Changes] = field(default_factory=list)
     settled: list[tuple[int, Changes]] = field(default_factory=list)
@@ -88,6 +92,8 @@ class SampleOracle:
         self.left: dict[str, Counter[str]] = {}
         self.evicted: Counter[str] = Counter()
         self.homes: list[HomeLog] = []
+        self.saved_by: dict[int, int] = {}
+        """Iteration -> the home whose learner saved the newest checkpoint of it."""
         self._home = -1  # whose reports the coordinator processes
         self._policy_iters: list[int] = []  # of the policy that collected each sample
         self._payload_of: dict[int, str] = {}
@@ -127,6 +133,17 @@ class SampleOracle:
         self.homes.append(HomeLog(dict(self.gone), trained_rows))
         self._home = len(self.homes) - 1
         return self._home
+
+    def begin_learner(self, home: int, first_iter: int) -> None:
+        """Record that the learner of a home begins with the checkpoint of an iteration."""
+        log = self.homes[home]
+        log.first_iter = first_iter
+        if first_iter:
+            before = self.homes[self.saved_by[first_iter]]
+            log.earlier_uses = before.earlier_uses.copy()
+            for train_iter, samples in before.batches:
+                if train_iter < first_iter:
+                    log.earlier_uses.update(samples)
 
     def tried(self, home: int, data_id: str, lost: str = "") -> None:
         """Record that a home reads the next payload, which may be lost for a reason."""
@@ -174,7 +191,8 @@ class SampleOracle:
                 pairs = zip(samples, owners, strict=True)
                 self.entered(home, [sample for sample, each in pairs if each == owner])
         for sample, owner in dict(zip(samples, owners, strict=True)).items():
-            log.uses[sample] = uses = log.uses[sample] + 1
+            log.uses[sample] += 1
+            uses = log.uses[sample] + log.earlier_uses[sample]
             if uses > (self._max_use or uses):
                 raise SamplesLostError(f"sample {sample} is trained on {uses} times")
             if owner not in log.rows:
@@ -190,6 +208,7 @@ class SampleOracle:
                 raise SamplesLostError(f"the learner has trained on sample {sample} before")
             self._trained_at[sample] = train_iter
         log.drawn_rows += len(samples)
+        log.batches.append((train_iter, set(samples)))
         if self._rate is not None:
             inserted = set[str]().union(*(each.rows for each in self.homes))
             ratio, ahead = self._rate

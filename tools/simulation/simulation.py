@@ -27,7 +27,7 @@ from dingsdk.worker.comm import CommWorker, TaskAnswer, WorkerInfo
 from dingsdk.worker.coordinator import Coordinator
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
-from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.learner.checkpoint import Checkpoint, load_checkpoint
 from dingsdk.worker.replay_buffer.home import Home, TableHome
 from dingsdk.worker.replay_buffer.interface import RowListener
 from tools.simulation.disk import SimulatedDisk, SimulatedFolder, SimulatedTransport
@@ -403,7 +403,7 @@ class Simulation:
 
     def watch(self, home: Home, number: int, first_iter: int) -> None:
         """Report to the oracle what happens in the home of a learner that begins at a step."""
-        self.oracle.homes[number].first_iter = first_iter
+        self.oracle.begin_learner(number, first_iter)
         if isinstance(home, TableHome):
             home.buffer.add_listener(_Watched(self, number))
         report = home.report
@@ -444,25 +444,26 @@ class Simulation:
         process = self.processes[worker.info.worker_id]
         return SimulatedFolder(process, self.disk, f"ckpt-{task_id}")
 
-    def checkpoint_saved(self, folder: SimulatedFolder, iteration: int) -> None:
-        """Record that a checkpoint was saved as the newest."""
+    def checkpoint_saved(self, folder: SimulatedFolder, iteration: int, home: int) -> None:
+        """Record that the learner of a home saved a checkpoint as the newest."""
         self._saved[str(folder.path)] = iteration
+        self.oracle.saved_by[iteration] = home
 
-    def resumed_iteration(self, folder: SimulatedFolder) -> int:
-        """Return the iteration at which a learner resumes; check that no checkpoint was lost."""
+    def resumed_from(self, folder: SimulatedFolder) -> Checkpoint:
+        """Return the checkpoint from which a learner resumes; check that none was lost."""
         saved = self._saved.get(str(folder.path), 0)
         try:
             found = load_checkpoint(folder)
         except CheckpointMissingError:
             if saved:
                 self.fail(f"no checkpoint is left, and one was saved at iteration {saved}")
-            return 0
+            return Checkpoint(iteration=0, envstep=0, meta={}, state={})
         if "damage_checkpoint" not in self._damaged and (found.skipped or found.iteration < saved):
             self.fail(
                 f"the checkpoint of iteration {found.iteration} is loaded, {saved} was saved; "
                 f"passed over: {found.skipped}"
             )
-        return found.iteration
+        return found
 
     # Processes.
     def _new_process(self, name: str) -> SimulatedProcess:

@@ -210,7 +210,10 @@ class _Learning:
         simulation = worker.simulation
         self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
         if task_info.get("resume"):
-            self.last_iter.update(simulation.resumed_iteration(self.checkpoint_dir))
+            found = simulation.resumed_from(self.checkpoint_dir)
+            self.last_iter.update(found.iteration)
+            worker._checkpoint = found.meta
+        self.checkpoint_meta = worker._checkpoint_meta
 
     @property
     def train_iter(self) -> int:
@@ -230,7 +233,8 @@ class _Learning:
 
     def info(self, text: str) -> None:
         """Record that the hook saved a checkpoint; the hook logs nothing else."""
-        self._worker.simulation.checkpoint_saved(self.checkpoint_dir, self.train_iter)
+        worker = self._worker
+        worker.simulation.checkpoint_saved(self.checkpoint_dir, self.train_iter, worker.home_number)
 
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation

@@ -99,8 +99,10 @@ class BaseCommLearner(CommWorker):
         self._state: Literal["loads", "trains", "waits", "done"] = "loads"
         """The job loads its checkpoint, trains, waits for samples, or its training is over and the
         hooks after it have saved the result."""
-        self._trained_rows = 0
-        """Rows that it has trained on in this task."""
+        self._trained_rows = self._earlier_rows = 0
+        """Rows that it has trained on, and those that were reported when this task began."""
+        self._checkpoint: Mapping[str, Any] = {}
+        """What the checkpoint that the task continues from has besides the policy."""
 
     def _tasks(self) -> TaskFunctions:
         return {
@@ -116,14 +118,18 @@ class BaseCommLearner(CommWorker):
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's learner and run it; raises as ``building``."""
         with self.building(task_info):
-            self._state, self._trained_rows = "loads", 0
+            self._state, self._checkpoint = "loads", {}
             self._close_home()
             self._training = self._create_training(task_info)
             self._learner = self._create_learner(task_info)
+            self._earlier_rows = int(task_info["home"]["trained_rows"])
+            saved = int(self._checkpoint.get("trained_rows", 0))
+            self._trained_rows = max(0, saved - self._earlier_rows)
             limit_s = self.storage_timeout_s
             self._learner.patience = Patience(limit_s, self._stops_after, self._clock)
             try:
                 self._home = self._create_home(task_info)
+                self._home.restore_uses(self._checkpoint.get("uses", {}))
             except BaseException:
                 self._learner.close()
                 raise
@@ -223,7 +229,9 @@ class BaseCommLearner(CommWorker):
         if checkpoints is not None:
             loading = {"load_path": str(checkpoints), "restores_settings": True}
             cfg["hook"]["load_ckpt_before_run"] = {"priority": 20, "ext_args": loading}
-            left -= load_checkpoint(checkpoints).iteration
+            found = load_checkpoint(checkpoints)
+            left -= found.iteration
+            self._checkpoint = found.meta
             cfg["train_iterations"] = max(1, left)
         elif task_info.get("resume"):
             text = "%s begins with new weights: there is no checkpoint in %s"
@@ -239,6 +247,7 @@ class BaseCommLearner(CommWorker):
     def _connect(self, learner: Any, task_info: Mapping[str, Any], left: int) -> None:
         """Give a new learner its policy, and connect it with this worker and the other ranks."""
         learner.hook_close_s = PART_CLOSE_S
+        learner.checkpoint_meta = self._checkpoint_meta
         if left < 1:
             learner.train_iterations = 0  # not allowed in a config
 
@@ -267,6 +276,11 @@ class BaseCommLearner(CommWorker):
         if self._cfg.save_every_s is not None:
             learner.register_hook(SaveAtIntervalsHook(self._cfg.save_every_s, self._clock))
         learner.setup_dataloader()
+
+    def _checkpoint_meta(self) -> dict[str, Any]:
+        """Return what another learner needs that continues from a checkpoint of this one."""
+        rows = self._earlier_rows + self._trained_rows
+        return {"trained_rows": rows, "uses": self._the_home().uses()}
 
     @property
     def hooks4call(self) -> list[LearnerHook]:

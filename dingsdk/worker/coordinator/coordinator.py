@@ -627,6 +627,7 @@ class Coordinator(Configurable):
             pace = EpisodePace.of(self._cfg)
             return {
                 "counts": payloads.home_counts or None,
+                "trained_rows": payloads.trained_rows,
                 "pace": None if pace is None else dataclasses.asdict(pace),
             }
 

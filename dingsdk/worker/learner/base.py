@@ -86,6 +86,7 @@ class BaseLearner(Configurable):
 
     Attributes:
         train_iterations: Largest number of batches that the next ``start()`` trains on.
+        checkpoint_meta: Returns what the owner of the learner adds to ``meta`` of its checkpoints.
 
     Raises:
         ConfigError: A config value that cannot work.
@@ -196,6 +197,7 @@ class BaseLearner(Configurable):
         )
         self._own_tb_logger = own_tb_logger
         self.hook_close_s: float | None = None
+        self.checkpoint_meta: Callable[[], Mapping[str, Any]] = dict
         """Time limit in seconds for the ``close()`` of all hooks together. Each hook is closed in a
         separate thread; hooks that do not return in time are abandoned. None: hooks are closed in
         the caller's thread, without a limit."""

@@ -483,7 +483,7 @@ class SaveCkptHook(LearnerHook):
                 engine.policy.state_dict(),
                 iteration=engine.updates,
                 envstep=engine.collector_envstep,
-                meta={"instance_name": engine.instance_name},
+                meta={"instance_name": engine.instance_name, **engine.checkpoint_meta()},
             )
             engine.info(f"saved checkpoint {path}")
 

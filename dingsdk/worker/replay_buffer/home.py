@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.collected import without_returns
@@ -20,6 +22,8 @@ from dingsdk.worker.replay_buffer.table import Table
 
 Load = Callable[[str, str | None], SampleBatch]
 """Returns a payload by its id and its digest; raises DataMissingError or DataCorruptError."""
+_ALL_USES = 1 << 62
+"""Uses of a row that may not be used again."""
 TRAINED = "trained"
 """Why the rows of an on-policy policy leave."""
 
@@ -132,6 +136,17 @@ class Home(ABC):
         """Return the counts of ``BufferStats``, if the buffer counts the samples of the run."""
         return None
 
+    def uses(self) -> dict[str, NDArray[np.int64]]:
+        """Return how often the learner has trained on each row of payloads, by payload id.
+
+        Only of payloads with rows that it has trained on and may train on again, here or in
+        another home. An empty array means all rows, as often as allowed.
+        """
+        return {}
+
+    def restore_uses(self, uses: Mapping[str, Any]) -> None:  # noqa: B027, most do not count uses
+        """Continue from the ``uses`` of an earlier home, when its payloads are announced again."""
+
     def close(self) -> None:  # noqa: B027, most have nothing to release
         """Release everything."""
 
@@ -150,9 +165,9 @@ class Home(ABC):
             inserted, self._inserted = self._inserted, []
             lost, self._lost = self._lost, []
             counts = self.counts()
-        if inserted or lost or left:
-            self._reported += 1
-            self._reports.append(HomeReport(self._reported, inserted, lost, left))
+            if inserted or lost or left:
+                self._reported += 1
+                self._reports.append(HomeReport(self._reported, inserted, lost, left))
         return counts
 
     def reports(self, after: int) -> list[dict[str, Any]]:
@@ -209,6 +224,7 @@ class TableHome(Home):
         self._payloads: dict[int, Announcement] = {}  # those with rows in the buffer, by number
         self._stored: dict[int, int] = {}  # how many elements of each payload the buffer holds
         self._numbers = 0
+        self._earlier_uses: dict[str, NDArray[np.int64]] = {}
         if counts is not None:
             with buffer.locked_limiter() as limiter:
                 limiter.load_state_dict(counts["limiter"])
@@ -272,6 +288,27 @@ class TableHome(Home):
     def update(self, priorities: Mapping[str, Any]) -> None:
         self.buffer.update(priorities)
 
+    def uses(self) -> dict[str, NDArray[np.int64]]:
+        with self._lock:
+            stored = self.buffer.uses()
+            if stored is None:
+                return {}
+            # The coordinator may not know yet that rows of these left, and announce them again.
+            left = {data_id for report in self._reports for data_id, _, _ in report.left}
+            left |= {self._payloads[number].data_id for number, _ in self._origins.left}
+            found = dict.fromkeys(left, np.empty(0, np.int64))
+            for number, (rows, uses) in stored.items():
+                announced = self._payloads[number]
+                found[announced.data_id] = np.full(announced.rows, _ALL_USES)
+                found[announced.data_id][rows] = uses
+        found = {name: uses for name, uses in found.items() if uses.any() or not len(uses)}
+        # Once all announced payloads are inserted, the others will not be announced again.
+        is_pending = self._waiting or not self.announced
+        return {**self._earlier_uses, **found} if is_pending else found
+
+    def restore_uses(self, uses: Mapping[str, Any]) -> None:
+        self._earlier_uses = {name: np.asarray(each) for name, each in uses.items()}
+
     def count(self) -> int:
         return self.buffer.count()
 
@@ -297,7 +334,8 @@ class TableHome(Home):
             self._stream = stream
             self.buffer.end_trajectory()
         rows: Any = unpack_samples(batch) if has_lists(batch.columns) else batch
-        if self.observe is not None and not announced.was_inserted:
+        uses = self._earlier_uses.pop(announced.data_id, None)
+        if self.observe is not None and not announced.was_inserted and uses is None:
             self.observe(rows)
         rows = without_returns(rows)
         pushed = [rows] if self._is_of_episodes else rows
@@ -305,11 +343,16 @@ class TableHome(Home):
             self._numbers += 1
             self._payloads[self._numbers] = announced
             self._stored[self._numbers] = len(pushed)
-            self._origins.current = self._numbers
-            if announced.was_inserted:
+            self._origins.begin(self._numbers)
+            if uses is not None:
+                uses = uses if len(uses) == len(rows) else np.full(len(rows), _ALL_USES)
+                facts = {"use": uses}
+                self.buffer.push_unlimited(pushed, is_counted=announced.was_inserted, facts=facts)
+            elif announced.was_inserted:
                 self.buffer.push_unlimited(pushed, is_counted=True)
             else:
                 self.buffer.push(pushed, announced.env_steps)
+            if not announced.was_inserted:
                 pace = self._pace
                 if pace is not None and self.buffer.can_sample(pace.batch_size):
                     pace.episodes += announced.episodes

@@ -1,10 +1,11 @@
-"""Which payload each stored row came from."""
+"""Which payload each stored row came from, and which of its rows it is."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dingsdk.worker.replay_buffer.storage import Where
 
@@ -19,18 +20,31 @@ class Origins:
         capacity: Number of positions of the table.
 
     Attributes:
-        current: Number of the payload whose rows are being pushed.
         left: Rows that left, by (payload, reason), since :meth:`take_left`.
     """
 
     def __init__(self, capacity: int) -> None:
         self._of = np.full(capacity, _NONE, np.int64)
-        self.current = _NONE
+        self._row = np.zeros(capacity, np.int64)
+        self._payload = _NONE
+        self._rows = 0
         self.left: Counter[tuple[int, str]] = Counter()
 
+    def begin(self, payload: int) -> None:
+        """Note the number of the payload whose rows are pushed from now on."""
+        self._payload, self._rows = payload, 0
+
     def insert(self, where: Where) -> None:
-        """Record that rows of the current payload were stored at positions that hold no row."""
-        self._of[where] = self.current
+        """Record that the next rows of the payload were stored at positions that hold no row."""
+        self._of[where] = self._payload
+        count = where.stop - where.start if isinstance(where, slice) else len(where)
+        self._row[where] = np.arange(self._rows, self._rows + count)
+        self._rows += count
+
+    def stored(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return all positions with rows, and the payload and the row in it: int64[n] each."""
+        where = np.flatnonzero(self._of != _NONE)
+        return where, self._of[where], self._row[where]
 
     def remove(self, where: Where, reason: str) -> None:
         """Record that the rows at positions have left; positions without a row are ignored."""

@@ -583,6 +583,25 @@ class Table(IBuffer, Closing):
             self._choose_push_path()
             return self._origins
 
+    def uses(self) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
+        """Return which rows of each payload are stored, and how often each was sampled.
+
+        Returns:
+            By payload: numbers of rows in it, and uses: int64[n] each. None if a row can be
+            sampled without limit.
+        """
+        with self._lock:
+            if self._origins is None or self._metadata is None:
+                return None
+            where, payloads, rows = self._origins.stored()
+            uses = self._metadata.uses(where)
+        if uses is None:
+            return None
+        order = np.argsort(payloads, kind="stable")
+        numbers, first = np.unique(payloads[order], return_index=True)
+        pairs = zip(np.split(rows[order], first[1:]), np.split(uses[order], first[1:]), strict=True)
+        return dict(zip(numbers.tolist(), pairs, strict=False))  # one empty pair of no numbers
+
     def take_left(self) -> list[tuple[int, str, int]]:
         """Return ``(payload, reason, rows)`` of the rows that left since the last call."""
         with self._lock:

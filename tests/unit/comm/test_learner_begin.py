@@ -40,7 +40,7 @@ def test_first_report_of_a_resumed_learner_has_the_iteration_of_its_checkpoint(
         master = Master(transport.master_end(), transport.scheduler)
         learner = BaseCommLearner({}, transport, "l0")
         task = learner_task(cfg, "t", "b", "p", number=0)
-        task["home"] = {"pace": None, "counts": None}
+        task["home"] = {"pace": None, "counts": None, "trained_rows": 0}
 
         def ask(name: str, **data: Any) -> Mapping[str, Any]:
             return master.ask("l0", {"name": name, **data}, PATIENCE_S)

@@ -84,7 +84,7 @@ class Bench:
         """Return the learner task t2; ``changes`` are of its learner's section."""
         task = learner_task(self.cfg, "t2", "b2", "p2", number=0)
         task["learner_cfg"] |= changes
-        return {**task, "home": {"pace": None, "counts": None}}
+        return {**task, "home": {"pace": None, "counts": None, "trained_rows": 0}}
 
     def start_learner(self, **task_info: Any) -> Mapping[str, Any]:
         """Start the learner task t2; return the announcement of a collected payload."""

@@ -502,12 +502,13 @@ def test_new_home_of_a_buffer_is_told_all_live_payloads_and_the_counts_of_the_la
 ) -> None:
     learner, coordinator = site.task("learner"), site.coordinator
     site.open_buffer(learner)
-    assert coordinator.new_home(learner) == {"counts": None, "pace": None}
+    new = {"counts": None, "trained_rows": 0, "pace": None}
+    assert coordinator.new_home(learner) == new
     site.send("a", "b", "c")
     assert site.announced(learner) == ["a", "b", "c"]
-    site.hear(learner, left=[("a", 4), ("b", 1)], counts={"limiter": 3})
+    site.hear(learner, left=[("a", 4), ("b", 1)], counts={"limiter": 3}, trained_rows=6)
     site.open_buffer(learner)  # for another worker
-    assert coordinator.new_home(learner) == {"counts": {"limiter": 3}, "pace": None}
+    assert coordinator.new_home(learner) == {**new, "counts": {"limiter": 3}, "trained_rows": 6}
     assert coordinator.confirmed_of(learner) == 0
     assert site.announced(learner) == ["b", "c"]
     coordinator.deal_with_learner_known(learner, ["c"])  # as after a restart of the coordinator

@@ -306,6 +306,45 @@ def test_new_home_that_draws_before_its_announcements_counts_each_row_once() -> 
     assert counts() == (12, 12, [8, 3])
 
 
+def test_rows_are_used_as_often_as_allowed_over_all_homes_of_a_learner() -> None:
+    """The uses are saved at any time, and the coordinator has not had all reports by then."""
+    rng = np.random.default_rng(0)
+    cfg = {"type": "advanced", "replay_buffer_size": 30, "max_use": 2, "seed": 0}
+    store, used, saved = Store(), Counter[tuple[int, int]](), {}
+    live = [store.add(str(name), int(rng.integers(1, 9))) for name in range(20)]
+    for _ in range(12):
+        home: Any = TableHome(create_buffer(cfg), store.load)
+        home.restore_uses(saved)
+        # Some were not reported as inserted; that changes only the counts of the limiter.
+        was_inserted = rng.random(len(live)) < 0.5
+        pairs = zip(live, was_inserted.tolist(), strict=True)
+        home.announce({**each, "was_inserted": is_in} for each, is_in in pairs)
+        for _ in range(int(rng.integers(0, 6))):
+            batch = home.sample(3, 0)
+            if batch is not None:
+                columns = batch.columns
+                pairs = zip(columns["payload"].tolist(), columns["obs"][:, 0].tolist(), strict=True)
+                used.update({(name, int(row)) for name, row in pairs})
+        if rng.random() < 0.7:
+            home.report()
+        if rng.random() < 0.5:  # the coordinator hears of it
+            gone = {name for report in home.reports(0) for name, _, _ in report["left"]}
+            live = [each for each in live if each["data_id"] not in gone - home.known]
+            home.reports(home._reported)
+        saved = home.uses()
+    assert max(used.values()) == 2
+    assert sum(used.values()) > 50
+
+
+def test_uses_of_rows_without_a_limit_are_not_saved() -> None:
+    store = Store()
+    home = TableHome(create_buffer({"type": "advanced", "replay_buffer_size": 5}), store.load)
+    home.announce([store.add("1", 4), store.add("2", 4)])
+    home.sample(2, 0)
+    home.report()
+    assert home.uses() == {}
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("kind", ["table", "training"])
 def test_payload_with_other_rows_than_announced_is_corrupt(kind: str, rows: int) -> None:
