@@ -237,14 +237,14 @@ def test_reachable_address_needs_a_chosen_secret(tmp_path: Any, host: str) -> No
 def test_reachable_server_accepts_the_names_of_its_host_in_any_case(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, host: str, names: set[str]
 ) -> None:
-    from .conftest import SECRET, Listener, Peer
+    from .conftest import SECRET, Peer, listener
 
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
     monkeypatch.setattr(socket, "gethostname", lambda: "Node7")
     monkeypatch.setattr(socket, "getfqdn", lambda: "Node7.Example.ORG")
     always = {"localhost", "127.0.0.1", "::1", "alias"}
     transport = FlaskFSTransport({"host": host, "allowed_hosts": ["Alias"]}, tmp_path)
-    peer = Peer(int(transport.master_end().open(Listener()).rpartition(":")[2]), SECRET)
+    peer = Peer(int(transport.master_end().open(listener()).rpartition(":")[2]), SECRET)
     for name in ("node7", "node7.example.org", "10.1.2.3", "::", "example.org", *always):
         for form in (name, name.upper()):
             sent = {"Host": f"[{form}]:80" if ":" in form else form}

@@ -129,7 +129,7 @@ def test_unknown_optional_fields_are_ignored(served: Any) -> None:
     peer = served.peer()
     peer.join()
     assert peer.call("renew", {**BODIES["renew"], "later": [1]}, hint={"x": 1})[0] == 200
-    assert served.listener.of("renewed") == [("peer", 1)]
+    assert served.listener.of("renewed", "peer") == [1]
 
 
 @pytest.mark.parametrize("worker", ["../x", "/etc", "a/b", "a\0b", "%2e%2e", "x" * 300, "", "é"])
@@ -226,8 +226,7 @@ def test_message_of_another_run_epoch_or_incarnation_is_stale(served: Any) -> No
     assert peer.call("answer", answers, inc=old)[0] == 409
     served.end.drop("peer", peer.inc, "silent")
     assert peer.call("renew", BODIES["renew"])[0] == 409
-    assert served.listener.of("answered") == []
-    assert served.listener.of("renewed") == []
+    assert not {"answered", "renewed"} & {kind for kind, *_ in served.listener.events}
 
 
 def test_more_waiting_workers_than_threads_leave_some_for_answers(served: Any) -> None:
