@@ -36,6 +36,7 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.run_id import run_id
+from tests.small_disk import small_disk
 from tools.chaos.counting import acknowledged_rows
 
 from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
@@ -377,17 +378,10 @@ def test_second_concurrent_resume_is_refused(run: Path) -> None:
 def test_run_on_a_read_only_disk_is_refused_in_one_line(
     ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a file system")
-    try:
+    with small_disk(tmp_path / "disk", "64m") as disk:
         run = Path(shutil.copytree(ended, disk / "run"))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         assert main(["train", "--resume", str(run)]) == 2
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     error = capsys.readouterr().err
     assert f"{run} cannot be written to" in error
     assert error.count("\n") == 1

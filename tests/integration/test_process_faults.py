@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from dingsdk.pipeline import process_group
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
+from tests.small_disk import small_disk
 
 from .process_cluster import LEASE_S, PATIENCE_S, ProcessCluster, is_running
 
@@ -131,14 +131,13 @@ class CrashCluster(ProcessCluster):
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
     """A small separate file system; None without the right to mount one."""
-    path = tmp_path_factory.mktemp("disk")
-    options = f"size={DISK_BYTES},mode=0700"
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        yield None
-        return
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            path = tmp_path_factory.mktemp("disk") / "small"
+            made = stack.enter_context(small_disk(path, str(DISK_BYTES)))
+        except pytest.skip.Exception:
+            made = None
+        yield made
 
 
 @pytest.fixture(scope="module")
