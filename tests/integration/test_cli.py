@@ -21,7 +21,8 @@ import pytest
 from dingsdk.cli import main
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
-PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
+from .commands import PROGRAM
+
 SMALL = [
     "--set", "system.max_env_steps=400",
     "--set", "env.n_evaluator_episode=3",
@@ -237,7 +238,7 @@ def test_closed_terminal_stops_a_run_with_a_checkpoint(tmp_path: Path, more: Any
     code = (
         "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored
-    ) + PROGRAM[2]
+    ) + "import sys; from dingsdk.cli import main; sys.exit(main())"
     terminal, theirs = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code, "train", "cartpole-dqn", *SMALL, *ENDLESS, *more],

@@ -8,10 +8,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,74 +19,27 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tests.small_disk import small_disk
 from tools.chaos.counting import acknowledged_rows
 
+from .commands import Site, iterations, read_until
 from .process_cluster import PATIENCE_S
 from .test_parallel_resume import ITERATIONS, go_on, kill_all, start, status, wait_until
 from .test_processes import children_of
 
-RUN = [
-    "--config", "cartpole-dqn", "--transport", "flask_fs",
+OPTIONS = [
     "--set", "env.stop_value=.inf", "--set", "env.evaluator_env_num=2",
     "--set", "env.n_evaluator_episode=2", "--set", "system.coordinator.lease_s=5",
     "--set", "system.validate_state=true",
 ]  # fmt: skip
-PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
-
-
-class Hosts:
-    """Starts the processes of one run, one command per role."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data = folder / "run"
-        self._folder = folder
-        self._started: list[subprocess.Popen[str]] = []
-
-    def start(self, role: str, *args: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*PROGRAM, role, *RUN, "--data", str(self.data), *args],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self._folder,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        self._started.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.data / "status.json").read_text())
-        return found
-
-
-def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        found = re.search(pattern, line)
-        if found is not None:
-            return found
-    pytest.fail(f"it never printed {pattern!r}: {process.communicate()[1]}")
-
-
-def iterations(process: subprocess.Popen[str], more_than: int) -> int:
-    while True:
-        found = read_until(process, r"([\d,]+) iterations")
-        count = int(found[1].replace(",", ""))
-        if count > more_than:
-            return count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pause_s", [0.0, 12.0])
 def test_workers_continue_with_a_restarted_coordinator(tmp_path: Path, pause_s: float) -> None:
-    hosts = Hosts(tmp_path)
-    try:
+    with closing(Site(tmp_path, *OPTIONS)) as hosts:
         first = hosts.start("coordinator")
         address = read_until(first, r"^coordinator: (\S+)$")[1]
         port = address.rpartition(":")[2]
-        learner = hosts.start("learner", "--coordinator", address, "--id", "l0")
-        hosts.start("collector", "--coordinator", address, "--id", "c0")
+        learner = hosts.start_worker("learner", address, "--id", "l0")
+        hosts.start_worker("collector", address, "--id", "c0")
         done = iterations(first, 100)
         first.send_signal(signal.SIGKILL)
         first.wait(PATIENCE_S)
@@ -106,8 +58,6 @@ def test_workers_continue_with_a_restarted_coordinator(tmp_path: Path, pause_s: 
         result = json.loads((hosts.data / "result.json").read_text())
         assert result["train_iter"] >= again > done
         assert load_checkpoint(hosts.data / "ckpt").iteration == result["train_iter"]
-    finally:
-        hosts.close()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,9 +28,8 @@ from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
+from .commands import PROGRAM
 from .process_cluster import LEASE_S, PATIENCE_S, SETS, ProcessCluster, is_running
-
-PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
 
 
 @pytest.fixture(scope="module")
