@@ -27,6 +27,7 @@ from dingsdk.worker.replay_buffer import persistence
 
 from .job_cluster import JobCluster
 from .test_coordinator_restart import code_without_coordinator
+from .test_demonstrations import recorded
 from .test_parallel_resume import ITERATIONS, SETS, start
 
 COLLECTOR = "policy.collect.collector"
@@ -35,23 +36,10 @@ BUFFER = "policy.other.replay_buffer"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with six episodes of random actions on CartPole."""
-    env, rng = gym.make("CartPole-v1"), np.random.default_rng(0)
-    rows = []
-    for episode in range(6):
-        obs, _ = env.reset(seed=episode)
-        is_done = False
-        while not is_done:
-            action = int(rng.integers(2))
-            next_obs, reward, terminated, truncated, _ = env.step(action)
-            rows.append((obs, action, reward, next_obs, terminated, truncated))
-            obs, is_done = next_obs, terminated or truncated
-    env.close()
-    names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    """A file with episodes of random actions on CartPole."""
+    rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("data") / "cartpole.npz"
-    write_dataset(Dataset(columns), path)
-    return path
+    return recorded(path, 150, reward=1.0, act=lambda obs: int(rng.integers(2)))
 
 
 @pytest.fixture

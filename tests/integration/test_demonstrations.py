@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,19 @@ class SharePolicy(DQNPolicy):
         return super().learn(batch)
 
 
-def recorded(path: Path, steps: int = 120, reward: float = 5.0) -> Path:
-    """Write episodes of a rule that balances the pole, of 40 steps each; return the path."""
+def balance(obs: Any) -> int:
+    """Return an action that balances the pole."""
+    return int(obs[2] + obs[3] > 0)
+
+
+def recorded(
+    path: Path, steps: int = 120, reward: float = 5.0, act: Callable[[Any], int] = balance
+) -> Path:
+    """Write episodes of CartPole of at most 40 steps each; return the path."""
     env, rows = gym.make("CartPole-v1", max_episode_steps=40), list[Any]()
     obs, _ = env.reset(seed=0)
     while len(rows) < steps:
-        action = int(obs[2] + obs[3] > 0)
+        action = act(obs)
         next_obs, _, terminated, truncated, _ = env.step(action)
         rows.append((obs, action, reward, next_obs, terminated, truncated))
         obs = env.reset()[0] if terminated or truncated else next_obs

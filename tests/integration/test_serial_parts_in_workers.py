@@ -15,9 +15,10 @@ from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run, train
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker import ISerialCollector, ISerialEvaluator, SampleSerialCollector
+from dingsdk.worker import ISerialCollector, SampleSerialCollector
 
 from . import short_runs
+from .own_parts import FixedEvaluator
 
 
 class PlainCollector(ISerialCollector):
@@ -50,24 +51,6 @@ class PlainCollector(ISerialCollector):
                     }
                 )
         return rows
-
-
-class FixedEvaluator(ISerialEvaluator):
-    """Reports the same returns each time."""
-
-    class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
-        """Its section."""
-
-        type: str = "fixed"
-        value: float = 1.0
-
-    _config_path: ClassVar[str] = "policy.eval.evaluator"
-
-    def eval(
-        self, save_ckpt_fn: Any = None, train_iter: int = -1, envstep: int = -1
-    ) -> tuple[bool, dict[str, Any]]:
-        assert self.env.env_num == 2
-        return False, {"eval_episode_return": [self._cfg.value, 3 * self._cfg.value]}
 
 
 class CountingCollector(SampleSerialCollector):
