@@ -114,12 +114,7 @@ def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -
     [
         (["no-such-example"], "cartpole-dqn"),
         (["cartpole-dqn", "--set", "policy.type=dqm"], "did you mean 'dqn'"),
-        (["cartpole-dqn", "--set", "policy.learn.batchsize=3"], "did you mean 'batch_size'"),
         (["cartpole-dqn", "--set", "env.env_id=CartPoll-v1"], "CartPole-v1"),
-        (["cartpole-dqn", "--set", "seed=abc"], "seed: expected a whole number"),
-        (["cartpole-dqn", "--set", "env.collector_env_num=-1"], "env.collector_env_num"),
-        (["cartpole-dqn", "--set", "policy.collect.n_sample=0"], "policy.collect.n_sample"),
-        (["cartpole-dqn", "--set", "policy.learn.learning_rate=fast"], "learning_rate"),
         (["cartpole-dqn", "--set", "no-equals-sign"], "path.to.key=value"),
         (["cartpole-dqn", "--mode", "parallel", "--transport", "pigeon"], "transports"),
         (["cartpole-dqn", "--transport", "in_memory"], "--mode parallel"),

@@ -13,7 +13,6 @@ from dingsdk import train
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker.coordinator import Coordinator
 
 SETS = (
     "env.collector_env_num=4",
@@ -37,21 +36,6 @@ def run(*sets: str, transport: str = "in_memory") -> Any:
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    """The evicted samples of a run by reason, as counted when the coordinator closes."""
-    found: list[dict[str, int]] = []
-    close = Coordinator.close
-
-    def look(self: Coordinator, *args: Any, **kwargs: Any) -> Any:
-        self.validate_state()
-        found.append(dict(self.status().samples.evicted))
-        return close(self, *args, **kwargs)
-
-    monkeypatch.setattr(Coordinator, "close", look)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,7 @@ def test_run_continues_after_a_process_is_killed(tmp_path: Path, name: str) -> N
         ),
         (["system.replay.type=serve"], "parallel", "server"),
         (["system.replay.type=learner", "system.replay.address=h:1"], "parallel", "learner"),
+        (["policy.on_policy=true"], "parallel", "newest"),
     ],
 )
 def test_settings_that_a_replay_server_cannot_use_are_refused(
@@ -253,8 +254,3 @@ def test_settings_that_a_replay_server_cannot_use_are_refused(
     with pytest.raises(ConfigError, match=word) as caught:
         compile_run("cartpole-dqn", mode=mode, sets=["system.replay.type=server", *sets])
     assert "replay" in str(caught.value.path)
-
-
-def test_on_policy_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="newest"):
-        compile_run("cartpole-ppo", mode="parallel", sets=["system.replay.type=server"])

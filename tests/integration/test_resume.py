@@ -26,11 +26,9 @@ from dingsdk.errors import (
     CheckpointMissingError,
     CheckpointVersionError,
     ConfigError,
-    RunFolderError,
     StorageFullError,
 )
 from dingsdk.pipeline.resume import RunSaver, find_save
-from dingsdk.pipeline.run_folder import held
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.testing import StopAndGo
 from dingsdk.testing.stop_and_go import _interrupt_after, outcome_of
@@ -203,14 +201,6 @@ def _without_logs(folder: Path) -> dict[str, bytes]:
     return {name: each for name, each in contents(folder).items() if name[:4] != "log/"}
 
 
-def test_two_saves_are_kept_and_share_no_state(run: Path) -> None:
-    names = sorted(path.name for path in (run / "resume").iterdir())
-    assert len(names) == 2
-    assert int(names[1]) == int(names[0]) + 1
-    first, second = (find_save(run / "resume" / name) for name in names)
-    assert first.state.parts["learner"]["train_iter"] <= second.state.parts["learner"]["train_iter"]
-
-
 def test_resume_with_a_higher_limit_continues_and_saves_the_limit(run: Path) -> None:
     before = find_save(run)
     result = resume(run, sets=["policy.learn.learner.train_iterations=40"])
@@ -353,19 +343,6 @@ def test_folder_without_a_save_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     with pytest.raises(CheckpointMissingError, match="has no save and no journal"):
         resume(tmp_path)
-
-
-def test_save_without_its_state_file_is_ignored(run: Path) -> None:
-    older, newest = sorted((run / "resume").iterdir())
-    (newest / "state.safetensors").unlink()
-    assert find_save(run).path == older
-
-
-def test_resume_of_a_running_run_is_refused(run: Path) -> None:
-    before = contents(run)
-    with held(run), pytest.raises(RunFolderError, match="a run is under way"):
-        resume(run)
-    assert contents(run) == before
 
 
 def test_saving_can_be_turned_off(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -104,17 +103,6 @@ def test_workers_leave_and_others_take_over(site: Site) -> None:
     assert coordinator.wait(PATIENCE_S) == 130
     assert second.wait(PATIENCE_S) == 0
     assert load_checkpoint(site.data / "ckpt").iteration > saved
-
-
-@pytest.mark.slow
-def test_worker_without_a_coordinator_gives_up_on_ctrl_c(site: Site) -> None:
-    learner = site.start_worker("learner", "http://127.0.0.1:9")
-    while not (site.data / "transport").exists():
-        assert learner.poll() is None
-        threading.Event().wait(0.05)
-    learner.send_signal(signal.SIGINT)
-
-    assert learner.wait(PATIENCE_S) == 130
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.train import resume, train
 from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.one_vs_one import saved_league
-from dingsdk.worker.coordinator import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tests.tensorboard_events import curves_of
 
@@ -257,17 +256,8 @@ PPO: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_on_policy_parallel_run_stays_within_the_policy_lag_limit(
-    max_lag: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    max_lag: int, tmp_path: Any, evicted: list[dict[str, int]]
 ) -> None:
-    evicted: list[dict[str, int]] = []
-    close = Coordinator.close
-
-    def look(self: Coordinator, *args: Any, **kwargs: Any) -> Any:
-        self.validate_state()
-        evicted.append(dict(self.status().samples.evicted))
-        return close(self, *args, **kwargs)
-
-    monkeypatch.setattr(Coordinator, "close", look)
     sets = (f"policy.other.commander.max_policy_lag={max_lag}", "system.collector_num=2")
     result = train(PPO, mode="parallel", transport="in_memory", sets=sets, output=tmp_path)
 

@@ -11,8 +11,7 @@ import pytest
 
 from dingsdk.config import PartSection
 from dingsdk.errors import ConfigError
-from dingsdk.pipeline.context import RunContext, RunResult
-from dingsdk.pipeline.parallel import parallel_pipeline
+from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.train import compile_run, train
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import ISerialCollector, SampleSerialCollector
@@ -81,10 +80,9 @@ def manager() -> Iterator[PluginManager]:
         yield made
 
 
-def run(run_dir: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
+def run(output: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
     sets = (*short_runs.QUICK, f"system.transport.concurrency={concurrency}", *sets)
-    cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
-    return parallel_pipeline(RunContext(cfg=cfg, run_dir=run_dir))
+    return train("cartpole-dqn", "parallel", "in_memory", sets, 3, output)
 
 
 @pytest.mark.parametrize(

@@ -134,26 +134,6 @@ def test_role_of_a_plugin_has_a_command_that_joins_a_run(
     assert f"mine joined {cluster.address}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_for_a_restart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = tmp_path / "run"
-    cluster = JobCluster(run_dir, None, "system.roles.auditor.num=0")
-    options = ["--config", "cartpole-dqn", "--transport", "flask_fs", "--data", str(run_dir)]
-    options += ["--set", "system.worker_memory_limit=1", "--id", "mine"]
-    try:
-        code = main(["auditor", *options, "--coordinator", cluster.address])
-    finally:
-        cluster.close()
-
-    assert code == 75  # EX_TEMPFAIL, for the shell or a supervisor
-    assert len(audits(run_dir)) >= 3
-    out, err = capsys.readouterr()
-    assert err == "mine left, over its memory limit; start it again\n"
-    assert "the run is over" not in out
-
-
 def test_command_line_lists_the_role_and_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "auditor" in capsys.readouterr().out
