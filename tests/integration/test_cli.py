@@ -156,11 +156,6 @@ def test_mistake_found_by_a_worker_is_printed_without_a_traceback(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_eval_of_a_missing_run_folder_is_an_error(tmp_path: Path, shell: Shell) -> None:
-    assert shell.run("eval", "nowhere", cwd=tmp_path) == 2
-    assert shell.err.startswith("Error: there is no run folder nowhere; name a folder")
-
-
 @pytest.mark.parametrize("command", ["eval", "status", "train --resume"])
 def test_run_folder_with_a_name_that_is_too_long_gives_one_line(
     tmp_path: Path, shell: Shell, command: str

@@ -351,12 +351,6 @@ def test_learner_without_latest_json_resumes_from_the_newest_checkpoint(
     assert ("begins with new weights" in caplog.text) != is_there
 
 
-def test_torn_record_at_the_end_is_dropped(run: Path) -> None:
-    path = max((run / "journal").glob("*.facts"))
-    path.write_bytes(path.read_bytes()[:-7])
-    assert go_on(run, 70).train_iter == 70
-
-
 def test_second_concurrent_resume_is_refused(run: Path) -> None:
     refused: list[str] = []
 
