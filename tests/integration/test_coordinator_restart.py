@@ -19,8 +19,8 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tests.small_disk import small_disk
 from tools.chaos.counting import acknowledged_rows
 
+from .clusters import PATIENCE_S
 from .commands import Site, iterations, read_until
-from .process_cluster import PATIENCE_S
 from .test_parallel_resume import ITERATIONS, go_on, kill_all, start, status, wait_until
 from .test_processes import children_of
 

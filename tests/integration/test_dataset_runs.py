@@ -19,13 +19,12 @@ from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
-from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
 from dingsdk.worker import NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_buffer import persistence
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 from .test_coordinator_restart import code_without_coordinator
 from .test_demonstrations import recorded
 from .test_parallel_resume import ITERATIONS, SETS, start
@@ -265,17 +264,13 @@ def on_cartpole(data: Path, iterations: int) -> tuple[str, ...]:
 def test_a_learner_that_replaces_a_lost_one_trains_on_the_same_rows(
     data: Path, tmp_path: Path
 ) -> None:
-    with use_manager(PluginManager()), torch_threads(1):
-        cluster = JobCluster(tmp_path, "greenlets", *on_cartpole(data, 400))
-        try:
-            cluster.expect(lambda: cluster.train_iter() > 60)
-            cluster.transport.abandon_worker("learner-0")
-            cluster.running("learner", attempt=2)
-            cluster.expect(lambda: cluster.train_iter() == 400)
-            cluster.coordinator.validate_state()
-            found = cluster.coordinator.status()
-        finally:
-            cluster.close()
+    with JobCluster(tmp_path, "greenlets", *on_cartpole(data, 400)) as cluster:
+        cluster.expect(lambda: cluster.train_iter() > 60)
+        cluster.transport.abandon_worker("learner-0")
+        cluster.running("learner", attempt=2)
+        cluster.expect(lambda: cluster.train_iter() == 400)
+        cluster.coordinator.validate_state()
+        found = cluster.coordinator.status()
     rows = count(data)
     assert (found.samples.collected, found.samples.live) == (rows, rows)
     assert not any(found.samples.evicted.values())
@@ -285,17 +280,13 @@ def test_a_learner_that_replaces_a_lost_one_trains_on_the_same_rows(
 def test_a_learner_that_replaces_a_lost_one_refuses_other_data(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     path.write_bytes(data.read_bytes())
-    with use_manager(PluginManager()), torch_threads(1):
-        cluster = JobCluster(tmp_path / "run", "greenlets", *on_cartpole(path, 1_000_000))
-        try:
-            cluster.expect(lambda: cluster.train_iter() > 60)
-            changed = read_dataset(data).columns
-            write_dataset(Dataset({**changed, "reward": changed["reward"] * 2}), path)
-            cluster.transport.abandon_worker("learner-0")
-            with pytest.raises(AssertionError, match=r"data\.npz is not the data that the run"):
-                cluster.expect(lambda: False)
-        finally:
-            cluster.close()
+    with JobCluster(tmp_path / "run", "greenlets", *on_cartpole(path, 1_000_000)) as cluster:
+        cluster.expect(lambda: cluster.train_iter() > 60)
+        changed = read_dataset(data).columns
+        write_dataset(Dataset({**changed, "reward": changed["reward"] * 2}), path)
+        cluster.transport.abandon_worker("learner-0")
+        with pytest.raises(AssertionError, match=r"data\.npz is not the data that the run"):
+            cluster.expect(lambda: False)
 
 
 @pytest.mark.slow

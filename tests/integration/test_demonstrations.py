@@ -19,7 +19,6 @@ from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
 from dingsdk.worker import read_dataset, write_dataset
 from dingsdk.worker.commander.tasks import demonstrations_task
@@ -27,7 +26,7 @@ from dingsdk.worker.demonstrations import demonstration_samples
 from dingsdk.worker.replay_buffer.demonstrations import STATE_NAME
 
 from . import short_runs
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 from .test_parallel_resume import ITERATIONS, contents
 
 DEMONSTRATIONS = "policy.other.demonstrations"
@@ -158,17 +157,13 @@ def test_a_learner_that_replaces_a_lost_one_has_the_demonstrations_again(
         own = (*shown(path), "policy.type=share", "policy.nstep=2")
     manager = PluginManager()
     manager.registry("policies").register("share", SharePolicy)
-    with use_manager(manager), torch_threads(1):
-        cluster = JobCluster(tmp_path, "greenlets", *own)
-        try:
-            cluster.expect(lambda: cluster.train_iter() > 60)
-            cluster.transport.abandon_worker("learner-0")
-            cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
-            at_return = cluster.train_iter()
-            cluster.expect(lambda: cluster.train_iter() > at_return + 50)
-            cluster.coordinator.validate_state()
-        finally:
-            cluster.close()
+    with use_manager(manager), JobCluster(tmp_path, "greenlets", *own) as cluster:
+        cluster.expect(lambda: cluster.train_iter() > 60)
+        cluster.transport.abandon_worker("learner-0")
+        cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
+        at_return = cluster.train_iter()
+        cluster.expect(lambda: cluster.train_iter() > at_return + 50)
+        cluster.coordinator.validate_state()
 
 
 @pytest.mark.parametrize(

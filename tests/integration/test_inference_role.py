@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from dingsdk.pipeline.train import train
 from dingsdk.worker.inference.client import FOLDER
 
-from .process_cluster import ProcessCluster
+from .clusters import ProcessCluster
 from .short_runs import QUICK
 
 SETS = (*QUICK, "system.roles.inference.num=1")
@@ -62,7 +61,7 @@ def test_on_policy_run_uses_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_collectors_continue_while_the_server_restarts(tmp_path: Path) -> None:
-    with closing(ProcessCluster(tmp_path / "run", ("system.roles.inference.num=1",))) as cluster:
+    with ProcessCluster(tmp_path / "run", ("system.roles.inference.num=1",)) as cluster:
         folder = cluster.run_dir / FOLDER
         cluster.expect(lambda: bool(list(folder.glob("*.address"))))
         address = (folder / "inference-0.address").read_text()

@@ -23,11 +23,10 @@ import pytest
 
 from dingsdk.pipeline import process_group
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from tests.small_disk import small_disk
 
-from .process_cluster import LEASE_S, PATIENCE_S, ProcessCluster, is_running
+from .clusters import LEASE_S, PATIENCE_S, ProcessCluster, is_running
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +146,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, disk: Path | None) -> Iter
     with (
         pytest.MonkeyPatch.context() as patch,
         use_manager(PluginManager()),
-        torch_threads(1),
     ):
         patch.syspath_prepend(PLUGIN)
         made = CrashCluster(run_dir, sets, "crashing", KillingCoordinator)

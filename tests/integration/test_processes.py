@@ -24,21 +24,18 @@ from dingsdk.pipeline.resume import has_journal
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
+from .clusters import LEASE_S, PATIENCE_S, SETS, ProcessCluster, is_running
 from .commands import PROGRAM
-from .process_cluster import LEASE_S, PATIENCE_S, SETS, ProcessCluster, is_running
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     run_dir = tmp_path_factory.mktemp("cluster")
-    with torch_threads(1):
-        made = ProcessCluster(run_dir)
+    with ProcessCluster(run_dir) as made:
         yield made
-        made.close()
     assert multiprocessing.active_children() == []
     assert not (run_dir / "transport").exists()
     assert list((run_dir / "log").glob("*.crash")) == []
@@ -114,24 +111,20 @@ def test_process_that_stops_before_it_joins_is_replaced(
     if transport == "shared_memory":
         pytest.importorskip("dingsdk_shared_memory")
     others = {each.pid for each in multiprocessing.active_children()}
-    with torch_threads(1):
-        cluster = ProcessCluster(tmp_path, transport=transport)
-        try:
-            started = [
-                each.pid
-                for each in multiprocessing.active_children()
-                if each.name == "collector-1" and each.pid not in others
-            ]
-            (pid,) = filter(None, started)
-            os.kill(pid, signal.SIGSTOP)
-            cluster.expect_training()
-            assert cluster.incarnation("collector-1") == 0
-            with monkeypatch.context() as patch:
-                patch.setattr(process_group, "START_S", 0.5)
-                cluster.expect(lambda: not is_running(pid))
-            cluster.expect(lambda: cluster.incarnation("collector-1") > 0)
-        finally:
-            cluster.close()
+    with ProcessCluster(tmp_path, transport=transport) as cluster:
+        started = [
+            each.pid
+            for each in multiprocessing.active_children()
+            if each.name == "collector-1" and each.pid not in others
+        ]
+        (pid,) = filter(None, started)
+        os.kill(pid, signal.SIGSTOP)
+        cluster.expect_training()
+        assert cluster.incarnation("collector-1") == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(process_group, "START_S", 0.5)
+            cluster.expect(lambda: not is_running(pid))
+        cluster.expect(lambda: cluster.incarnation("collector-1") > 0)
 
 
 @pytest.mark.slow
@@ -150,32 +143,22 @@ def test_stopped_process_does_not_delay_the_end(cluster: ProcessCluster) -> None
 @pytest.mark.slow
 def test_collector_over_its_memory_limit_is_restarted_between_tasks(tmp_path: Path) -> None:
     sets = ["system.worker_memory_limit=1", "env.collector_episode_num=1", "system.restarts=0"]
-    with torch_threads(1):
-        cluster = ProcessCluster(tmp_path, sets)
-        try:
-            collector = cluster.pid("collector-0")
-            cluster.expect(lambda: cluster.pid("collector-0") != collector)
-            cluster.expect_training()
-        finally:
-            cluster.close()
+    with ProcessCluster(tmp_path, sets) as cluster:
+        collector = cluster.pid("collector-0")
+        cluster.expect(lambda: cluster.pid("collector-0") != collector)
+        cluster.expect_training()
 
 
 @pytest.mark.slow
 def test_learner_over_its_memory_limit_continues_from_its_checkpoint(tmp_path: Path) -> None:
     sets = ["system.worker_memory_limit=1", "system.restarts=0"]
-    with torch_threads(1):
-        cluster = ProcessCluster(tmp_path, sets)
-        try:
-            cluster.expect_training()
-            learner, trained = cluster.pid("learner-0"), cluster.train_iter()
-            cluster.expect(lambda: cluster.pid("learner-0") != learner)
-            assert load_checkpoint(tmp_path / "ckpt").iteration > trained
-            cluster.expect(
-                lambda: cluster.train_iter() > load_checkpoint(tmp_path / "ckpt").iteration
-            )
-            cluster.coordinator.validate_state()
-        finally:
-            cluster.close()
+    with ProcessCluster(tmp_path, sets) as cluster:
+        cluster.expect_training()
+        learner, trained = cluster.pid("learner-0"), cluster.train_iter()
+        cluster.expect(lambda: cluster.pid("learner-0") != learner)
+        assert load_checkpoint(tmp_path / "ckpt").iteration > trained
+        cluster.expect(lambda: cluster.train_iter() > load_checkpoint(tmp_path / "ckpt").iteration)
+        cluster.coordinator.validate_state()
 
 
 # Whole runs from the command line --------------------------------------------------------------

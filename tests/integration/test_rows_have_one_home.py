@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from dingsdk.plugins import use_manager
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 
+from .clusters import ProcessCluster
 from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
-from .process_cluster import ProcessCluster
 
 BUFFER = "policy.other.replay_buffer"
 
@@ -49,7 +48,7 @@ def test_another_learner_gets_the_rows_of_one_that_was_killed(
 ) -> None:
     with (
         use_manager(manager_with_own_parts()),
-        closing(ProcessCluster(tmp_path, sets, transport, example=example)) as cluster,
+        ProcessCluster(tmp_path, sets, transport, example=example) as cluster,
     ):
         cluster.expect_training()
         before = cluster.coordinator.status().samples

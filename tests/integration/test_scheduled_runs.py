@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.testing import StopAndGo
 
-from .process_cluster import ProcessCluster
+from .clusters import ProcessCluster
 from .short_runs import QUICK
 from .test_parallel_resume import ITERATIONS
 
@@ -122,7 +121,7 @@ def test_numbers_go_on_with_a_learner_that_replaces_a_killed_one(tmp_path: Path)
     rate = "policy.learn.learning_rate={start: 0.01, end: 0.002, env_steps: 4000}"
     every = "{type: csv_log, position: after_iter, ext_args: {freq: 1}}"
     log = f"policy.learn.learner.hook.all={every}"
-    with closing(ProcessCluster(tmp_path, [rate, log])) as cluster:
+    with ProcessCluster(tmp_path, [rate, log]) as cluster:
         cluster.expect(lambda: cluster.train_iter() > 70)
         before = cluster.incarnation("learner-0")
         os.kill(cluster.pid("learner-0"), signal.SIGKILL)

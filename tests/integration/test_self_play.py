@@ -23,7 +23,7 @@ from dingsdk.worker.commander.one_vs_one import saved_league
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tests.tensorboard_events import curves_of
 
-from .process_cluster import ProcessCluster
+from .clusters import ProcessCluster
 from .test_parallel_resume import ROOT, kill_all, recovered, status, wait_until
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
@@ -273,9 +273,8 @@ def test_on_policy_parallel_run_stays_within_the_policy_lag_limit(
 def test_past_players_survive_the_loss_of_workers(tmp_path: Any) -> None:
     league = "policy.other.league"
     sets = (f"{league}.one_phase_step=50", f"{league}.self_play=0", "env.collector_episode_num=2")
-    cluster = ProcessCluster(tmp_path / "run", sets, example="tictactoe-selfplay")
-    store = cluster.transport.policy_store()
-    try:
+    with ProcessCluster(tmp_path / "run", sets, example="tictactoe-selfplay") as cluster:
+        store = cluster.transport.policy_store()
         cluster.expect(lambda: store.newest("league-player_0_0") is not None)
         version, weights = store.newest("league-player_0_0")  # type: ignore[misc]
         for worker_id in ("collector-0", "collector-1", "learner-0"):
@@ -299,8 +298,6 @@ def test_past_players_survive_the_loss_of_workers(tmp_path: Any) -> None:
             return any(away == "player_0_0" for _, away, *_ in records)
 
         cluster.expect(has_played_it)
-    finally:
-        cluster.close()
 
 
 @pytest.mark.slow

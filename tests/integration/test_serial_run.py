@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dingsdk import RunResult, evaluate, resume, train
+from dingsdk import evaluate, resume, train
 from dingsdk.errors import ConfigTypeError
+from dingsdk.pipeline.context import RunResult
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 SMALL = (

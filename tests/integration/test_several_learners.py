@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from . import short_runs
-from .process_cluster import LEASE_S, ProcessCluster, is_running
+from .clusters import LEASE_S, ProcessCluster, is_running
 
 pytestmark = pytest.mark.slow
 SETS = (*short_runs.QUICK, "system.learner_num=2")
@@ -128,7 +127,7 @@ def _ranks(pid: int) -> list[int]:
 def test_learner_with_a_lost_rank_restarts_its_ranks_from_the_checkpoint(
     tmp_path: Path, how: signal.Signals
 ) -> None:
-    with closing(ProcessCluster(tmp_path, ["system.learner_num=2"])) as cluster:
+    with ProcessCluster(tmp_path, ["system.learner_num=2"]) as cluster:
         cluster.expect_training()
         learner, incarnation = cluster.pid("learner-0"), cluster.incarnation("learner-0")
         (rank,) = _ranks(learner)

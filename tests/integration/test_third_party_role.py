@@ -18,7 +18,7 @@ from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 from .short_runs import QUICK
 
 MODULE = '''

@@ -16,13 +16,14 @@ from dingsdk.errors import (
     ConflictError,
     DataCorruptError,
     DataMissingError,
+    ProtocolError,
     RunFolderError,
 )
 from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from tools.os_calls import recorded_writes
 
-from .payloads import file_of, piece
+from .payloads import file_of, piece, tree
 
 
 @pytest.fixture
@@ -169,6 +170,25 @@ def test_payload_above_the_limit_is_neither_written_nor_read(tmp_path: Path) -> 
         tight.get("p")
     tight.close()
     just.close()
+
+
+PATHS = ("../x", "/x", "a/b", "a\0b", "%2e%2e", "..\\", "x; touch P", "\u2024\u2024", "CON", "")
+
+
+@pytest.mark.parametrize("data_id", [*PATHS, "a" * 300])
+def test_invalid_id_is_refused_and_nothing_changes(
+    store: FileDataStore, tmp_path: Path, data_id: str
+) -> None:
+    store.put("p", piece())
+    before = tree(tmp_path)
+    for use in (
+        lambda: store.put(data_id, piece()),
+        lambda: store.get(data_id, timeout_s=0.0),
+        lambda: store.delete(["p", data_id]),
+    ):
+        with pytest.raises(ProtocolError):
+            use()
+    assert tree(tmp_path) == before
 
 
 def test_sweep_removes_only_old_orphans_and_half_written_files(tmp_path: Path) -> None:
