@@ -21,7 +21,7 @@ from tools.chaos.counting import acknowledged_rows
 
 from .clusters import PATIENCE_S
 from .commands import Site, iterations, read_until
-from .test_parallel_resume import ITERATIONS, go_on, kill_all, start, status, wait_until
+from .test_parallel_resume import ITERATIONS, go_on, started, status, wait_until
 from .test_processes import children_of
 
 OPTIONS = [
@@ -76,9 +76,9 @@ def test_coordinator_is_restarted_until_the_disk_has_room(
         said += capfd.readouterr().err
         return "the coordinator waits for up to" in said
 
+    run = disk / "run"
     with small_disk(disk, "32m"):
-        process, run = start(disk, *sets), disk / "run"
-        try:
+        with started(disk, *sets) as process:
             wait_until(lambda: status(run)["train_iter"] > 100)
             (coordinator,) = coordinators_of(process)
             workers = workers_of(process) - {coordinator}
@@ -90,9 +90,6 @@ def test_coordinator_is_restarted_until_the_disk_has_room(
                 os.kill(worker, signal.SIGKILL)
             (disk / "ballast").unlink()
             assert process.wait(PATIENCE_S) == 0
-        finally:
-            if process.poll() is None:
-                kill_all(process)
         result = json.loads((run / "result.json").read_text())
     assert (result["reason"], result["train_iter"]) == ("limit", 500)
 
@@ -104,9 +101,9 @@ def test_run_continues_after_its_coordinator_is_killed_three_times(tmp_path: Pat
     # A learner that loses its lease on a busy machine would begin again from a checkpoint.
     lease = "system.coordinator.lease_s=30"
     sets = (f"{ITERATIONS}={iterations}", "system.collector_num=1", lease)
-    process, run = start(tmp_path, *sets), tmp_path / "run"
+    run = tmp_path / "run"
     killed: set[int] = set()
-    try:
+    with started(tmp_path, *sets) as process:
         for least in range(100, 100 + 200 * kills, 200):
             wait_until(lambda least=least: status(run)["train_iter"] > least)  # type: ignore[misc]
             wait_until(lambda: coordinators_of(process) - killed != set())
@@ -114,9 +111,6 @@ def test_run_continues_after_its_coordinator_is_killed_three_times(tmp_path: Pat
             killed.add(coordinator)
             os.kill(coordinator, signal.SIGKILL)
         assert process.wait(PATIENCE_S) == 0
-    finally:
-        if process.poll() is None:
-            kill_all(process)
     result = json.loads((run / "result.json").read_text())
     assert (result["reason"], result["train_iter"]) == ("limit", iterations)
     samples = result["samples"]
@@ -137,8 +131,9 @@ def test_run_continues_after_its_coordinator_is_killed_three_times(tmp_path: Pat
 def test_run_ends_after_too_many_coordinator_deaths_and_can_be_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process, run = start(tmp_path, f"{ITERATIONS}=1000000", "system.restarts=0"), tmp_path / "run"
-    assert code_without_coordinator(process, run) == 1
+    run = tmp_path / "run"
+    with started(tmp_path, f"{ITERATIONS}=1000000", "system.restarts=0") as process:
+        assert code_without_coordinator(process, run) == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert "WorkerCrashedError: the coordinator died once" in last
     assert "killed by SIGKILL" in last
@@ -149,14 +144,10 @@ def test_run_ends_after_too_many_coordinator_deaths_and_can_be_resumed(
 
 def code_without_coordinator(process: subprocess.Popen[bytes], run: Path) -> int:
     """Kill the coordinator of a run once it trains, and return the exit code of the run."""
-    try:
-        wait_until(lambda: status(run)["train_iter"] > 100)
-        (coordinator,) = coordinators_of(process)
-        os.kill(coordinator, signal.SIGKILL)
-        return process.wait(PATIENCE_S)
-    finally:
-        if process.poll() is None:
-            kill_all(process)
+    wait_until(lambda: status(run)["train_iter"] > 100)
+    (coordinator,) = coordinators_of(process)
+    os.kill(coordinator, signal.SIGKILL)
+    return process.wait(PATIENCE_S)
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> set[int]:

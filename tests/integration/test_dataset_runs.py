@@ -27,7 +27,7 @@ from dingsdk.worker.replay_buffer import persistence
 from .clusters import JobCluster
 from .test_coordinator_restart import code_without_coordinator
 from .test_demonstrations import recorded
-from .test_parallel_resume import ITERATIONS, SETS, start
+from .test_parallel_resume import ITERATIONS, SETS, started
 
 COLLECTOR = "policy.collect.collector"
 BUFFER = "policy.other.replay_buffer"
@@ -295,8 +295,9 @@ def test_a_run_whose_coordinator_is_killed_makes_the_updates_of_a_serial_run(
 ) -> None:
     # A learner that loses its lease on a busy machine would begin again from a checkpoint.
     sets = (*SETS, "system.coordinator.lease_s=30", *on_cartpole(data, 4000))
-    process, run = start(tmp_path, *sets), tmp_path / "run"
-    assert code_without_coordinator(process, run) == 0
+    run = tmp_path / "run"
+    with started(tmp_path, *sets) as process:
+        assert code_without_coordinator(process, run) == 0
     found = json.loads((run / "result.json").read_text())
     rows = count(data)
     assert (found["reason"], found["train_iter"], found["env_steps"]) == ("limit", 4000, 0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +22,7 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tests.tensorboard_events import curves_of
 
 from .clusters import ProcessCluster
-from .test_parallel_resume import ROOT, kill_all, recovered, status, wait_until
+from .test_parallel_resume import python, recovered, status, wait_until
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
 
@@ -339,10 +337,7 @@ KILLED = (
 
 def killed_run(folder: Any, *arguments: str) -> Any:
     """Train until both players have past versions and games, kill all; return the folder."""
-    command = [sys.executable, "-m", "dingsdk", "train", "tictactoe-selfplay", *arguments]
-    for each in KILLED:
-        command += ["--set", each]
-    process = subprocess.Popen([*command, "--output", str(folder)], cwd=ROOT)
+    sets = (part for each in KILLED for part in ("--set", each))
     run = folder / "run"
 
     def has_past() -> bool:
@@ -353,12 +348,11 @@ def killed_run(folder: Any, *arguments: str) -> Any:
         parents = {each["parent"] for each in league["players"]}
         return parents == {None, "player_0", "player_1"} and games_of(league) > 0
 
-    try:
+    command = ("-m", "dingsdk", "train", "tictactoe-selfplay", *arguments, *sets)
+    with python(*command, "--output", str(folder)):
         wait_until(has_past, 240.0)
         iterations = status(run)["train_iter"]
         wait_until(lambda: status(run)["train_iter"] > iterations + 20)
-    finally:
-        kill_all(process)
     return run
 
 
