@@ -73,14 +73,6 @@ def test_trained_samples_stay_within_the_policy_lag_limit(
 
 
 @pytest.mark.slow
-def test_policy_lag_limit_holds_for_collector_processes() -> None:
-    result = run(transport="flask_fs")
-
-    assert result.reason == "limit"
-    assert result.policy_lag == {"mean": 0.0, "p99": 0, "largest": 0}
-
-
-@pytest.mark.slow
 def test_tasks_that_end_after_some_episodes_lose_no_rows(evicted: list[dict[str, int]]) -> None:
     result = run("env.collector_episode_num=2")
 

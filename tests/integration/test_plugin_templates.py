@@ -14,6 +14,7 @@ import pytest
 
 from dingsdk.cli import main
 from dingsdk.plugins import TEMPLATES, PluginManager, new_plugin, use_manager
+from tests.unit.plugins.conftest import write_dist
 
 ROOT = Path(__file__).parents[2]
 KIND = "limiter"
@@ -29,27 +30,13 @@ def run(command: Sequence[str], cwd: Path, path: str = "") -> str:
     return done.stdout
 
 
-def advertise(package: Path) -> None:
-    """Write the metadata that pip would write, so that the package counts as installed."""
-    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
-    info = package / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    groups = project["entry-points"].items()
-    (info / "entry_points.txt").write_text(
-        "\n".join(
-            f"[{group}]\n" + "\n".join(map(" = ".join, keys.items())) for group, keys in groups
-        )
-    )
-
-
 def test_generated_package_passes_its_checks_and_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = new_plugin(KIND, "own-part", tmp_path)
-    advertise(package)
+    # With the metadata that pip would write, the package counts as installed.
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    write_dist(package, project["name"], project["entry-points"], project["version"])
     monkeypatch.syspath_prepend(str(package))
     monkeypatch.chdir(tmp_path)
     try:

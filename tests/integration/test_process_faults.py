@@ -162,7 +162,6 @@ def _leaves_nothing_behind() -> None:
     """Override the check after each test: the shared cluster is still running."""
 
 
-# A collector that is killed ---------------------------------------------------------------------
 @pytest.mark.parametrize("point", ["env-step", "policy-read"])
 def test_collector_killed_while_working_is_replaced(cluster: CrashCluster, point: str) -> None:
     before = cluster.incarnations()
@@ -229,7 +228,6 @@ def test_killed_idle_collector_is_removed_when_its_lease_ends(cluster: CrashClus
     cluster.expect_return(victim, before[victim])
 
 
-# A learner that is killed ------------------------------------------------------------------------
 @pytest.mark.parametrize("point", ["inserted", "evicted", "saved"])
 def test_learner_killed_before_its_report_is_replaced_and_no_row_is_lost(
     cluster: CrashCluster, point: str
@@ -241,7 +239,6 @@ def test_learner_killed_before_its_report_is_replaced_and_no_row_is_lost(
     assert cluster.unreadable() == unreadable
 
 
-# A collector that hangs or is slow --------------------------------------------------------------
 def test_process_that_hangs_with_the_gil_held_is_replaced(cluster: CrashCluster) -> None:
     before = cluster.incarnations()
     cluster.arm("hang")
@@ -262,7 +259,6 @@ def test_slow_collectors_keep_their_leases(cluster: CrashCluster) -> None:
     cluster.expect_training()
 
 
-# Envs that fail, files that disappear, a disk that fills up -------------------------------------
 @pytest.mark.parametrize("point", ["raise", "observe-nan", "observe-other-shape"])
 def test_env_that_fails_once_loses_only_its_episode(cluster: CrashCluster, point: str) -> None:
     before = cluster.incarnations()

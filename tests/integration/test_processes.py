@@ -161,7 +161,6 @@ def test_learner_over_its_memory_limit_continues_from_its_checkpoint(tmp_path: P
         cluster.coordinator.validate_state()
 
 
-# Whole runs from the command line --------------------------------------------------------------
 RUN = [
     "train", "cartpole-dqn", "--mode", "parallel", "--transport", "flask_fs",
     "--set", "env.evaluator_env_num=2", "--set", "env.n_evaluator_episode=2",

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dingsdk.cli import main
-from dingsdk.pipeline.resume import has_journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .commands import Site, iterations, read_until
@@ -30,30 +29,6 @@ SETS = [
 def site(tmp_path: Path) -> Iterator[Site]:
     with closing(Site(tmp_path, *SETS)) as made:
         yield made
-
-
-@pytest.mark.slow
-def test_three_processes_train_together_and_end_together(site: Site) -> None:
-    coordinator = site.start("coordinator", "--port", "0", "--set", "system.max_env_steps=600")
-    address = read_until(coordinator, r"^coordinator: (http://127\.0\.0\.1:\d+)$")[1]
-    secret = Path(read_until(coordinator, r"^secret: (.+)$")[1])
-    assert secret.stat().st_mode & 0o777 == 0o600
-    learner = site.start_worker("learner", address, "--id", "the-learner")
-    collector = site.start_worker("collector", address)
-
-    out, err = coordinator.communicate(timeout=PATIENCE_S)
-    assert coordinator.returncode == 0, err
-    assert "Limit reached" in out
-    for process, name in ((learner, "the-learner"), (collector, "collector-")):
-        out, err = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, err) == (0, "")
-        assert f"{name}" in out
-        assert "joined" in out
-        assert "the run is over" in out
-    result = json.loads((site.data / "result.json").read_text())
-    assert result["env_steps"] >= 600
-    assert load_checkpoint(site.data / "ckpt").iteration == result["train_iter"]
-    assert has_journal(site.data)
 
 
 @pytest.mark.slow

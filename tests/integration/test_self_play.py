@@ -299,19 +299,6 @@ def test_past_players_survive_the_loss_of_workers(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_resumed_run_continues_the_same_league(tmp_path: Any) -> None:
-    first = train("tictactoe-selfplay", sets=(*SHORT, "system.save_every=0"), output=tmp_path)
-    before = saved_league(str(first.run_dir / "league"))["players"]
-
-    result = resume(first.run_dir, sets=["policy.learn.learner.train_iterations=200"])
-
-    assert result.train_iter == 200
-    after = saved_league(str(result.run_dir / "league"))["players"]
-    assert len(after) > len(before) > 2
-    assert after[1 : len(before)] == before[1:]
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("transport", ["in_memory", "shared_memory"])
 def test_resumed_run_plays_past_players_when_the_policy_store_was_lost(

@@ -37,23 +37,6 @@ def test_serial_run_with_two_learners_that_draw_noise_resumes_bit_for_bit(tmp_pa
     StopAndGo("pendulum-sac", sets).run(tmp_path, after_iterations=[20])
 
 
-@pytest.mark.parametrize("transport", ["in_memory", "flask_fs"])
-def test_prioritized_parallel_run_with_two_learners_trains_to_its_limit(
-    tmp_path: Path, transport: str
-) -> None:
-    sets = [
-        *SETS,
-        "policy.priority=true",
-        "policy.other.replay_buffer.type=advanced",
-        "system.max_env_steps=5000",
-    ]
-    result = train("cartpole-dqn", "parallel", transport, sets=sets, output=tmp_path)
-
-    assert result.reason == "limit"
-    assert result.train_iter > 20
-    assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
-
-
 class KillsARank:
     """Kills the process of another rank once the learner has trained for a while."""
 

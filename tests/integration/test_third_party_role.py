@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
+from tests.unit.plugins.conftest import write_dist
 
 from .clusters import JobCluster
 from .short_runs import QUICK
@@ -77,12 +77,8 @@ MODULE = '''
 
 @pytest.fixture(autouse=True)
 def _plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    site = tmp_path / "site"
-    info = site / "acme_auditor-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-auditor\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[dingsdk.roles]\nauditor = acme_auditor\n")
-    (site / "acme_auditor.py").write_text(textwrap.dedent(MODULE))
+    entry_points = {"dingsdk.roles": {"auditor": "acme_auditor"}}
+    site = write_dist(tmp_path / "site", "acme-auditor", entry_points, acme_auditor=MODULE)
     monkeypatch.syspath_prepend(str(site))
     with use_manager(PluginManager()):
         yield

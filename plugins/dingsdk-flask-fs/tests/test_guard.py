@@ -211,9 +211,6 @@ def test_refusals_are_logged_at_a_limited_rate_on_one_line(served: Any, caplog: 
     assert "\r" not in refusal
 
 
-# Addresses and secrets ----------------------------------------------------------------------------
-
-
 def test_listener_is_on_loopback_and_reports_its_port(served: Any) -> None:
     listening = served.end._server._server.socket.getsockname()
     assert listening == ("127.0.0.1", served.port)

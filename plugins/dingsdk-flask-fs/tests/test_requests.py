@@ -138,9 +138,6 @@ def test_id_that_could_be_a_path_is_refused(served: Any, worker: str) -> None:
     assert served.listener.events == []
 
 
-# Sizes --------------------------------------------------------------------------------------
-
-
 def raw(served: Any, data: bytes, more: bytes = b"", times: int = 0) -> bytes:
     """Send raw bytes; return the received bytes until the server closes or sends no more."""
     received = b""
@@ -210,9 +207,6 @@ def test_thousands_of_headers_are_refused(served: Any) -> None:
     answer = raw(served, (HEAD + headers + "\r\n").encode())
     assert answer == b"" or answer.split(b"\r\n")[0].split()[1] in (b"400", b"431")
     still_serves(served)
-
-
-# Repeated, late, foreign --------------------------------------------------------------------
 
 
 def test_message_of_another_run_epoch_or_incarnation_is_stale(served: Any) -> None:
