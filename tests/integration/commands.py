@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 PROGRAM = [sys.executable, "-m", "dingsdk"]
+Program = subprocess.Popen[str]
 
 
 class Site:
@@ -25,19 +28,21 @@ class Site:
         self.data = folder / "run"
         self._folder = folder
         self._options = ["--config", "cartpole-dqn", "--transport", "flask_fs", *options]
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[Program] = []
 
-    def start(self, role: str, *extra: str) -> subprocess.Popen[str]:
+    def start(self, role: str, *extra: str, before: Sequence[str] = (), **environ: str) -> Program:
+        """Start ``dingsdk ROLE``, through the module and the options in ``before`` if given."""
+        command = [sys.executable, "-m", *before, "dingsdk", role, "--data", str(self.data)]
         process = subprocess.Popen(
-            [*PROGRAM, role, "--data", str(self.data), *self._options, *extra],
+            [*command, *self._options, *extra],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self._folder,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
         )  # fmt: skip
         self._processes.append(process)
         return process
 
-    def start_worker(self, role: str, address: str, *extra: str) -> subprocess.Popen[str]:
-        return self.start(role, "--coordinator", address, *extra)
+    def start_worker(self, role: str, address: str, *extra: str, **options: Any) -> Program:
+        return self.start(role, "--coordinator", address, *extra, **options)
 
     def close(self) -> None:
         for process in self._processes:
@@ -46,7 +51,7 @@ class Site:
             process.communicate()
 
 
-def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+def read_until(process: Program, pattern: str) -> re.Match[str]:
     assert process.stdout is not None
     for line in process.stdout:
         found = re.search(pattern, line)
@@ -55,7 +60,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     pytest.fail(f"it never printed {pattern!r}: {process.communicate()[1]}")
 
 
-def iterations(process: subprocess.Popen[str], more_than: int) -> int:
+def iterations(process: Program, more_than: int) -> int:
     """Wait until a process shows more iterations; return how many it shows."""
     while True:
         found = read_until(process, r"([\d,]+) iterations")

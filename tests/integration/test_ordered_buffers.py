@@ -159,6 +159,7 @@ def run(tmp_path: Path, mode: Any, *sets: str, **buffers: type[NaiveReplayBuffer
     [
         pytest.param((), id="cut", marks=pytest.mark.slow),
         pytest.param((f"{BUFFER}.sampler.pad=true",), id="padded"),
+        pytest.param((f"{BUFFER}.sampler.trajectory=env_id",), id="of-each-env"),
     ],
 )
 def test_sequences_are_trained_on(tmp_path: Path, mode: str, sampler: tuple[str, ...]) -> None:
@@ -249,13 +250,6 @@ def test_a_sampler_sees_the_return_of_whole_episodes_and_their_env(
         assert rows == [] or len(episode) == episode_return
         envs.add(env_id)
     assert envs == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_sequences_follow_the_env_that_collected_them(tmp_path: Path, mode: str) -> None:
-    sets = ("policy.type=sequences", f"{BUFFER}.type=sequence", f"{BUFFER}.sequence_length=6")
-    result = run(tmp_path, mode, *sets, f"{BUFFER}.sampler.trajectory=env_id")
-    assert (result.reason, result.train_iter) == ("limit", 60)
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
