@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +32,7 @@ from tools.os_calls import failing_calls
 
 from .own_parts import FixedEvaluator
 from .test_ordered_buffers import SequencePolicy
-from .test_parallel_resume import contents
+from .test_parallel_resume import contents, python, wait_until
 
 SMALL = (
     "policy.learn.learner.train_iterations=60",
@@ -143,12 +138,14 @@ def test_killed_run_resumes_from_its_newest_save(tmp_path: Path) -> None:
     whole = train("cartpole-dqn", sets=[*sets, "exp_name=whole"], output=tmp_path).run_dir
     script, run = tmp_path / "run.py", tmp_path / "killed"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), "train", str(tmp_path), *sets, "exp_name=killed"]
+    arguments = ["train", str(tmp_path), *sets, "exp_name=killed"]
     for saves in (5, 20):
-        _kill_after(command, run, saves)
+        with python(str(script), *arguments):
+            wait_until(lambda: has_saves(run, saves))  # noqa: B023
         assert not (run / "result.json").exists()
-        command = [sys.executable, str(script), "resume", str(run)]
-    subprocess.run(command, check=True, timeout=120, env=_env())
+        arguments = ["resume", str(run)]
+    with python(str(script), *arguments) as process:
+        assert process.wait(120) == 0
     different = different_leaves(outcome_of(whole), outcome_of(run))
     # The run neither seeds nor uses the random streams of its processes.
     assert [name for name in different if not name.startswith("streams.")] == []
@@ -166,22 +163,8 @@ def test_memmap_rows_are_restored_from_the_save(tmp_path: Path) -> None:
     assert different_leaves(outcome_of(whole), outcome_of(stopped)) == []
 
 
-def _kill_after(command: list[str], run: Path, saves: int) -> None:
-    """Start a run, and kill it once it has made this many saves."""
-    process = subprocess.Popen(command, env=_env())
-    deadline = time.monotonic() + 120
-    try:
-        while not any(int(each.name) >= saves for each in run.glob("resume/*")):
-            assert process.poll() is None, "the run ended before it was killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
-def _env() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def has_saves(run: Path, count: int) -> bool:
+    return any(int(each.name) >= count for each in run.glob("resume/*"))
 
 
 @pytest.fixture(scope="module")
