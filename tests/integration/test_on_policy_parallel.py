@@ -27,15 +27,9 @@ SETS = (
 )
 
 
-def run(*sets: str, transport: str = "in_memory") -> Any:
-    sets = (*SETS, *sets)
+def run(output: Path, *sets: str) -> Any:
     with use_manager(PluginManager()):
-        return train("cartpole-ppo", mode="parallel", transport=transport, sets=sets, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+        return train("cartpole-ppo", "parallel", "in_memory", (*SETS, *sets), 3, output)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +43,10 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_trained_samples_stay_within_the_policy_lag_limit(
-    max_lag: int | str, concurrency: str, evicted: list[dict[str, int]]
+    max_lag: int | str, concurrency: str, evicted: list[dict[str, int]], tmp_path: Path
 ) -> None:
     result = run(
+        tmp_path,
         f"policy.other.commander.max_policy_lag={max_lag}",
         f"system.transport.concurrency={concurrency}",
         "system.transport.check_wire=true",
@@ -73,8 +68,10 @@ def test_trained_samples_stay_within_the_policy_lag_limit(
 
 
 @pytest.mark.slow
-def test_tasks_that_end_after_some_episodes_lose_no_rows(evicted: list[dict[str, int]]) -> None:
-    result = run("env.collector_episode_num=2")
+def test_tasks_that_end_after_some_episodes_lose_no_rows(
+    evicted: list[dict[str, int]], tmp_path: Path
+) -> None:
+    result = run(tmp_path, "env.collector_episode_num=2")
 
     assert result.reason == "limit"
     assert evicted[0].keys() == {"trained"}

@@ -40,9 +40,6 @@ def test_parallel_mode_writes_every_curve_of_serial_mode(both) -> None:
     missing = both["serial"].keys() - both["parallel"].keys()
     # Parallel mode drops no samples.
     assert missing == {f"collector_{axis}/total_dropped_sample_count" for axis in ("iter", "step")}
-
-
-def test_parallel_mode_adds_only_the_expected_curves(both) -> None:
     more = {tag for tag in both["parallel"] if not tag.startswith(PARALLEL_ONLY)}
     named = {tag.rpartition("/")[2] for tag in more - both["serial"].keys()}
     assert named <= {"data_time_avg", *BUFFER}  # a worker waits for data

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs import guard
-from dingsdk_flask_fs.auth import MAC_HEADER, Signer, Verifier
+from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.guard import Guard
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
@@ -160,19 +159,6 @@ class Guarded:
         with pytest.raises(Refusal) as caught:
             self.guard.check(environ)
         return caught.value
-
-
-def test_peer_that_failed_too_often_is_told_when_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BURST", 1)
-    monkeypatch.setattr(guard, "SMALL_BYTES", 1)
-    site = Guarded()
-    header, _ = Signer(Secret(OTHER.encode(), source="test", is_explicit=True)).sign("PUT", "", b"")
-    found = [site.refusal(HTTP_AUTHORIZATION=header) for _ in range(2)]
-    assert [(each.status, each.retry_after_s) for each in found] == [(401, 0), (429, 1)]
-    site.now += 0.75
-    assert site.refusal(HTTP_AUTHORIZATION=header).status == 429
-    site.now += 0.25
-    assert site.refusal(HTTP_AUTHORIZATION=header).status == 401
 
 
 @pytest.mark.parametrize(
