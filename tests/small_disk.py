@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+
+def fill_up(ballast: Path) -> None:
+    """Write into a file until its disk is full."""
+    with ballast.open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 @contextmanager

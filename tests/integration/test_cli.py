@@ -21,7 +21,7 @@ import pytest
 from dingsdk.cli import main
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
-from .commands import PROGRAM
+from .commands import PROGRAM, read_until
 
 SMALL = [
     "--set", "system.max_env_steps=400",
@@ -186,9 +186,7 @@ def training(
     )  # fmt: skip
     with process:
         try:
-            assert process.stdout is not None
-            if not any(re.search(until, line) for line in process.stdout):
-                pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
+            read_until(process, until)
             yield process
         finally:
             process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from dingsdk.worker.learner.checkpoint import load_checkpoint
-from tests.small_disk import small_disk
+from tests.small_disk import fill_up, small_disk
 from tools.chaos.counting import acknowledged_rows
 
 from .clusters import PATIENCE_S
@@ -70,9 +69,7 @@ def test_coordinator_is_restarted_until_the_disk_has_room(
 
     def is_waiting_for_room() -> bool:
         nonlocal said
-        with (disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
-            while True:  # refill in each call: deleted files free space
-                ballast.write(bytes(4096))
+        fill_up(disk / "ballast")  # again, because deleted files free space
         said += capfd.readouterr().err
         return "the coordinator waits for up to" in said
 

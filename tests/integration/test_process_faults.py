@@ -24,7 +24,7 @@ import pytest
 from dingsdk.pipeline import process_group
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import Coordinator
-from tests.small_disk import small_disk
+from tests.small_disk import fill_up, small_disk
 
 from .clusters import LEASE_S, PATIENCE_S, ProcessCluster, is_running
 
@@ -301,12 +301,6 @@ def test_removed_or_damaged_payload_files_are_replaced_and_counted(
     assert cluster.incarnations() == before
     if harm is flip_a_byte:
         assert list((cluster.data.parent / "quarantine").iterdir())
-
-
-def fill_up(ballast: Path) -> None:
-    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
 
 
 def test_full_disk_pauses_the_run_until_there_is_space(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -28,7 +27,7 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .clusters import LEASE_S, PATIENCE_S, SETS, ProcessCluster, is_running
-from .commands import PROGRAM
+from .commands import PROGRAM, iterations
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +190,8 @@ def start_run(cwd: Path, *extra: str) -> subprocess.Popen[str]:
 def start_training(cwd: Path) -> tuple[subprocess.Popen[str], list[int]]:
     """Start an endless run; return it with its child processes once it trains."""
     process = start_run(cwd, *ENDLESS)
-    assert process.stdout is not None
-    for line in process.stdout:
-        found = re.search(r"([\d,]+) iterations", line)
-        if found is not None and int(found[1].replace(",", "")) > 0:
-            return process, children_of(process.pid)
-    pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
+    iterations(process, 0)
+    return process, children_of(process.pid)
 
 
 def expect_gone(pids: list[int]) -> None:
