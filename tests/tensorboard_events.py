@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,3 +27,12 @@ def read_events(folder: Path) -> Iterator[tuple[str, int, Any]]:
             for value in event.summary.value:
                 found = "histogram" if value.HasField("histo") else value.simple_value
                 yield value.tag, event.step, found
+
+
+def curves_of(run: Path) -> dict[str, list[tuple[int, Any]]]:
+    """Return the points (step, value) of all curves of a run by tag."""
+    found: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+    for folder in sorted((run / "log").glob("**/*_tb_logger")):
+        for tag, step, value in read_events(folder):
+            found[tag].append((step, value))
+    return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ import pytest
 from tools.release_check import ROOT, CheckFailedError, build, new_environment, run
 
 EXAMPLES = ROOT / "docs" / "examples"
-BUFFER_PAGE = ROOT / "docs" / "tutorial" / "write-a-buffer.md"
 POLICY_PAGE = ROOT / "docs" / "how-to" / "write-a-policy.md"
 SHORT = ["--set", "system.max_env_steps=300", "-q"]
 USES = {
@@ -55,14 +55,18 @@ def test_plugin_directory_lists_every_distribution() -> None:
         assert f"| `{name[1]}` |" in page
 
 
-def test_buffer_tutorial_shows_every_file() -> None:
-    folder = EXAMPLES / "dingsdk-example-buffer"
+@pytest.mark.parametrize("kind", ["buffer", "transport"])
+def test_tutorial_shows_every_file(kind: str) -> None:
+    folder = EXAMPLES / f"dingsdk-example-{kind}"
     files = {
         path.relative_to(EXAMPLES).as_posix(): path.read_text(encoding="utf-8")
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert blocks_of(BUFFER_PAGE) == files
+    page = ROOT / "docs" / "tutorial" / f"write-a-{kind}.md"
+    assert blocks_of(page) == files
+    described = tomllib.loads(files[f"{folder.name}/pyproject.toml"])
+    assert described["project"]["dependencies"] == ["dingsdk-rl"]
 
 
 def test_example_policy_equals_the_code_in_its_page() -> None:

@@ -14,6 +14,7 @@ import pytest
 from dingsdk.cli import main
 from dingsdk.plugins import KINDS, PluginManager, use_manager
 from dingsdk.testing import check_plugin
+from tests.unit.plugins.conftest import write_dist
 
 Provide = Callable[..., None]
 
@@ -38,12 +39,8 @@ def provide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provide
     monkeypatch.chdir(tmp_path)
 
     def provide(kind: str, source: str, head: str = HEAD) -> None:
-        info = site / "acme_mine-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-mine\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[dingsdk.{kind}]\nmine = acme_mine\n")
         text = textwrap.dedent(head).format(kind=kind) + textwrap.dedent(source)
-        (site / "acme_mine.py").write_text(text)
+        write_dist(site, "acme-mine", {f"dingsdk.{kind}": {"mine": "acme_mine"}}, acme_mine=text)
 
     with use_manager(PluginManager()):
         yield provide
@@ -160,10 +157,7 @@ def test_type_of_two_distributions_fails_with_the_names_of_both(
     provide: Provide, tmp_path: Path
 ) -> None:
     provide("limiters", "class Mine(Limiter):\n    def can_sample(self, n): return self.size > 0")
-    info = tmp_path / "site" / "acme_other-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[dingsdk.limiters]\nmine = acme_absent\n")
+    write_dist(tmp_path / "site", "acme-other", {"dingsdk.limiters": {"mine": "acme_absent"}})
 
     ((step, detail),) = failed("limiters:mine")
 

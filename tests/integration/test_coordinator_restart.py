@@ -2,91 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from tests.small_disk import fill_up, small_disk
 from tools.chaos.counting import acknowledged_rows
 
-from .process_cluster import PATIENCE_S
-from .test_parallel_resume import ITERATIONS, go_on, kill_all, start, status, wait_until
+from .clusters import PATIENCE_S
+from .commands import Site, iterations, read_until
+from .test_parallel_resume import ITERATIONS, go_on, started, status, wait_until
 from .test_processes import children_of
 
-RUN = [
-    "--config", "cartpole-dqn", "--transport", "flask_fs",
+OPTIONS = [
     "--set", "env.stop_value=.inf", "--set", "env.evaluator_env_num=2",
     "--set", "env.n_evaluator_episode=2", "--set", "system.coordinator.lease_s=5",
     "--set", "system.validate_state=true",
 ]  # fmt: skip
-PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
-
-
-class Hosts:
-    """Starts the processes of one run, one command per role."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data = folder / "run"
-        self._folder = folder
-        self._started: list[subprocess.Popen[str]] = []
-
-    def start(self, role: str, *args: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*PROGRAM, role, *RUN, "--data", str(self.data), *args],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self._folder,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        self._started.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.data / "status.json").read_text())
-        return found
-
-
-def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        found = re.search(pattern, line)
-        if found is not None:
-            return found
-    pytest.fail(f"it never printed {pattern!r}: {process.communicate()[1]}")
-
-
-def iterations(process: subprocess.Popen[str], more_than: int) -> int:
-    while True:
-        found = read_until(process, r"([\d,]+) iterations")
-        count = int(found[1].replace(",", ""))
-        if count > more_than:
-            return count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pause_s", [0.0, 12.0])
 def test_workers_continue_with_a_restarted_coordinator(tmp_path: Path, pause_s: float) -> None:
-    hosts = Hosts(tmp_path)
-    try:
+    with closing(Site(tmp_path, *OPTIONS)) as hosts:
         first = hosts.start("coordinator")
         address = read_until(first, r"^coordinator: (\S+)$")[1]
         port = address.rpartition(":")[2]
-        learner = hosts.start("learner", "--coordinator", address, "--id", "l0")
-        hosts.start("collector", "--coordinator", address, "--id", "c0")
+        learner = hosts.start_worker("learner", address, "--id", "l0")
+        hosts.start_worker("collector", address, "--id", "c0")
         done = iterations(first, 100)
         first.send_signal(signal.SIGKILL)
         first.wait(PATIENCE_S)
@@ -105,8 +57,6 @@ def test_workers_continue_with_a_restarted_coordinator(tmp_path: Path, pause_s: 
         result = json.loads((hosts.data / "result.json").read_text())
         assert result["train_iter"] >= again > done
         assert load_checkpoint(hosts.data / "ckpt").iteration == result["train_iter"]
-    finally:
-        hosts.close()
 
 
 @pytest.mark.slow
@@ -114,24 +64,18 @@ def test_coordinator_is_restarted_until_the_disk_has_room(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m,mode=0700", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("no right to mount a file system")
     sets = (f"{ITERATIONS}=500", "system.collector_num=1", "system.transport.min_free_bytes=65536")
     said = ""
 
     def is_waiting_for_room() -> bool:
         nonlocal said
-        with (disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
-            while True:  # refill in each call: deleted files free space
-                ballast.write(bytes(4096))
+        fill_up(disk / "ballast")  # again, because deleted files free space
         said += capfd.readouterr().err
         return "the coordinator waits for up to" in said
 
-    try:
-        process, run = start(disk, *sets), disk / "run"
-        try:
+    run = disk / "run"
+    with small_disk(disk, "32m"):
+        with started(disk, *sets) as process:
             wait_until(lambda: status(run)["train_iter"] > 100)
             (coordinator,) = coordinators_of(process)
             workers = workers_of(process) - {coordinator}
@@ -143,12 +87,7 @@ def test_coordinator_is_restarted_until_the_disk_has_room(
                 os.kill(worker, signal.SIGKILL)
             (disk / "ballast").unlink()
             assert process.wait(PATIENCE_S) == 0
-        finally:
-            if process.poll() is None:
-                kill_all(process)
         result = json.loads((run / "result.json").read_text())
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
     assert (result["reason"], result["train_iter"]) == ("limit", 500)
 
 
@@ -159,9 +98,9 @@ def test_run_continues_after_its_coordinator_is_killed_three_times(tmp_path: Pat
     # A learner that loses its lease on a busy machine would begin again from a checkpoint.
     lease = "system.coordinator.lease_s=30"
     sets = (f"{ITERATIONS}={iterations}", "system.collector_num=1", lease)
-    process, run = start(tmp_path, *sets), tmp_path / "run"
+    run = tmp_path / "run"
     killed: set[int] = set()
-    try:
+    with started(tmp_path, *sets) as process:
         for least in range(100, 100 + 200 * kills, 200):
             wait_until(lambda least=least: status(run)["train_iter"] > least)  # type: ignore[misc]
             wait_until(lambda: coordinators_of(process) - killed != set())
@@ -169,9 +108,6 @@ def test_run_continues_after_its_coordinator_is_killed_three_times(tmp_path: Pat
             killed.add(coordinator)
             os.kill(coordinator, signal.SIGKILL)
         assert process.wait(PATIENCE_S) == 0
-    finally:
-        if process.poll() is None:
-            kill_all(process)
     result = json.loads((run / "result.json").read_text())
     assert (result["reason"], result["train_iter"]) == ("limit", iterations)
     samples = result["samples"]
@@ -192,8 +128,9 @@ def test_run_continues_after_its_coordinator_is_killed_three_times(tmp_path: Pat
 def test_run_ends_after_too_many_coordinator_deaths_and_can_be_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process, run = start(tmp_path, f"{ITERATIONS}=1000000", "system.restarts=0"), tmp_path / "run"
-    assert code_without_coordinator(process, run) == 1
+    run = tmp_path / "run"
+    with started(tmp_path, f"{ITERATIONS}=1000000", "system.restarts=0") as process:
+        assert code_without_coordinator(process, run) == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert "WorkerCrashedError: the coordinator died once" in last
     assert "killed by SIGKILL" in last
@@ -204,14 +141,10 @@ def test_run_ends_after_too_many_coordinator_deaths_and_can_be_resumed(
 
 def code_without_coordinator(process: subprocess.Popen[bytes], run: Path) -> int:
     """Kill the coordinator of a run once it trains, and return the exit code of the run."""
-    try:
-        wait_until(lambda: status(run)["train_iter"] > 100)
-        (coordinator,) = coordinators_of(process)
-        os.kill(coordinator, signal.SIGKILL)
-        return process.wait(PATIENCE_S)
-    finally:
-        if process.poll() is None:
-            kill_all(process)
+    wait_until(lambda: status(run)["train_iter"] > 100)
+    (coordinator,) = coordinators_of(process)
+    os.kill(coordinator, signal.SIGKILL)
+    return process.wait(PATIENCE_S)
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> set[int]:

@@ -19,15 +19,15 @@ from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
-from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
 from dingsdk.worker import NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_buffer import persistence
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 from .test_coordinator_restart import code_without_coordinator
-from .test_parallel_resume import ITERATIONS, SETS, start
+from .test_demonstrations import recorded
+from .test_parallel_resume import ITERATIONS, SETS, started
 
 COLLECTOR = "policy.collect.collector"
 BUFFER = "policy.other.replay_buffer"
@@ -35,23 +35,10 @@ BUFFER = "policy.other.replay_buffer"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with six episodes of random actions on CartPole."""
-    env, rng = gym.make("CartPole-v1"), np.random.default_rng(0)
-    rows = []
-    for episode in range(6):
-        obs, _ = env.reset(seed=episode)
-        is_done = False
-        while not is_done:
-            action = int(rng.integers(2))
-            next_obs, reward, terminated, truncated, _ = env.step(action)
-            rows.append((obs, action, reward, next_obs, terminated, truncated))
-            obs, is_done = next_obs, terminated or truncated
-    env.close()
-    names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    """A file with episodes of random actions on CartPole."""
+    rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("data") / "cartpole.npz"
-    write_dataset(Dataset(columns), path)
-    return path
+    return recorded(path, 150, reward=1.0, act=lambda obs: int(rng.integers(2)))
 
 
 @pytest.fixture
@@ -277,17 +264,13 @@ def on_cartpole(data: Path, iterations: int) -> tuple[str, ...]:
 def test_a_learner_that_replaces_a_lost_one_trains_on_the_same_rows(
     data: Path, tmp_path: Path
 ) -> None:
-    with use_manager(PluginManager()), torch_threads(1):
-        cluster = JobCluster(tmp_path, "greenlets", *on_cartpole(data, 400))
-        try:
-            cluster.expect(lambda: cluster.train_iter() > 60)
-            cluster.transport.abandon_worker("learner-0")
-            cluster.running("learner", attempt=2)
-            cluster.expect(lambda: cluster.train_iter() == 400)
-            cluster.coordinator.validate_state()
-            found = cluster.coordinator.status()
-        finally:
-            cluster.close()
+    with JobCluster(tmp_path, "greenlets", *on_cartpole(data, 400)) as cluster:
+        cluster.expect(lambda: cluster.train_iter() > 60)
+        cluster.transport.abandon_worker("learner-0")
+        cluster.running("learner", attempt=2)
+        cluster.expect(lambda: cluster.train_iter() == 400)
+        cluster.coordinator.validate_state()
+        found = cluster.coordinator.status()
     rows = count(data)
     assert (found.samples.collected, found.samples.live) == (rows, rows)
     assert not any(found.samples.evicted.values())
@@ -297,17 +280,13 @@ def test_a_learner_that_replaces_a_lost_one_trains_on_the_same_rows(
 def test_a_learner_that_replaces_a_lost_one_refuses_other_data(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     path.write_bytes(data.read_bytes())
-    with use_manager(PluginManager()), torch_threads(1):
-        cluster = JobCluster(tmp_path / "run", "greenlets", *on_cartpole(path, 1_000_000))
-        try:
-            cluster.expect(lambda: cluster.train_iter() > 60)
-            changed = read_dataset(data).columns
-            write_dataset(Dataset({**changed, "reward": changed["reward"] * 2}), path)
-            cluster.transport.abandon_worker("learner-0")
-            with pytest.raises(AssertionError, match=r"data\.npz is not the data that the run"):
-                cluster.expect(lambda: False)
-        finally:
-            cluster.close()
+    with JobCluster(tmp_path / "run", "greenlets", *on_cartpole(path, 1_000_000)) as cluster:
+        cluster.expect(lambda: cluster.train_iter() > 60)
+        changed = read_dataset(data).columns
+        write_dataset(Dataset({**changed, "reward": changed["reward"] * 2}), path)
+        cluster.transport.abandon_worker("learner-0")
+        with pytest.raises(AssertionError, match=r"data\.npz is not the data that the run"):
+            cluster.expect(lambda: False)
 
 
 @pytest.mark.slow
@@ -316,8 +295,9 @@ def test_a_run_whose_coordinator_is_killed_makes_the_updates_of_a_serial_run(
 ) -> None:
     # A learner that loses its lease on a busy machine would begin again from a checkpoint.
     sets = (*SETS, "system.coordinator.lease_s=30", *on_cartpole(data, 4000))
-    process, run = start(tmp_path, *sets), tmp_path / "run"
-    assert code_without_coordinator(process, run) == 0
+    run = tmp_path / "run"
+    with started(tmp_path, *sets) as process:
+        assert code_without_coordinator(process, run) == 0
     found = json.loads((run / "result.json").read_text())
     rows = count(data)
     assert (found["reason"], found["train_iter"], found["env_steps"]) == ("limit", 4000, 0)

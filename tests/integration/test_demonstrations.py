@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
-from dingsdk.policy.threads import torch_threads
 from dingsdk.testing import StopAndGo
 from dingsdk.worker import read_dataset, write_dataset
 from dingsdk.worker.commander.tasks import demonstrations_task
@@ -26,7 +26,7 @@ from dingsdk.worker.demonstrations import demonstration_samples
 from dingsdk.worker.replay_buffer.demonstrations import STATE_NAME
 
 from . import short_runs
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 from .test_parallel_resume import ITERATIONS, contents
 
 DEMONSTRATIONS = "policy.other.demonstrations"
@@ -46,12 +46,19 @@ class SharePolicy(DQNPolicy):
         return super().learn(batch)
 
 
-def recorded(path: Path, steps: int = 120, reward: float = 5.0) -> Path:
-    """Write episodes of a rule that balances the pole, of 40 steps each; return the path."""
+def balance(obs: Any) -> int:
+    """Return an action that balances the pole."""
+    return int(obs[2] + obs[3] > 0)
+
+
+def recorded(
+    path: Path, steps: int = 120, reward: float = 5.0, act: Callable[[Any], int] = balance
+) -> Path:
+    """Write episodes of CartPole of at most 40 steps each; return the path."""
     env, rows = gym.make("CartPole-v1", max_episode_steps=40), list[Any]()
     obs, _ = env.reset(seed=0)
     while len(rows) < steps:
-        action = int(obs[2] + obs[3] > 0)
+        action = act(obs)
         next_obs, _, terminated, truncated, _ = env.step(action)
         rows.append((obs, action, reward, next_obs, terminated, truncated))
         obs = env.reset()[0] if terminated or truncated else next_obs
@@ -150,17 +157,13 @@ def test_a_learner_that_replaces_a_lost_one_has_the_demonstrations_again(
         own = (*shown(path), "policy.type=share", "policy.nstep=2")
     manager = PluginManager()
     manager.registry("policies").register("share", SharePolicy)
-    with use_manager(manager), torch_threads(1):
-        cluster = JobCluster(tmp_path, "greenlets", *own)
-        try:
-            cluster.expect(lambda: cluster.train_iter() > 60)
-            cluster.transport.abandon_worker("learner-0")
-            cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
-            at_return = cluster.train_iter()
-            cluster.expect(lambda: cluster.train_iter() > at_return + 50)
-            cluster.coordinator.validate_state()
-        finally:
-            cluster.close()
+    with use_manager(manager), JobCluster(tmp_path, "greenlets", *own) as cluster:
+        cluster.expect(lambda: cluster.train_iter() > 60)
+        cluster.transport.abandon_worker("learner-0")
+        cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
+        at_return = cluster.train_iter()
+        cluster.expect(lambda: cluster.train_iter() > at_return + 50)
+        cluster.coordinator.validate_state()
 
 
 @pytest.mark.parametrize(

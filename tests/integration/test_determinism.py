@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from dingsdk import train
 from dingsdk.data.pytree import different_leaves
@@ -64,38 +62,6 @@ def test_env_managers_give_the_same_run_bit_for_bit(
     first = outcome(tmp_path, config, sets, "first", "env_manager.type=in_process")
     second = outcome(tmp_path, config, sets, "second", *MANAGERS[manager])
     assert different_leaves(first, second) == []
-
-
-RATES = {
-    "cartpole-dqn": ["learning_rate"],
-    "cartpole-ppo": ["learning_rate"],
-    "pendulum-sac": ["learning_rate_q", "learning_rate_policy", "learning_rate_alpha"],
-}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        "cartpole-dqn",
-        pytest.param("cartpole-ppo", marks=pytest.mark.slow),
-        pytest.param("pendulum-sac", marks=pytest.mark.slow),
-    ],
-)
-def test_both_modes_begin_with_the_same_weights(tmp_path: Path, config: str) -> None:
-    # Updates this small change only weights that are 0.
-    still = [f"policy.learn.{rate}=1e-30" for rate in RATES[config]]
-    sets = [*SETS[1:6], "policy.learn.learner.train_iterations=2", "seed=3", *still]
-    weights = []
-    for mode in ("serial", "parallel"):
-        run = train(config, mode=mode, sets=[*sets, f"exp_name={mode}"], output=tmp_path).run_dir
-        saved = load_file(run / "ckpt" / "ckpt_best.safetensors")
-        weights.append(
-            {name: each for name, each in saved.items() if name.startswith("state.model.")}
-        )
-    serial, parallel = weights
-    assert serial.keys() == parallel.keys() != set()
-    for name, expected in serial.items():
-        torch.testing.assert_close(parallel[name], expected, atol=1e-20, rtol=0.0)
 
 
 def test_run_folder_lists_every_derived_seed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dingsdk.errors import DingError
 from dingsdk.pipeline.evaluate import evaluate
 from dingsdk.pipeline.train import train
-from tests.tensorboard_events import read_events
+from tests.tensorboard_events import curves_of
 
 SCORED = "tests.unit.envs.scored_envs:Scored"
 CONFIG: dict[str, Any] = {
@@ -52,13 +52,8 @@ def run(
     return result, json.loads((result.run_dir / "result.json").read_text())
 
 
-def scalars(run_dir: Path) -> dict[str, list[float]]:
-    """Return the values of each tag of tensorboard in all logs of a run."""
-    found: dict[str, list[float]] = {}
-    for folder in (run_dir / "log").glob("*_tb_logger"):
-        for tag, _, value in read_events(folder):
-            found.setdefault(tag, []).append(value)
-    return found
+def values_of(run_dir: Path) -> dict[str, list[float]]:
+    return {tag: [value for _, value in each] for tag, each in curves_of(run_dir).items()}
 
 
 def check(result: Any, written: dict[str, Any]) -> None:
@@ -82,7 +77,7 @@ def check(result: Any, written: dict[str, Any]) -> None:
     if result.mode == "serial":
         # In each of ten collects both envs play two episodes more.
         assert training == {"is_success": 0.5, "score": 7 + 19 / 2}
-    found = scalars(result.run_dir)
+    found = values_of(result.run_dir)
     for axis in ("iter", "step"):
         assert found[f"evaluator_{axis}/is_success_mean"][0] == 0.5
         assert found[f"evaluator_{axis}/score_min"][0] == 7.0
@@ -133,7 +128,7 @@ def test_statistics_of_a_serial_collector_are_of_the_episodes_since_the_last_log
 ) -> None:
     result, _ = run(tmp_path, "serial", sets=["policy.collect.collector.collect_print_freq=0"])
 
-    found = scalars(result.run_dir)
+    found = values_of(result.run_dir)
     # Two envs play two episodes each in the twelve steps of a collect.
     assert found["collector_iter/episode_count"][:2] == [4, 4]
     assert found["collector_iter/score_mean"][:2] == [7.5, 9.5]

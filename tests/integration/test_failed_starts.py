@@ -16,10 +16,9 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk.cli import main
-from dingsdk.errors import EnvError, PortInUseError, RunDirLockedError
+from dingsdk.errors import EnvError, PortInUseError
 from dingsdk.pipeline.train import compile_run, run_coordinator, train
 
-from .job_cluster import JobCluster
 from .short_runs import QUICK
 
 FLASK_FS = ("--config", "cartpole-dqn", "--transport", "flask_fs")
@@ -114,22 +113,6 @@ def test_serial_run_whose_envs_do_not_start_leaves_no_files(
     with pytest.raises(EnvError, match="the simulator is not there"):
         train("cartpole-dqn", sets=QUICK, output=tmp_path, env=Starting, callbacks=[run_started])
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_second_run_on_a_data_folder_is_refused_and_the_first_continues(tmp_path: Path) -> None:
-    folder = f"system.transport.data_dir={tmp_path / 'data'}"
-    cluster = JobCluster(tmp_path / "first", None, folder)
-    cluster.expect(lambda: cluster.train_iter() > 5)
-
-    with pytest.raises(RunDirLockedError, match="in use by another run"):
-        train("cartpole-dqn", "parallel", "flask_fs", (folder,), 0, output=tmp_path / "runs")
-
-    until = cluster.train_iter() + 20
-    cluster.expect(lambda: cluster.train_iter() > until)
-    assert cluster.coordinator.status().samples.evicted.get("missing", 0) == 0
-    cluster.coordinator.validate_state()
-    cluster.close()
 
 
 @pytest.fixture

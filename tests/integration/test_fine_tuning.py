@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -15,12 +14,12 @@ from click.testing import CliRunner
 import dingsdk
 from dingsdk.cli.root import root
 from dingsdk.config import load_config
-from dingsdk.data import Dataset
 from dingsdk.errors import CheckpointError, CheckpointMissingError, ConfigError
-from dingsdk.worker import write_dataset
+from dingsdk.worker import read_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from .short_runs import QUICK
+from .test_demonstrations import recorded
 
 # The batch is larger than what is collected, so that the last checkpoint has the first weights.
 UNTRAINED = (
@@ -165,23 +164,15 @@ def test_keep_without_from_is_a_usage_error() -> None:
 def test_statistics_of_the_data_set_are_added_to_those_of_the_first_run(
     source: Path, tmp_path: Path, mode: Any
 ) -> None:
-    rows = 20
-    columns = {
-        "obs": np.full((rows, 4), 3.0, np.float32),
-        "action": np.zeros(rows, np.int64),
-        "reward": np.ones(rows, np.float32),
-        "terminated": np.arange(rows) % 10 == 9,
-        "truncated": np.zeros(rows, np.bool_),
-    }
-    columns["next_obs"] = columns["obs"]
-    write_dataset(Dataset(columns), tmp_path / "data.npz")
+    rows, path = 20, tmp_path / "data.npz"
+    shown = read_dataset(recorded(path, rows)).columns["obs"]
     config = {
         "env": {"env_id": "CartPole-v1", "evaluator_env_num": 1, "n_evaluator_episode": 1},
         "policy": {
             "type": "dqn",
             "normalize": {"obs": True},
             "learn": {"batch_size": 8, "learner": {"train_iterations": 4}},
-            "collect": {"collector": {"type": "dataset", "path": str(tmp_path / "data.npz")}},
+            "collect": {"collector": {"type": "dataset", "path": str(path)}},
         },
     }
     begun = load_checkpoint(source / "ckpt" / "ckpt_best.safetensors").state["model"]
@@ -193,5 +184,6 @@ def test_statistics_of_the_data_set_are_added_to_those_of_the_first_run(
     before, after = (float(each[f"{STATISTICS}count"]) for each in (begun, found))
     assert after == before + rows
     torch.testing.assert_close(
-        found[f"{STATISTICS}mean"] * after, begun[f"{STATISTICS}mean"] * before + 3.0 * rows
+        found[f"{STATISTICS}mean"] * after,
+        begun[f"{STATISTICS}mean"] * before + torch.from_numpy(shown).double().sum(0),
     )

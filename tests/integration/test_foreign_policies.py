@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from dingsdk.errors import DingError
-from dingsdk.pipeline.context import RunContext, RunResult
-from dingsdk.pipeline.parallel import parallel_pipeline
-from dingsdk.pipeline.serial import serial_pipeline
-from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.context import RunResult
+from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, use_manager
 
 from . import short_runs
@@ -150,7 +148,7 @@ class DictOfListsPolicy(ForeignPolicy):
 POLICIES = {"foreign": ForeignPolicy, "lists": ListPolicy, "dict_of_lists": DictOfListsPolicy}
 
 
-def run(run_dir: Path, transport: str | None, *sets: str, **policies: Any) -> RunResult:
+def run(output: Path, transport: str | None, *sets: str, **policies: Any) -> RunResult:
     manager = PluginManager()
     for name, kind in {**POLICIES, **policies}.items():
         manager.registry("policies").register(name, kind)
@@ -160,9 +158,7 @@ def run(run_dir: Path, transport: str | None, *sets: str, **policies: Any) -> Ru
     if transport == "in_memory":
         sets = (*sets, "system.transport.check_wire=true")
     with use_manager(manager):
-        cfg = compile_run(config, mode=mode, transport=transport, sets=sets, seed=3)
-        context = RunContext(cfg=cfg, run_dir=run_dir)
-        return (serial_pipeline if transport is None else parallel_pipeline)(context)
+        return train(config, mode, transport, sets, 3, output)
 
 
 @pytest.fixture(autouse=True)
@@ -212,21 +208,9 @@ def test_dicts_of_lists_work_with_priorities(tmp_path: Path, transport: str | No
     assert (result.reason, result.train_iter) == ("limit", 20)
 
 
-@pytest.mark.parametrize(
-    ("transport", "kind", "message"),
-    [
-        (None, "advanced", "keeps only dicts"),
-        ("in_memory", "advanced", "keeps only dicts"),
-    ],
-)
-def test_buffer_that_cannot_store_lists_is_refused(
-    tmp_path: Path, transport: str | None, kind: str, message: str
-) -> None:
-    with pytest.raises(DingError, match=message):
-        run(
-            tmp_path,
-            transport,
-            "policy.type=lists",
-            f"policy.other.replay_buffer.type={kind}",
-            "policy.other.replay_buffer.replay_buffer_size=512",
-        )
+@pytest.mark.parametrize("transport", [None, "in_memory"])
+def test_buffer_that_cannot_store_lists_is_refused(tmp_path: Path, transport: str | None) -> None:
+    buffer = "policy.other.replay_buffer"
+    sets = ("policy.type=lists", f"{buffer}.type=advanced", f"{buffer}.replay_buffer_size=512")
+    with pytest.raises(DingError, match="keeps only dicts"):
+        run(tmp_path, transport, *sets)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.policy.threads import torch_threads
-
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 
 NO_ROOM_BYTES = 1 << 60
 WARNING = "is not published"
@@ -17,10 +15,8 @@ WARNING = "is not published"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[JobCluster]:
-    with torch_threads(1):
-        made = JobCluster(tmp_path, None, "system.learner.send_policy_freq=5")
+    with JobCluster(tmp_path, None, "system.learner.send_policy_freq=5") as made:
         yield made
-        made.close()
 
 
 def policy_id(cluster: JobCluster) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.signals import PATIENCE_S
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import LearnerHook, register_learner_hook
+from tests.small_disk import small_disk
 
 SMALL = (
     "system.max_env_steps=1200",
@@ -37,13 +37,8 @@ SMALL = (
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("cannot mount a tmpfs here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "disk", "4m") as path:
+        yield path
 
 
 class FillDisk(LearnerHook):

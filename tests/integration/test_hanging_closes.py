@@ -154,20 +154,6 @@ def test_signal_ends_a_hanging_last_hook_and_the_checkpoint_is_saved(
     assert any("from after_run; the run ends without it" in each for each in caplog.messages)
 
 
-def test_run_in_another_thread_abandons_a_hanging_part(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    results = []
-    sets = (*SETS, *hanging("policy.other.replay_buffer"))
-    thread = threading.Thread(
-        target=lambda: results.append(train("cartpole-dqn", sets=sets, output=tmp_path))
-    )
-    thread.start()
-    thread.join(LONG_S)
-    assert [each.reason for each in results] == ["limit"]
-    assert "close() of policy.other.replay_buffer did not return in time" in caplog.text
-
-
 @pytest.mark.parametrize("path", ["policy.other.replay_buffer", "env_manager"])
 def test_parallel_run_abandons_a_hanging_part(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str

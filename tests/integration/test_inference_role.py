@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dingsdk.errors import ConfigError
-from dingsdk.pipeline.train import compile_run, train
+from dingsdk.pipeline.train import train
 from dingsdk.worker.inference.client import FOLDER
 
-from .process_cluster import ProcessCluster
+from .clusters import ProcessCluster
 from .short_runs import QUICK
 
 SETS = (*QUICK, "system.roles.inference.num=1")
@@ -64,7 +61,7 @@ def test_on_policy_run_uses_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_collectors_continue_while_the_server_restarts(tmp_path: Path) -> None:
-    with closing(ProcessCluster(tmp_path / "run", ("system.roles.inference.num=1",))) as cluster:
+    with ProcessCluster(tmp_path / "run", ("system.roles.inference.num=1",)) as cluster:
         folder = cluster.run_dir / FOLDER
         cluster.expect(lambda: bool(list(folder.glob("*.address"))))
         address = (folder / "inference-0.address").read_text()
@@ -76,36 +73,3 @@ def test_collectors_continue_while_the_server_restarts(tmp_path: Path) -> None:
         cluster.expect(lambda: cluster.incarnation("inference-0") > before)
         cluster.expect(lambda: (folder / "inference-0.address").read_text() != address)
         cluster.expect_training()
-
-
-COLLECTOR = "policy.collect.collector"
-
-
-@pytest.mark.parametrize(
-    ("sets", "reason"),
-    [
-        ((), "'in_memory' runs all workers in one process"),
-        (
-            (
-                f"{COLLECTOR}.type=episode",
-                f"{COLLECTOR}.get_train_sample=true",
-                "policy.collect.n_episode=8",
-            ),
-            "acts for the parallel",
-        ),
-    ],
-)
-def test_server_is_refused_where_it_cannot_compute_actions(sets: Any, reason: str) -> None:
-    transport = "in_memory" if not sets else "flask_fs"
-    sets = ("system.roles.inference.num=1", *sets)
-
-    with pytest.raises(ConfigError, match=reason) as caught:
-        compile_run("cartpole-dqn", "parallel", transport, sets, 0)
-
-    assert caught.value.path == "system.roles.inference"
-
-
-def test_server_for_zergling_collectors_of_samples_is_accepted() -> None:
-    sets = ("system.roles.inference.num=1",)
-    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", sets, 0)
-    assert cfg.system.roles.inference.num == 1

@@ -10,6 +10,7 @@ import pytest
 
 from dingsdk import train
 from dingsdk.worker import run_logger
+from tests.tensorboard_events import read_events
 
 from .short_runs import QUICK
 
@@ -23,21 +24,6 @@ EACH_TIME = (
     "policy.other.replay_buffer.monitor.sampled_data_attr.print_freq=1",
     "policy.other.replay_buffer.monitor.sampled_data_attr.average_range=1",
 )
-
-
-def points(folder: Path) -> Counter[str]:
-    """Return the number of points of each curve."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    found: Counter[str] = Counter()
-    for path in folder.rglob("*tfevents*"):
-        content, at = path.read_bytes(), 0
-        while at < len(content):
-            size = int.from_bytes(content[at : at + 8], "little")
-            event = Event.FromString(content[at + 12 : at + 12 + size])
-            found.update(f"{path.parent.name}/{value.tag}" for value in event.summary.value)
-            at += size + 16
-    return found
 
 
 @pytest.mark.parametrize(
@@ -67,7 +53,11 @@ def test_each_curve_and_table_has_some_free_logs_and_then_one_in_ten_seconds(
     run = train("cartpole-dqn", mode, transport or None, sets, 3, tmp_path)
     assert run.train_iter >= 200
     most = FREE + 2 + run.elapsed_s / run_logger.LOG_EVERY_S
-    counts = points(tmp_path / "run" / "log")
+    counts = Counter(
+        (folder.name, tag)
+        for folder in (tmp_path / "run" / "log").rglob("*_tb_logger")
+        for tag, *_ in read_events(folder)
+    )
     assert len(counts) > 20
     assert {name: count for name, count in counts.items() if count > most} == {}
     for path in (tmp_path / "run" / "log").rglob("*_logger.txt"):

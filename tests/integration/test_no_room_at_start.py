@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from dingsdk.errors import StorageFullError
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import collector
 from tools.os_calls import failing_calls
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 
 POLICY_TIMEOUT_S = 0.5
 SETS = (f"policy.collect.parallel_collector.policy_timeout_s={POLICY_TIMEOUT_S}",)
@@ -35,15 +35,15 @@ def _impatient_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "ANSWER_WITHIN_S", 0.1)
 
 
-def start(tmp_path: Path, *sets: str) -> tuple[JobCluster, FullCoordinator]:
-    cluster = JobCluster(tmp_path, None, *sets, coordinator_cls=FullCoordinator)
-    assert isinstance(cluster.coordinator, FullCoordinator)
-    return cluster, cluster.coordinator
+@contextmanager
+def started(tmp_path: Path, *sets: str) -> Iterator[tuple[JobCluster, FullCoordinator]]:
+    with JobCluster(tmp_path, None, *sets, coordinator_cls=FullCoordinator) as cluster:
+        assert isinstance(cluster.coordinator, FullCoordinator)
+        yield cluster, cluster.coordinator
 
 
 def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with torch_threads(1):
-        cluster, coordinator = start(tmp_path, *SETS)
+    with started(tmp_path, *SETS) as (cluster, coordinator):
         with coordinator.outage:
             cluster.expect(lambda: "ENOSPC" in coordinator.status().held_up_by)
             cluster.running("collector")
@@ -53,17 +53,16 @@ def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCapture
         cluster.expect(lambda: cluster.train_iter() > 20)
         assert coordinator.status().held_up_by == ""
         coordinator.validate_state()
-        cluster.close()
     assert caplog.text.count("there is no room in the storage") == 1
     assert caplog.text.count("there is room in the storage again") == 1
 
 
 def test_run_without_room_ends_after_its_timeout_and_says_what_to_do(tmp_path: Path) -> None:
-    with torch_threads(1):
-        cluster, coordinator = start(tmp_path, "system.coordinator.storage_timeout_s=0.5")
-        with coordinator.outage:
-            assert coordinator.wait(40.0)
-        cluster.close()
+    with (
+        started(tmp_path, "system.coordinator.storage_timeout_s=0.5") as (_, coordinator),
+        coordinator.outage,
+    ):
+        assert coordinator.wait(40.0)
     failure = coordinator.end.failure
     assert isinstance(failure, StorageFullError)
     assert "system.coordinator.storage_timeout_s" in str(failure)

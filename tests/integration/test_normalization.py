@@ -13,11 +13,10 @@ from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.errors import CheckpointError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import BasePolicy, DQNPolicy, PPOPolicy, R2D2Policy
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 
 from . import short_runs
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 
 SETS = (*short_runs.QUICK, "policy.normalize.obs=true", "policy.normalize.reward=true")
 MODES: tuple[tuple[Any, Any], ...] = (("serial", None), ("parallel", "in_memory"))
@@ -155,16 +154,14 @@ def test_all_networks_of_a_run_have_the_same_statistics(name: str, tmp_path: Pat
 
 
 def test_replaced_learner_counts_no_step_twice(tmp_path: Path) -> None:
-    with torch_threads(1):
-        sets = ("policy.normalize.obs=true", "policy.nstep=1")
-        cluster = JobCluster(tmp_path, "threads", *sets)
+    sets = ("policy.normalize.obs=true", "policy.nstep=1")
+    with JobCluster(tmp_path, "threads", *sets) as cluster:
         cluster.expect(lambda: cluster.train_iter() > 120)
         cluster.transport.abandon_worker("learner-0")
         cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
         at_return = cluster.train_iter()
         cluster.expect(lambda: cluster.train_iter() > at_return + 60)
         collected = cluster.coordinator.status().env_steps
-        cluster.close()
     found = load_checkpoint(tmp_path / "ckpt").state["model"]["encoder.features.count"]
     assert collected / 4 < float(found) <= cluster.coordinator.status().env_steps
 

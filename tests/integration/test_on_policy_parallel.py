@@ -13,7 +13,6 @@ from dingsdk import train
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker.coordinator import Coordinator
 
 SETS = (
     "env.collector_env_num=4",
@@ -28,30 +27,9 @@ SETS = (
 )
 
 
-def run(*sets: str, transport: str = "in_memory") -> Any:
-    sets = (*SETS, *sets)
+def run(output: Path, *sets: str) -> Any:
     with use_manager(PluginManager()):
-        return train("cartpole-ppo", mode="parallel", transport=transport, sets=sets, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    """The evicted samples of a run by reason, as counted when the coordinator closes."""
-    found: list[dict[str, int]] = []
-    close = Coordinator.close
-
-    def look(self: Coordinator, *args: Any, **kwargs: Any) -> Any:
-        self.validate_state()
-        found.append(dict(self.status().samples.evicted))
-        return close(self, *args, **kwargs)
-
-    monkeypatch.setattr(Coordinator, "close", look)
-    return found
+        return train("cartpole-ppo", "parallel", "in_memory", (*SETS, *sets), 3, output)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +43,10 @@ def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     ],
 )
 def test_trained_samples_stay_within_the_policy_lag_limit(
-    max_lag: int | str, concurrency: str, evicted: list[dict[str, int]]
+    max_lag: int | str, concurrency: str, evicted: list[dict[str, int]], tmp_path: Path
 ) -> None:
     result = run(
+        tmp_path,
         f"policy.other.commander.max_policy_lag={max_lag}",
         f"system.transport.concurrency={concurrency}",
         "system.transport.check_wire=true",
@@ -89,16 +68,10 @@ def test_trained_samples_stay_within_the_policy_lag_limit(
 
 
 @pytest.mark.slow
-def test_policy_lag_limit_holds_for_collector_processes() -> None:
-    result = run(transport="flask_fs")
-
-    assert result.reason == "limit"
-    assert result.policy_lag == {"mean": 0.0, "p99": 0, "largest": 0}
-
-
-@pytest.mark.slow
-def test_tasks_that_end_after_some_episodes_lose_no_rows(evicted: list[dict[str, int]]) -> None:
-    result = run("env.collector_episode_num=2")
+def test_tasks_that_end_after_some_episodes_lose_no_rows(
+    evicted: list[dict[str, int]], tmp_path: Path
+) -> None:
+    result = run(tmp_path, "env.collector_episode_num=2")
 
     assert result.reason == "limit"
     assert evicted[0].keys() == {"trained"}

@@ -11,10 +11,8 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, DingError
-from dingsdk.pipeline.context import RunContext, RunResult
-from dingsdk.pipeline.parallel import parallel_pipeline
-from dingsdk.pipeline.serial import serial_pipeline
-from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.context import RunResult
+from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import LearnMode
 from dingsdk.policy.dqn import DQNPolicy
@@ -127,33 +125,32 @@ class NeedsLives(UniformSampler):
     needs_columns: ClassVar[tuple[str, ...]] = ("reward", "lives")
 
 
-def run(tmp_path: Path, mode: str, *sets: str, **buffers: type[NaiveReplayBuffer]) -> RunResult:
+PARTS = {
+    "policies sequences": SequencePolicy,
+    "policies episodes": EpisodePolicy,
+    "policies prioritizing": PrioritizingPolicy,
+    "policies versioned": VersionedPolicy,
+    "buffers prioritized": PrioritizedBuffer,
+    "buffers serial": SerialBuffer,
+    "samplers returns": ReturnSampler,
+    "samplers lives": NeedsLives,
+}
+
+
+def run(tmp_path: Path, mode: Any, *sets: str, **buffers: type[NaiveReplayBuffer]) -> RunResult:
     manager = PluginManager()
-    manager.registry("policies").register("sequences", SequencePolicy)
-    manager.registry("policies").register("episodes", EpisodePolicy)
-    manager.registry("policies").register("prioritizing", PrioritizingPolicy)
-    manager.registry("policies").register("versioned", VersionedPolicy)
-    manager.registry("buffers").register("prioritized", PrioritizedBuffer)
-    for name, kind in (
-        ("serial", SerialBuffer),
-        *buffers.items(),
-    ):
-        manager.registry("buffers").register(name, kind)
-    manager.registry("samplers").register("returns", ReturnSampler)
-    manager.registry("samplers").register("lives", NeedsLives)
+    for name, part in {
+        **PARTS,
+        **{f"buffers {key}": each for key, each in buffers.items()},
+    }.items():
+        kind, _, key = name.partition(" ")
+        manager.registry(kind).register(key, part)
+    sets = (
+        *(*short_runs.QUICK, "policy.nstep=1", "policy.learn.learner.train_iterations=60", *sets),
+        *(("system.transport.check_wire=true",) if mode == "parallel" else ()),
+    )
     with use_manager(manager):
-        sets = (
-            *short_runs.QUICK,
-            "policy.nstep=1",
-            "policy.learn.learner.train_iterations=60",
-            *sets,
-        )
-        transport = "in_memory" if mode == "parallel" else None
-        if transport is not None:
-            sets = (*sets, "system.transport.check_wire=true")
-        cfg = compile_run("cartpole-dqn", mode=mode, transport=transport, sets=sets, seed=3)
-        context = RunContext(cfg=cfg, run_dir=tmp_path)
-        return (parallel_pipeline if mode == "parallel" else serial_pipeline)(context)
+        return train("cartpole-dqn", mode, sets=sets, seed=3, output=tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
@@ -162,6 +159,7 @@ def run(tmp_path: Path, mode: str, *sets: str, **buffers: type[NaiveReplayBuffer
     [
         pytest.param((), id="cut", marks=pytest.mark.slow),
         pytest.param((f"{BUFFER}.sampler.pad=true",), id="padded"),
+        pytest.param((f"{BUFFER}.sampler.trajectory=env_id",), id="of-each-env"),
     ],
 )
 def test_sequences_are_trained_on(tmp_path: Path, mode: str, sampler: tuple[str, ...]) -> None:
@@ -252,13 +250,6 @@ def test_a_sampler_sees_the_return_of_whole_episodes_and_their_env(
         assert rows == [] or len(episode) == episode_return
         envs.add(env_id)
     assert envs == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_sequences_follow_the_env_that_collected_them(tmp_path: Path, mode: str) -> None:
-    sets = ("policy.type=sequences", f"{BUFFER}.type=sequence", f"{BUFFER}.sequence_length=6")
-    result = run(tmp_path, mode, *sets, f"{BUFFER}.sampler.trajectory=env_id")
-    assert (result.reason, result.train_iter) == ("limit", 60)
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tomllib
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 from dingsdk.cli import main
 from dingsdk.plugins import TEMPLATES, PluginManager, new_plugin, use_manager
+from tests.unit.plugins.conftest import write_dist
 
 ROOT = Path(__file__).parents[2]
 KIND = "limiter"
@@ -31,27 +30,13 @@ def run(command: Sequence[str], cwd: Path, path: str = "") -> str:
     return done.stdout
 
 
-def advertise(package: Path) -> None:
-    """Write the metadata that pip would write, so that the package counts as installed."""
-    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
-    info = package / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    groups = project["entry-points"].items()
-    (info / "entry_points.txt").write_text(
-        "\n".join(
-            f"[{group}]\n" + "\n".join(map(" = ".join, keys.items())) for group, keys in groups
-        )
-    )
-
-
 def test_generated_package_passes_its_checks_and_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = new_plugin(KIND, "own-part", tmp_path)
-    advertise(package)
+    # With the metadata that pip would write, the package counts as installed.
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    write_dist(package, project["name"], project["entry-points"], project["version"])
     monkeypatch.syspath_prepend(str(package))
     monkeypatch.chdir(tmp_path)
     try:
@@ -64,34 +49,6 @@ def test_generated_package_passes_its_checks_and_trains(
 
     assert "failed" not in capsys.readouterr().out
     assert json.loads((tmp_path / "badge.json").read_text())["color"] == "brightgreen"
-
-
-def new_environment(folder: Path) -> str:
-    """Make a venv that can import the packages of this one; return its Python."""
-    venv.create(folder, with_pip=False)
-    site = next(folder.glob("lib/python*/site-packages"))
-    ours = sysconfig.get_paths()["purelib"]
-    (site / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-    return str(folder / "bin" / "python")
-
-
-@pytest.mark.slow
-def test_generated_packages_install_offline_and_are_found(tmp_path: Path) -> None:
-    packages = {kind: new_plugin(kind, f"an-{kind}", tmp_path) for kind in TEMPLATES}
-    python = new_environment(tmp_path / "venv")
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-build-isolation"]
-    editable = [part for package in packages.values() for part in ("-e", str(package))]
-
-    run([python, "-m", "pip", "install", *quiet, "--no-deps", *editable], tmp_path)
-    rows = json.loads(run([python, "-m", "dingsdk", "plugins", "--json"], tmp_path))
-
-    for kind, package in packages.items():
-        (row,) = [row for row in rows if row["distribution"] == package.name]
-        assert row["kind"] == TEMPLATES[kind].group
-        assert row["state"] == "available"
-    # With the package's pytest settings. The tests of the documentation do this for every kind.
-    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    run([python, "-m", "pytest", *options, str(packages["limiter"])], packages["limiter"])
 
 
 @pytest.mark.slow

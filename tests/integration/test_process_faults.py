@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,10 +23,10 @@ import pytest
 
 from dingsdk.pipeline import process_group
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
+from tests.small_disk import fill_up, small_disk
 
-from .process_cluster import LEASE_S, PATIENCE_S, ProcessCluster, is_running
+from .clusters import LEASE_S, PATIENCE_S, ProcessCluster, is_running
 
 pytestmark = pytest.mark.slow
 
@@ -131,14 +130,13 @@ class CrashCluster(ProcessCluster):
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
     """A small separate file system; None without the right to mount one."""
-    path = tmp_path_factory.mktemp("disk")
-    options = f"size={DISK_BYTES},mode=0700"
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        yield None
-        return
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            path = tmp_path_factory.mktemp("disk") / "small"
+            made = stack.enter_context(small_disk(path, str(DISK_BYTES)))
+        except pytest.skip.Exception:
+            made = None
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +146,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, disk: Path | None) -> Iter
     with (
         pytest.MonkeyPatch.context() as patch,
         use_manager(PluginManager()),
-        torch_threads(1),
     ):
         patch.syspath_prepend(PLUGIN)
         made = CrashCluster(run_dir, sets, "crashing", KillingCoordinator)
@@ -165,7 +162,6 @@ def _leaves_nothing_behind() -> None:
     """Override the check after each test: the shared cluster is still running."""
 
 
-# A collector that is killed ---------------------------------------------------------------------
 @pytest.mark.parametrize("point", ["env-step", "policy-read"])
 def test_collector_killed_while_working_is_replaced(cluster: CrashCluster, point: str) -> None:
     before = cluster.incarnations()
@@ -232,7 +228,6 @@ def test_killed_idle_collector_is_removed_when_its_lease_ends(cluster: CrashClus
     cluster.expect_return(victim, before[victim])
 
 
-# A learner that is killed ------------------------------------------------------------------------
 @pytest.mark.parametrize("point", ["inserted", "evicted", "saved"])
 def test_learner_killed_before_its_report_is_replaced_and_no_row_is_lost(
     cluster: CrashCluster, point: str
@@ -244,7 +239,6 @@ def test_learner_killed_before_its_report_is_replaced_and_no_row_is_lost(
     assert cluster.unreadable() == unreadable
 
 
-# A collector that hangs or is slow --------------------------------------------------------------
 def test_process_that_hangs_with_the_gil_held_is_replaced(cluster: CrashCluster) -> None:
     before = cluster.incarnations()
     cluster.arm("hang")
@@ -265,7 +259,6 @@ def test_slow_collectors_keep_their_leases(cluster: CrashCluster) -> None:
     cluster.expect_training()
 
 
-# Envs that fail, files that disappear, a disk that fills up -------------------------------------
 @pytest.mark.parametrize("point", ["raise", "observe-nan", "observe-other-shape"])
 def test_env_that_fails_once_loses_only_its_episode(cluster: CrashCluster, point: str) -> None:
     before = cluster.incarnations()
@@ -308,12 +301,6 @@ def test_removed_or_damaged_payload_files_are_replaced_and_counted(
     assert cluster.incarnations() == before
     if harm is flip_a_byte:
         assert list((cluster.data.parent / "quarantine").iterdir())
-
-
-def fill_up(ballast: Path) -> None:
-    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
 
 
 def test_full_disk_pauses_the_run_until_there_is_space(

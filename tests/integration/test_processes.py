@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,22 +23,18 @@ from dingsdk.pipeline.resume import has_journal
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
-from .process_cluster import LEASE_S, PATIENCE_S, SETS, ProcessCluster, is_running
-
-PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
+from .clusters import LEASE_S, PATIENCE_S, SETS, ProcessCluster, is_running
+from .commands import PROGRAM, iterations
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     run_dir = tmp_path_factory.mktemp("cluster")
-    with torch_threads(1):
-        made = ProcessCluster(run_dir)
+    with ProcessCluster(run_dir) as made:
         yield made
-        made.close()
     assert multiprocessing.active_children() == []
     assert not (run_dir / "transport").exists()
     assert list((run_dir / "log").glob("*.crash")) == []
@@ -116,24 +110,20 @@ def test_process_that_stops_before_it_joins_is_replaced(
     if transport == "shared_memory":
         pytest.importorskip("dingsdk_shared_memory")
     others = {each.pid for each in multiprocessing.active_children()}
-    with torch_threads(1):
-        cluster = ProcessCluster(tmp_path, transport=transport)
-        try:
-            started = [
-                each.pid
-                for each in multiprocessing.active_children()
-                if each.name == "collector-1" and each.pid not in others
-            ]
-            (pid,) = filter(None, started)
-            os.kill(pid, signal.SIGSTOP)
-            cluster.expect_training()
-            assert cluster.incarnation("collector-1") == 0
-            with monkeypatch.context() as patch:
-                patch.setattr(process_group, "START_S", 0.5)
-                cluster.expect(lambda: not is_running(pid))
-            cluster.expect(lambda: cluster.incarnation("collector-1") > 0)
-        finally:
-            cluster.close()
+    with ProcessCluster(tmp_path, transport=transport) as cluster:
+        started = [
+            each.pid
+            for each in multiprocessing.active_children()
+            if each.name == "collector-1" and each.pid not in others
+        ]
+        (pid,) = filter(None, started)
+        os.kill(pid, signal.SIGSTOP)
+        cluster.expect_training()
+        assert cluster.incarnation("collector-1") == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(process_group, "START_S", 0.5)
+            cluster.expect(lambda: not is_running(pid))
+        cluster.expect(lambda: cluster.incarnation("collector-1") > 0)
 
 
 @pytest.mark.slow
@@ -152,35 +142,24 @@ def test_stopped_process_does_not_delay_the_end(cluster: ProcessCluster) -> None
 @pytest.mark.slow
 def test_collector_over_its_memory_limit_is_restarted_between_tasks(tmp_path: Path) -> None:
     sets = ["system.worker_memory_limit=1", "env.collector_episode_num=1", "system.restarts=0"]
-    with torch_threads(1):
-        cluster = ProcessCluster(tmp_path, sets)
-        try:
-            collector = cluster.pid("collector-0")
-            cluster.expect(lambda: cluster.pid("collector-0") != collector)
-            cluster.expect_training()
-        finally:
-            cluster.close()
+    with ProcessCluster(tmp_path, sets) as cluster:
+        collector = cluster.pid("collector-0")
+        cluster.expect(lambda: cluster.pid("collector-0") != collector)
+        cluster.expect_training()
 
 
 @pytest.mark.slow
 def test_learner_over_its_memory_limit_continues_from_its_checkpoint(tmp_path: Path) -> None:
     sets = ["system.worker_memory_limit=1", "system.restarts=0"]
-    with torch_threads(1):
-        cluster = ProcessCluster(tmp_path, sets)
-        try:
-            cluster.expect_training()
-            learner, trained = cluster.pid("learner-0"), cluster.train_iter()
-            cluster.expect(lambda: cluster.pid("learner-0") != learner)
-            assert load_checkpoint(tmp_path / "ckpt").iteration > trained
-            cluster.expect(
-                lambda: cluster.train_iter() > load_checkpoint(tmp_path / "ckpt").iteration
-            )
-            cluster.coordinator.validate_state()
-        finally:
-            cluster.close()
+    with ProcessCluster(tmp_path, sets) as cluster:
+        cluster.expect_training()
+        learner, trained = cluster.pid("learner-0"), cluster.train_iter()
+        cluster.expect(lambda: cluster.pid("learner-0") != learner)
+        assert load_checkpoint(tmp_path / "ckpt").iteration > trained
+        cluster.expect(lambda: cluster.train_iter() > load_checkpoint(tmp_path / "ckpt").iteration)
+        cluster.coordinator.validate_state()
 
 
-# Whole runs from the command line --------------------------------------------------------------
 RUN = [
     "train", "cartpole-dqn", "--mode", "parallel", "--transport", "flask_fs",
     "--set", "env.evaluator_env_num=2", "--set", "env.n_evaluator_episode=2",
@@ -211,12 +190,8 @@ def start_run(cwd: Path, *extra: str) -> subprocess.Popen[str]:
 def start_training(cwd: Path) -> tuple[subprocess.Popen[str], list[int]]:
     """Start an endless run; return it with its child processes once it trains."""
     process = start_run(cwd, *ENDLESS)
-    assert process.stdout is not None
-    for line in process.stdout:
-        found = re.search(r"([\d,]+) iterations", line)
-        if found is not None and int(found[1].replace(",", "")) > 0:
-            return process, children_of(process.pid)
-    pytest.fail(f"the run ended by itself: {process.communicate()[1]}")
+    iterations(process, 0)
+    return process, children_of(process.pid)
 
 
 def expect_gone(pids: list[int]) -> None:

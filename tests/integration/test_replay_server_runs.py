@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
 import threading
 from pathlib import Path
@@ -185,24 +184,23 @@ def test_run_ends_with_a_user_error_when_an_external_server_is_gone(tmp_path: Pa
     assert context.status().train_iter >= 20
 
 
-def _kill(name: str, code: int) -> bool:
-    for process in multiprocessing.active_children():
-        if process.name == name and process.pid is not None:
-            os.kill(process.pid, code)
-            return True
-    return False
-
-
-def _run_with_a_death(tmp_path: Path, name: str, *sets: str) -> tuple[RunResult, Any]:
-    """Kill a process of a run after its 20th iteration."""
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["replay-server-0", "learner-0", "coordinator"])
+def test_run_continues_after_a_process_is_killed(tmp_path: Path, name: str) -> None:
     (tmp_path / "run").mkdir()
-    context = context_of(tmp_path, *sets, transport="flask_fs")
+    own = (
+        "policy.learn.learner.train_iterations=600",
+        "policy.learn.learner.hook.save_ckpt_after_iter=10",
+    )
+    context = context_of(tmp_path, *own, transport="flask_fs")
     is_over, killed = threading.Event(), []
 
     def kill() -> None:
         while not is_over.wait(0.01):
             if context.status().train_iter >= 20:
-                killed.append(_kill(name, signal.SIGKILL))
+                (victim,) = (p for p in multiprocessing.active_children() if p.name == name)
+                victim.kill()
+                killed.append(name)
                 return
 
     thread = threading.Thread(target=kill)
@@ -212,20 +210,10 @@ def _run_with_a_death(tmp_path: Path, name: str, *sets: str) -> tuple[RunResult,
     finally:
         is_over.set()
         thread.join()
-    assert killed == [True]
-    return result, context.status().samples
-
-
-LONGER = ("policy.learn.learner.train_iterations=600",)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["replay-server-0", "learner-0", "coordinator"])
-def test_run_continues_after_a_process_is_killed(tmp_path: Path, name: str) -> None:
-    checkpoints = "policy.learn.learner.hook.save_ckpt_after_iter=10"
-    result, samples = _run_with_a_death(tmp_path, name, *LONGER, checkpoints)
-
+    samples = context.status().samples
+    assert killed == [name]
     assert (result.reason, result.train_iter) == ("limit", 600)
+    assert samples is not None
     assert samples.acknowledged == samples.live + sum(samples.evicted.values())
 
 
@@ -245,6 +233,7 @@ def test_run_continues_after_a_process_is_killed(tmp_path: Path, name: str) -> N
         ),
         (["system.replay.type=serve"], "parallel", "server"),
         (["system.replay.type=learner", "system.replay.address=h:1"], "parallel", "learner"),
+        (["policy.on_policy=true"], "parallel", "newest"),
     ],
 )
 def test_settings_that_a_replay_server_cannot_use_are_refused(
@@ -253,8 +242,3 @@ def test_settings_that_a_replay_server_cannot_use_are_refused(
     with pytest.raises(ConfigError, match=word) as caught:
         compile_run("cartpole-dqn", mode=mode, sets=["system.replay.type=server", *sets])
     assert "replay" in str(caught.value.path)
-
-
-def test_on_policy_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="newest"):
-        compile_run("cartpole-ppo", mode="parallel", sets=["system.replay.type=server"])

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 
 from dingsdk import __version__, resume, train
 from dingsdk.cli import main
@@ -27,18 +21,18 @@ from dingsdk.errors import (
     CheckpointMissingError,
     CheckpointVersionError,
     ConfigError,
-    RunFolderError,
     StorageFullError,
 )
 from dingsdk.pipeline.resume import RunSaver, find_save
-from dingsdk.pipeline.run_folder import held
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.testing import StopAndGo
 from dingsdk.testing.stop_and_go import _interrupt_after, outcome_of
-from dingsdk.worker import ISerialEvaluator
 from dingsdk.worker.commander.serial import BaseSerialCommander
 from tools.os_calls import failing_calls
+
+from .own_parts import FixedEvaluator
+from .test_ordered_buffers import SequencePolicy
+from .test_parallel_resume import contents, python, wait_until
 
 SMALL = (
     "policy.learn.learner.train_iterations=60",
@@ -144,12 +138,14 @@ def test_killed_run_resumes_from_its_newest_save(tmp_path: Path) -> None:
     whole = train("cartpole-dqn", sets=[*sets, "exp_name=whole"], output=tmp_path).run_dir
     script, run = tmp_path / "run.py", tmp_path / "killed"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), "train", str(tmp_path), *sets, "exp_name=killed"]
+    arguments = ["train", str(tmp_path), *sets, "exp_name=killed"]
     for saves in (5, 20):
-        _kill_after(command, run, saves)
+        with python(str(script), *arguments):
+            wait_until(lambda: has_saves(run, saves))  # noqa: B023
         assert not (run / "result.json").exists()
-        command = [sys.executable, str(script), "resume", str(run)]
-    subprocess.run(command, check=True, timeout=120, env=_env())
+        arguments = ["resume", str(run)]
+    with python(str(script), *arguments) as process:
+        assert process.wait(120) == 0
     different = different_leaves(outcome_of(whole), outcome_of(run))
     # The run neither seeds nor uses the random streams of its processes.
     assert [name for name in different if not name.startswith("streams.")] == []
@@ -167,22 +163,8 @@ def test_memmap_rows_are_restored_from_the_save(tmp_path: Path) -> None:
     assert different_leaves(outcome_of(whole), outcome_of(stopped)) == []
 
 
-def _kill_after(command: list[str], run: Path, saves: int) -> None:
-    """Start a run, and kill it once it has made this many saves."""
-    process = subprocess.Popen(command, env=_env())
-    deadline = time.monotonic() + 120
-    try:
-        while not any(int(each.name) >= saves for each in run.glob("resume/*")):
-            assert process.poll() is None, "the run ended before it was killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
-def _env() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def has_saves(run: Path, count: int) -> bool:
+    return any(int(each.name) >= count for each in run.glob("resume/*"))
 
 
 @pytest.fixture(scope="module")
@@ -198,21 +180,8 @@ def run(ended: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ended, tmp_path / "run"))
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 def _without_logs(folder: Path) -> dict[str, bytes]:
-    return {name: each for name, each in _contents(folder).items() if name[:4] != "log/"}
-
-
-def test_two_saves_are_kept_and_share_no_state(run: Path) -> None:
-    names = sorted(path.name for path in (run / "resume").iterdir())
-    assert len(names) == 2
-    assert int(names[1]) == int(names[0]) + 1
-    first, second = (find_save(run / "resume" / name) for name in names)
-    assert first.state.parts["learner"]["train_iter"] <= second.state.parts["learner"]["train_iter"]
+    return {name: each for name, each in contents(folder).items() if name[:4] != "log/"}
 
 
 def test_resume_with_a_higher_limit_continues_and_saves_the_limit(run: Path) -> None:
@@ -231,10 +200,10 @@ def test_resume_with_a_higher_limit_continues_and_saves_the_limit(run: Path) -> 
     ["policy.learn.batch_size=16", "seed=3", "env.env_id=Acrobot-v1", "system.max_env_stepz=3"],
 )
 def test_settings_that_cannot_change_are_refused(run: Path, change: str) -> None:
-    before = _contents(run)
+    before = contents(run)
     with pytest.raises(ConfigError, match=f"{change.split('=')[0]} cannot change"):
         resume(run, sets=[change])
-    assert _contents(run) == before
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "buffer/rows-*"])
@@ -261,10 +230,10 @@ def test_save_of_another_format_is_refused_and_nothing_changes(
     with monkeypatch.context() as later:
         later.setattr(container, "VERSION", container.VERSION + 1)
         path.write_bytes(encode_safetensors("run-state", state))
-    before = _contents(run)
+    before = contents(run)
     with pytest.raises(CheckpointVersionError, match=f"{newest} cannot be used: format version 4;"):
         resume(run)
-    assert _contents(run) == before
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize(
@@ -285,13 +254,13 @@ def test_save_of_another_run_is_refused(
         section = section[name]
     section[last] = value
     save_config(config, run / "config.yaml")
-    before = _contents(run)
+    before = contents(run)
     assert main(["train", "--resume", str(run)]) == 2
     error = capsys.readouterr().err
     assert "is of another run" in error
     assert f"{key}: " in error
     assert error.count("\n") == 1
-    assert _contents(run) == before
+    assert contents(run) == before
 
 
 def test_full_disk_while_saving_keeps_the_previous_saves(
@@ -359,19 +328,6 @@ def test_folder_without_a_save_is_refused(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
-def test_save_without_its_state_file_is_ignored(run: Path) -> None:
-    older, newest = sorted((run / "resume").iterdir())
-    (newest / "state.safetensors").unlink()
-    assert find_save(run).path == older
-
-
-def test_resume_of_a_running_run_is_refused(run: Path) -> None:
-    before = _contents(run)
-    with held(run), pytest.raises(RunFolderError, match="a run is under way"):
-        resume(run)
-    assert _contents(run) == before
-
-
 def test_saving_can_be_turned_off(tmp_path: Path) -> None:
     sets = [*SMALL, "policy.learn.learner.train_iterations=4", "system.save_every=null"]
     run = train("cartpole-dqn", sets=sets, output=tmp_path).run_dir
@@ -412,22 +368,13 @@ def test_envs_that_cannot_be_saved_are_named_and_restart(
     assert result.env_steps > before.parts["collector"]["_total_envstep_count"]
 
 
-class StepsInARow(DQNPolicy):
-    """Trains on sequences, and checks that their steps follow each other."""
-
-    trains_on = frozenset({"sequences"})
-
-    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        assert torch.equal(batch["next_obs"][:, :-1], batch["obs"][:, 1:])
-        return super().learn({key: column.flatten(0, 1) for key, column in batch.items()})
-
-
 def test_sequences_do_not_cross_from_the_saved_episode_to_a_new_one(tmp_path: Path) -> None:
     buffer = "policy.other.replay_buffer"
-    sequences = ["policy.type=in_a_row", f"{buffer}.type=sequence", f"{buffer}.sequence_length=6"]
-    sets = [*SMALL, *sequences, "policy.nstep=1", "policy.learn.learner.train_iterations=20"]
+    sequences = ["policy.type=sequences", f"{buffer}.type=sequence", f"{buffer}.sequence_length=6"]
+    sets = [*SMALL, *sequences, "policy.nstep=1", "policy.learn.learner.train_iterations=12"]
+    sets.append("policy.learn.batch_size=16")
     with use_manager(PluginManager()) as manager:
-        manager.registry("policies").register("in_a_row", StepsInARow)
+        manager.registry("policies").register("sequences", SequencePolicy)
         run = train("cartpole-dqn", sets=sets, output=tmp_path, env=Opaque).run_dir
         collector = find_save(run).state.parts["collector"]
         assert collector["_stocks"][0], "no episode was returned in part"
@@ -435,25 +382,12 @@ def test_sequences_do_not_cross_from_the_saved_episode_to_a_new_one(tmp_path: Pa
         assert resume(run, sets=more, env=Opaque).train_iter == 120
 
 
-class FixedEvaluator(ISerialEvaluator):
-    """Returns a fixed result; it has no ``resumes`` attribute."""
-
-    _config_path = "policy.eval.evaluator"
-
-    class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
-        """Its section."""
-
-        type: str = "fixed"
-
-    def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
-        return False, {"eval_episode_return": [1.0]}
-
-
 @pytest.mark.parametrize(("kind", "is_told"), [("interaction", False), ("fixed", True)])
 def test_warning_names_the_part_that_begins_new_episodes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, is_told: bool
 ) -> None:
     sets = ["policy.learn.learner.train_iterations=1", f"policy.eval.evaluator.type={kind}"]
+    sets.append("env.evaluator_env_num=2")
     with use_manager(PluginManager()) as manager:
         manager.registry("evaluators").register("fixed", FixedEvaluator)
         train("cartpole-dqn", sets=[*SMALL, *sets], output=tmp_path)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from dingsdk.data.pytree import flatten
 from dingsdk.testing import StopAndGo
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
-from .test_parallel_resume import ITERATIONS, ROOT, kill_all, status, wait_until
+from .test_parallel_resume import ITERATIONS, python, status, wait_until
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
@@ -159,15 +156,10 @@ KILLED_PROCESSES = ("dqn-mask", "ppo-image")
 def test_killed_parallel_run_can_be_resumed(tmp_path: Path, transport: str, case: str) -> None:
     save_config(config(case), tmp_path / "config.yaml")
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "train.py", "config.yaml", transport, f"{ITERATIONS}=1000000"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     run = tmp_path / "runs" / "run"
     pointer = run / "ckpt" / "latest.json"
-    process = subprocess.Popen(command, cwd=tmp_path, env=environ)
-    try:
+    with python("train.py", "config.yaml", transport, f"{ITERATIONS}=1000000", cwd=tmp_path):
         wait_until(lambda: status(run)["train_iter"] > 10 and pointer.is_file(), timeout_s=240.0)
-    finally:
-        kill_all(process)
     before = status(run)
     assert not (run / "result.json").exists()
     kept = load_checkpoint(run / "ckpt").iteration

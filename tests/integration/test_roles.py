@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dingsdk.cli import main
-from dingsdk.pipeline.resume import has_journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+from .commands import Site, iterations, read_until
 
 PATIENCE_S = 90.0
 """Time limit where no figure is documented."""
-PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
 SETS = [
     "--set", "env.evaluator_env_num=2", "--set", "env.n_evaluator_episode=2",
     "--set", "policy.learn.batch_size=32", "--set", "policy.collect.n_sample=32",
@@ -29,72 +25,10 @@ SETS = [
 ]  # fmt: skip
 
 
-class Site:
-    """Starts roles that share a folder, and kills those still running at the end."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.cwd = tmp_path
-        self.data = tmp_path / "run"
-        self._processes: list[subprocess.Popen[str]] = []
-
-    def start(self, role: str, *extra: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*PROGRAM, role, "--config", "cartpole-dqn", "--transport", "flask_fs",
-             "--data", str(self.data), *SETS, *extra],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.cwd,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
-        self._processes.append(process)
-        return process
-
-    def start_worker(self, role: str, address: str, *extra: str) -> subprocess.Popen[str]:
-        return self.start(role, "--coordinator", address, *extra)
-
-    def close(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    made.close()
-
-
-def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        found = re.search(pattern, line)
-        if found is not None:
-            return found
-    pytest.fail(f"it never printed {pattern!r}: {process.communicate()[1]}")
-
-
-@pytest.mark.slow
-def test_three_processes_train_together_and_end_together(site: Site) -> None:
-    coordinator = site.start("coordinator", "--port", "0", "--set", "system.max_env_steps=600")
-    address = read_until(coordinator, r"^coordinator: (http://127\.0\.0\.1:\d+)$")[1]
-    secret = Path(read_until(coordinator, r"^secret: (.+)$")[1])
-    assert secret.stat().st_mode & 0o777 == 0o600
-    learner = site.start_worker("learner", address, "--id", "the-learner")
-    collector = site.start_worker("collector", address)
-
-    out, err = coordinator.communicate(timeout=PATIENCE_S)
-    assert coordinator.returncode == 0, err
-    assert "Limit reached" in out
-    for process, name in ((learner, "the-learner"), (collector, "collector-")):
-        out, err = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, err) == (0, "")
-        assert f"{name}" in out
-        assert "joined" in out
-        assert "the run is over" in out
-    result = json.loads((site.data / "result.json").read_text())
-    assert result["env_steps"] >= 600
-    assert load_checkpoint(site.data / "ckpt").iteration == result["train_iter"]
-    assert has_journal(site.data)
+    with closing(Site(tmp_path, *SETS)) as made:
+        yield made
 
 
 @pytest.mark.slow
@@ -136,9 +70,7 @@ def test_workers_leave_and_others_take_over(site: Site) -> None:
 
     second = site.start_worker("learner", address, "--id", "second")
     read_until(second, "joined")
-    found = read_until(coordinator, r"([\d,]+) iterations")
-    while int(found[1].replace(",", "")) <= saved:
-        found = read_until(coordinator, r"([\d,]+) iterations")
+    iterations(coordinator, saved)
 
     collector.send_signal(signal.SIGTERM)
     assert collector.wait(PATIENCE_S) == 143
@@ -146,17 +78,6 @@ def test_workers_leave_and_others_take_over(site: Site) -> None:
     assert coordinator.wait(PATIENCE_S) == 130
     assert second.wait(PATIENCE_S) == 0
     assert load_checkpoint(site.data / "ckpt").iteration > saved
-
-
-@pytest.mark.slow
-def test_worker_without_a_coordinator_gives_up_on_ctrl_c(site: Site) -> None:
-    learner = site.start_worker("learner", "http://127.0.0.1:9")
-    while not (site.data / "transport").exists():
-        assert learner.poll() is None
-        threading.Event().wait(0.05)
-    learner.send_signal(signal.SIGINT)
-
-    assert learner.wait(PATIENCE_S) == 130
 
 
 @pytest.mark.parametrize(

@@ -4,63 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from dingsdk.config import load_config
-from dingsdk.pipeline.train import train
 from dingsdk.plugins import use_manager
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 
+from .clusters import ProcessCluster
 from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
-from .process_cluster import ProcessCluster
-from .short_runs import QUICK
-
-
-@pytest.mark.parametrize(
-    "sets",
-    [
-        (),
-        ("policy.other.replay_buffer.type=advanced", "policy.priority=true"),
-        ("policy.other.replay_buffer.type=elastic",),
-    ],
-    ids=["naive", "prioritized", "elastic"],
-)
-def test_every_acknowledged_row_is_in_the_buffer_or_evicted(
-    tmp_path: Path, sets: tuple[str, ...]
-) -> None:
-    own = ("system.validate_state=true", "policy.other.replay_buffer.replay_buffer_size=100")
-    result = train(
-        "cartpole-dqn", "parallel", "in_memory", output=tmp_path, sets=(*QUICK, *own, *sets)
-    )
-    assert result.train_iter == 200
-    counts = result.samples
-    assert counts.acknowledged == counts.live + sum(counts.evicted.values())
-    assert counts.trained == 200 * 16
-    assert counts.live > 0
-    assert counts.evicted["overwritten"] > 100
-
-
-@pytest.mark.parametrize("collectors", [1, 2, 3])
-def test_collectors_end_at_the_limit_of_env_steps(tmp_path: Path, collectors: int) -> None:
-    result = train(
-        "cartpole-dqn",
-        "parallel",
-        "in_memory",
-        output=tmp_path,
-        sets=(
-            *QUICK,
-            "policy.learn.learner.train_iterations=100000",
-            "system.max_env_steps=1000",
-            f"system.collector_num={collectors}",
-        ),
-    )
-    env_num = int(load_config(result.run_dir / "config.yaml")["env"]["collector_env_num"])
-    assert result.reason == "limit"
-    assert 1000 <= result.env_steps < 1000 + collectors * env_num
-
 
 BUFFER = "policy.other.replay_buffer"
 
@@ -96,7 +48,7 @@ def test_another_learner_gets_the_rows_of_one_that_was_killed(
 ) -> None:
     with (
         use_manager(manager_with_own_parts()),
-        closing(ProcessCluster(tmp_path, sets, transport, example=example)) as cluster,
+        ProcessCluster(tmp_path, sets, transport, example=example) as cluster,
     ):
         cluster.expect_training()
         before = cluster.coordinator.status().samples

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dingsdk import train
-from tests.tensorboard_events import read_events
+from tests.tensorboard_events import curves_of
 
 SETS = (
     "system.max_env_steps=3000",
@@ -26,23 +25,14 @@ BUFFER = ("age_mean", "age_min", "age_max")
 PARALLEL_ONLY = ("pace", "relative_pace", "policy_lag", "commander_iter", "commander_step")
 
 
-def curves(run: Path) -> dict[str, dict[int, float]]:
-    """Return the points of all curves of a run by tag and step."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
-    for folder in sorted((run / "log").glob("**/*_tb_logger")):
-        for tag, step, value in read_events(folder):
-            found[tag][step] = value
-    return found
-
-
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[int, float]]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Any]]]:
     folder = tmp_path_factory.mktemp("curves")
     runs = {
         mode: train("cartpole-dqn", mode=mode, sets=[*SETS, f"exp_name={mode}"], output=folder)
         for mode in ("serial", "parallel")
     }
-    return {mode: curves(Path(result.run_dir)) for mode, result in runs.items()}
+    return {mode: curves_of(result.run_dir) for mode, result in runs.items()}
 
 
 def test_parallel_mode_writes_every_curve_of_serial_mode(both) -> None:
@@ -50,9 +40,6 @@ def test_parallel_mode_writes_every_curve_of_serial_mode(both) -> None:
     missing = both["serial"].keys() - both["parallel"].keys()
     # Parallel mode drops no samples.
     assert missing == {f"collector_{axis}/total_dropped_sample_count" for axis in ("iter", "step")}
-
-
-def test_parallel_mode_adds_only_the_expected_curves(both) -> None:
     more = {tag for tag in both["parallel"] if not tag.startswith(PARALLEL_ONLY)}
     named = {tag.rpartition("/")[2] for tag in more - both["serial"].keys()}
     assert named <= {"data_time_avg", *BUFFER}  # a worker waits for data
@@ -60,6 +47,6 @@ def test_parallel_mode_adds_only_the_expected_curves(both) -> None:
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_epsilon_falls_with_the_env_steps_within_a_task(both, mode: str) -> None:
-    step, eps = max(both[mode]["collector_step/eps"].items())
+    step, eps = max(both[mode]["collector_step/eps"])
     # From 1 to 0.05 over 5,000 env steps; a collector gets it with each payload.
     assert eps == pytest.approx(1 - 0.95 * step / 5_000, abs=0.15)

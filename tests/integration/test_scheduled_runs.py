@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.testing import StopAndGo
 
-from .process_cluster import ProcessCluster
+from .clusters import ProcessCluster
 from .short_runs import QUICK
 from .test_parallel_resume import ITERATIONS
 
@@ -123,7 +121,7 @@ def test_numbers_go_on_with_a_learner_that_replaces_a_killed_one(tmp_path: Path)
     rate = "policy.learn.learning_rate={start: 0.01, end: 0.002, env_steps: 4000}"
     every = "{type: csv_log, position: after_iter, ext_args: {freq: 1}}"
     log = f"policy.learn.learner.hook.all={every}"
-    with closing(ProcessCluster(tmp_path, [rate, log])) as cluster:
+    with ProcessCluster(tmp_path, [rate, log]) as cluster:
         cluster.expect(lambda: cluster.train_iter() > 70)
         before = cluster.incarnation("learner-0")
         os.kill(cluster.pid("learner-0"), signal.SIGKILL)
@@ -143,16 +141,8 @@ def test_numbers_go_on_with_a_learner_that_replaces_a_killed_one(tmp_path: Path)
 @pytest.mark.parametrize(
     ("config", "assignment", "text"),
     [
-        (
-            "cartpole-dqn",
-            "batch_size={start: 64, end: 8, env_steps: 9}",
-            "batch_size: expected a w",
-        ),
-        (
-            "cartpole-dqn",
-            "batch_size={start: 64, end: 8, env_steps: 9}",
-            "that can: grad_clip_norm",
-        ),
+        ("cartpole-dqn", "batch_size={start: 64}", "batch_size: expected a w"),
+        ("cartpole-dqn", "batch_size={start: 64}", "that can: grad_clip_norm"),
         ("pendulum-sac", "alpha={start: 1, end: 0.1, env_steps: 9}", "alpha: .*cannot be a sched"),
         ("cartpole-ppo", "clip_ratio={start: 1, end: 0, env_steps: 9}", "clip_ratio.end: expected"),
         ("cartpole-ppo", "clip_ratio={typ: linear}", "clip_ratio.typ; did you mean 'type'"),
@@ -163,9 +153,3 @@ def test_useless_schedule_is_refused_when_the_config_is_compiled(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         compile_run(config, sets=[f"policy.learn.{assignment}"])
-
-
-def test_compiled_schedule_compiles_to_itself() -> None:
-    cfg = compile_run("cartpole-dqn", sets=[RATE])
-
-    assert json.loads(json.dumps(cfg)) == json.loads(json.dumps(compile_run(cfg)))

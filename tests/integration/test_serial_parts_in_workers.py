@@ -11,13 +11,13 @@ import pytest
 
 from dingsdk.config import PartSection
 from dingsdk.errors import ConfigError
-from dingsdk.pipeline.context import RunContext, RunResult
-from dingsdk.pipeline.parallel import parallel_pipeline
+from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.train import compile_run, train
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker import ISerialCollector, ISerialEvaluator, SampleSerialCollector
+from dingsdk.worker import ISerialCollector, SampleSerialCollector
 
 from . import short_runs
+from .own_parts import FixedEvaluator
 
 
 class PlainCollector(ISerialCollector):
@@ -52,24 +52,6 @@ class PlainCollector(ISerialCollector):
         return rows
 
 
-class FixedEvaluator(ISerialEvaluator):
-    """Reports the same returns each time."""
-
-    class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
-        """Its section."""
-
-        type: str = "fixed"
-        value: float = 1.0
-
-    _config_path: ClassVar[str] = "policy.eval.evaluator"
-
-    def eval(
-        self, save_ckpt_fn: Any = None, train_iter: int = -1, envstep: int = -1
-    ) -> tuple[bool, dict[str, Any]]:
-        assert self.env.env_num == 2
-        return False, {"eval_episode_return": [self._cfg.value, 3 * self._cfg.value]}
-
-
 class CountingCollector(SampleSerialCollector):
     """The usual collector under another name."""
 
@@ -98,10 +80,9 @@ def manager() -> Iterator[PluginManager]:
         yield made
 
 
-def run(run_dir: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
+def run(output: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
     sets = (*short_runs.QUICK, f"system.transport.concurrency={concurrency}", *sets)
-    cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
-    return parallel_pipeline(RunContext(cfg=cfg, run_dir=run_dir))
+    return train("cartpole-dqn", "parallel", "in_memory", sets, 3, output)
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from dingsdk import evaluate, resume, train
-from dingsdk.errors import ConfigTypeError, EnvError
-from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker import BaseSerialCommander
+from dingsdk.errors import ConfigTypeError
+from dingsdk.pipeline.context import RunResult
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 SMALL = (
@@ -28,23 +26,22 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A finished small run; tests only read it."""
-    return train("cartpole-dqn", sets=SMALL, output=tmp_path_factory.mktemp("runs")).run_dir
+    return train("cartpole-dqn", sets=SMALL, output=tmp_path_factory.mktemp("runs"))
 
 
-def test_run_within_a_budget_ends_at_the_limit(tmp_path: Path) -> None:
-    result = train("cartpole-dqn", sets=SMALL, output=tmp_path)
-
-    assert (result.reason, result.reached, result.mode) == ("limit", False, "serial")
-    assert 600 <= result.env_steps < 600 + 200
-    assert result.train_iter > 20
-    assert len(result.evaluations) >= 3
-    assert result.evaluations[0].train_iter == 0
-    assert result.evaluations[-1].train_iter == result.train_iter
+def test_run_within_a_budget_ends_at_the_limit(ended: RunResult) -> None:
+    assert (ended.reason, ended.reached, ended.mode) == ("limit", False, "serial")
+    assert 600 <= ended.env_steps < 600 + 200
+    assert ended.train_iter > 20
+    assert len(ended.evaluations) >= 3
+    assert ended.evaluations[0].train_iter == 0
+    assert ended.evaluations[-1].train_iter == ended.train_iter
 
 
-def test_run_folder_has_curve_logs_and_checkpoints(run_dir: Path) -> None:
+def test_run_folder_has_curve_logs_and_checkpoints(ended: RunResult) -> None:
+    run_dir = ended.run_dir
     result = json.loads((run_dir / "result.json").read_text())
 
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -78,57 +75,8 @@ def test_progress_that_is_no_display_is_refused_before_a_run_folder_is_made(tmp_
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def manager() -> Iterator[PluginManager]:
-    manager = PluginManager(discover=lambda: [])
-    with use_manager(manager):
-        yield manager
-
-
-def test_third_party_commander_is_used_in_a_run(tmp_path: Path, manager: PluginManager) -> None:
-    steps: list[int] = []
-
-    class Greedy(BaseSerialCommander):  # type: ignore[misc]
-        config: ClassVar[dict[str, Any]] = {"eps": 0.5}
-
-        def step(self) -> dict[str, Any]:
-            steps.append(self._collector.envstep)
-            return {**super().step(), "eps": self._cfg.eps}
-
-    manager.registry("serial_commanders").register("greedy", Greedy)
-    commander = "policy.other.serial_commander={type: greedy, eps: 0.1}"
-
-    train("cartpole-dqn", sets=[*SMALL, commander], output=tmp_path)
-
-    assert steps[0] == 0
-    assert steps == sorted(steps)
-    assert len(steps) > 10
-
-
-def test_failing_env_ends_the_run_with_its_error_and_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "failing_env.py").write_text(
-        "import gymnasium\n"
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "class Failing(CartPoleEnv):\n"
-        "    def step(self, action):\n"
-        "        raise RuntimeError('the wheel came off')\n"
-        "gymnasium.register('Failing-v0', entry_point=Failing, max_episode_steps=500)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    sets = [*SMALL, "env.env_id='failing_env:Failing-v0'", "env_manager.type=in_process"]
-
-    with pytest.raises(EnvError) as caught:
-        train("cartpole-dqn", sets=sets, output=tmp_path / "runs")
-
-    assert "the wheel came off" in str(caught.value.__cause__)
-    result = json.loads((tmp_path / "runs" / "cartpole-dqn" / "result.json").read_text())
-    assert result["reason"] == "error"
-    assert result["error"].startswith("EnvError")
-
-
-def test_evaluate_is_repeatable_and_does_not_change_the_run_folder(run_dir: Path) -> None:
+def test_evaluate_is_repeatable_and_does_not_change_the_run_folder(ended: RunResult) -> None:
+    run_dir = ended.run_dir
     before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*"))
 
     first = evaluate(run_dir, checkpoint="latest", episodes=4, seed=3)

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from . import short_runs
-from .process_cluster import LEASE_S, ProcessCluster, is_running
+from .clusters import LEASE_S, ProcessCluster, is_running
 
 pytestmark = pytest.mark.slow
 SETS = (*short_runs.QUICK, "system.learner_num=2")
@@ -36,23 +35,6 @@ def test_serial_run_with_two_learners_that_draw_noise_resumes_bit_for_bit(tmp_pa
         "env.n_evaluator_episode=2",
     ]
     StopAndGo("pendulum-sac", sets).run(tmp_path, after_iterations=[20])
-
-
-@pytest.mark.parametrize("transport", ["in_memory", "flask_fs"])
-def test_prioritized_parallel_run_with_two_learners_trains_to_its_limit(
-    tmp_path: Path, transport: str
-) -> None:
-    sets = [
-        *SETS,
-        "policy.priority=true",
-        "policy.other.replay_buffer.type=advanced",
-        "system.max_env_steps=5000",
-    ]
-    result = train("cartpole-dqn", "parallel", transport, sets=sets, output=tmp_path)
-
-    assert result.reason == "limit"
-    assert result.train_iter > 20
-    assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
 
 
 class KillsARank:
@@ -128,7 +110,7 @@ def _ranks(pid: int) -> list[int]:
 def test_learner_with_a_lost_rank_restarts_its_ranks_from_the_checkpoint(
     tmp_path: Path, how: signal.Signals
 ) -> None:
-    with closing(ProcessCluster(tmp_path, ["system.learner_num=2"])) as cluster:
+    with ProcessCluster(tmp_path, ["system.learner_num=2"]) as cluster:
         cluster.expect_training()
         learner, incarnation = cluster.pid("learner-0"), cluster.incarnation("learner-0")
         (rank,) = _ranks(learner)

@@ -15,11 +15,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from dingsdk import hookimpl
 from dingsdk.errors import DingError
 from dingsdk.plugins import default_manager
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator import TaskState
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 
 ENV_ID = "OneSlowCartPole-v0"
 SLOW_S = 0.02
@@ -103,8 +102,7 @@ def test_slow_collector_is_named_once_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(OneSlowCartPole, "slow_thread", "collector-1-collector")
-    with torch_threads(1):
-        cluster = JobCluster(tmp_path, concurrency, *SETS, coordinator_cls=CountingCoordinator)
+    with JobCluster(tmp_path, concurrency, *SETS, coordinator_cls=CountingCoordinator) as cluster:
         coordinator = cluster.coordinator
         assert isinstance(coordinator, CountingCoordinator)
         cluster.expect(lambda: len(coordinator.master.workers) == 4)
@@ -113,7 +111,6 @@ def test_slow_collector_is_named_once_and_loses_nothing(
         paces = coordinator.status().paces
         assert coordinator.master.workers == before
         coordinator.validate_state()
-        cluster.close()
 
     assert [name for name, pace in paces.items() if pace.is_straggler] == ["collector-1"]
     slow = paces["collector-1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,9 +13,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from dingsdk.policy.threads import torch_threads
-
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 
 LEASE_S = 3.0
 PATIENCE_S = 40.0
@@ -48,16 +47,23 @@ def _one_thread_and_a_stuck_env() -> Iterator[None]:
     StuckCartPole.is_armed = False
     StuckCartPole.has_stuck, StuckCartPole.go_on = threading.Event(), threading.Event()
     gymnasium.register("StuckCartPole-v0", StuckCartPole, max_episode_steps=500)
-    with torch_threads(1):
-        yield
+    yield
     gymnasium.registry.pop("StuckCartPole-v0")
+
+
+@contextmanager
+def released() -> Iterator[None]:
+    """Let the stuck env go on at the end."""
+    try:
+        yield
+    finally:
+        StuckCartPole.go_on.set()
 
 
 @pytest.mark.slow
 def test_collector_keeps_its_lease_while_it_builds_envs_for_longer(tmp_path: Path) -> None:
     StuckCartPole.is_armed = True
-    cluster = JobCluster(tmp_path, "threads", *SETS)
-    try:
+    with JobCluster(tmp_path, "threads", *SETS) as cluster, released():
         assert StuckCartPole.has_stuck.wait(PATIENCE_S)
         until = time.monotonic() + 1.5 * LEASE_S
         cluster.expect(lambda: time.monotonic() > until)
@@ -65,20 +71,14 @@ def test_collector_keeps_its_lease_while_it_builds_envs_for_longer(tmp_path: Pat
         cluster.expect(lambda: cluster.train_iter() > 0)
         workers = cluster.coordinator.master.workers.values()
         assert [info.incarnation for info in workers] == [1, 1, 1]
-    finally:
-        StuckCartPole.go_on.set()
-        cluster.close()
 
 
 def test_collector_that_never_finishes_its_envs_is_lost_at_the_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     StuckCartPole.is_armed = True
-    cluster = JobCluster(tmp_path, "threads", *SETS, "system.coordinator.start_timeout_s=2")
-    try:
+    limit = "system.coordinator.start_timeout_s=2"
+    with JobCluster(tmp_path, "threads", *SETS, limit) as cluster, released():
         assert StuckCartPole.has_stuck.wait(PATIENCE_S)
         cluster.expect(lambda: len(cluster.coordinator.master.workers) == 2)
         assert "within 2.0 s, the limit of system.coordinator.start_timeout_s" in caplog.text
-    finally:
-        StuckCartPole.go_on.set()
-        cluster.close()

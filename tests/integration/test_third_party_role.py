@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,9 @@ from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
+from tests.unit.plugins.conftest import write_dist
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 from .short_runs import QUICK
 
 MODULE = '''
@@ -77,12 +77,8 @@ MODULE = '''
 
 @pytest.fixture(autouse=True)
 def _plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    site = tmp_path / "site"
-    info = site / "acme_auditor-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-auditor\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[dingsdk.roles]\nauditor = acme_auditor\n")
-    (site / "acme_auditor.py").write_text(textwrap.dedent(MODULE))
+    entry_points = {"dingsdk.roles": {"auditor": "acme_auditor"}}
+    site = write_dist(tmp_path / "site", "acme-auditor", entry_points, acme_auditor=MODULE)
     monkeypatch.syspath_prepend(str(site))
     with use_manager(PluginManager()):
         yield
@@ -132,26 +128,6 @@ def test_role_of_a_plugin_has_a_command_that_joins_a_run(
     assert code == 0
     assert audits(run_dir)[0]["by"] == "mine"
     assert f"mine joined {cluster.address}" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_for_a_restart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = tmp_path / "run"
-    cluster = JobCluster(run_dir, None, "system.roles.auditor.num=0")
-    options = ["--config", "cartpole-dqn", "--transport", "flask_fs", "--data", str(run_dir)]
-    options += ["--set", "system.worker_memory_limit=1", "--id", "mine"]
-    try:
-        code = main(["auditor", *options, "--coordinator", cluster.address])
-    finally:
-        cluster.close()
-
-    assert code == 75  # EX_TEMPFAIL, for the shell or a supervisor
-    assert len(audits(run_dir)) >= 3
-    out, err = capsys.readouterr()
-    assert err == "mine left, over its memory limit; start it again\n"
-    assert "the run is over" not in out
 
 
 def test_command_line_lists_the_role_and_its_help(capsys: pytest.CaptureFixture[str]) -> None:

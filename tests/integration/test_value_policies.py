@@ -14,7 +14,6 @@ from dingsdk.config import load_config
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import train
 from dingsdk.policy import DQNPolicy
-from tests.extras import needs
 
 SIZE = 5
 
@@ -176,29 +175,3 @@ def test_r2d2_trains_from_steps_and_from_sequences(
     result = train(config, mode, sets=sets, output=tmp_path)
 
     assert (result.reason, result.train_iter) == ("limit", 20)
-
-
-@needs("box2d")
-def test_lunarlander_example_trains(tmp_path: Any) -> None:
-    sets = ("policy.learn.learner.train_iterations=64", "env.n_evaluator_episode=10")
-    result = train("lunarlander-dqn", sets=sets, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("limit", 64)
-
-
-@pytest.mark.slow
-@needs("atari")
-def test_pong_example_trains(tmp_path: Any) -> None:
-    sets = (
-        "env.collector_env_num=2",
-        "env.evaluator_env_num=1",
-        "env.n_evaluator_episode=1",
-        "env_manager={type: in_process}",
-        "policy.learn.learner.train_iterations=16",
-        "policy.other.replay_buffer.replay_buffer_size=500",
-        "policy.other.replay_buffer.limiter.min_size=100",
-    )
-    result = train("pong-dqn", sets=sets, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("limit", 16)
-    assert result.evaluations[-1].mean < 0

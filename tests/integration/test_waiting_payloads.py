@@ -13,9 +13,8 @@ import pytest
 
 from dingsdk import SampleBatch, hookimpl
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.policy.threads import torch_threads
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 
 PATIENCE_S = 40.0
 ORPHAN_GRACE_S = 2.0
@@ -42,16 +41,16 @@ def pause() -> Iterator[Pause]:
     manager = PluginManager()
     made = Pause()
     manager.register_plugin(made, "pause")
-    with use_manager(manager), torch_threads(1):
+    with use_manager(manager):
         yield made
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, pause: Pause) -> Iterator[JobCluster]:
-    made = JobCluster(tmp_path, "threads", f"system.coordinator.orphan_grace_s={ORPHAN_GRACE_S}")
-    yield made
-    pause.is_over.set()
-    made.close()
+    grace = f"system.coordinator.orphan_grace_s={ORPHAN_GRACE_S}"
+    with JobCluster(tmp_path, "threads", grace) as made:
+        yield made
+        pause.is_over.set()
 
 
 def test_payloads_that_wait_for_room_are_kept(cluster: JobCluster, pause: Pause) -> None:

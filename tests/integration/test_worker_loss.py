@@ -8,20 +8,17 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import PoisonTaskError, WorkerLostError
-from dingsdk.policy.threads import torch_threads
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
-from .job_cluster import JobCluster
+from .clusters import JobCluster
 
 CONCURRENCIES = ["threads", pytest.param("greenlets", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=CONCURRENCIES)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobCluster]:
-    with torch_threads(1):
-        made = JobCluster(tmp_path, request.param)
+    with JobCluster(tmp_path, request.param) as made:
         yield made
-        made.close()
 
 
 def test_run_continues_when_a_collector_is_lost(cluster: JobCluster) -> None:

@@ -11,24 +11,19 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from dingsdk.testing import BufferMachine, RuleBroken
 
-from .buffer_mutants import MUTANTS, Mutant
+from .buffer_mutants import (
+    CountsUsedRows,
+    ForgetsTheOrderAtTheSeam,
+    IgnoresPushedPriorities,
+    Mutant,
+    SharesItsRows,
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
-    [
-        made
-        for made in MUTANTS
-        if made.__name__
-        in {
-            "CountsUsedRows",
-            "ForgetsTheOrderAtTheSeam",
-            "IgnoresPushedPriorities",
-            "SharesItsRows",
-        }
-    ],
-    ids=lambda made: made.__name__,
+    [CountsUsedRows, ForgetsTheOrderAtTheSeam, IgnoresPushedPriorities, SharesItsRows],
 )
 def test_state_machine_detects_mutants(made: type[Mutant]) -> None:
     class Machine(BufferMachine):

@@ -19,7 +19,8 @@ from dingsdk_flask_fs.auth import MAC_HEADER, Signer
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.runtime import Secret
-from dingsdk.worker.comm import TaskAnswer, WorkerInfo
+from dingsdk.testing.transport_bench import Recorder
+from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 SECRET = "0123456789abcdef" * 2
@@ -50,36 +51,9 @@ def open_sockets() -> int:
     return count
 
 
-class Listener:
-    """Records the events that a master end reports."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-        self._news = threading.Condition()
-
-    def _note(self, *event: Any) -> None:
-        with self._news:
-            self.events.append(event)
-            self._news.notify_all()
-
-    def worker_joined(self, info: WorkerInfo) -> None:
-        self._note("joined", info.worker_id)
-
-    def worker_renewed(self, worker_id: str, progress: int) -> None:
-        self._note("renewed", worker_id, progress)
-
-    def worker_left(self, worker_id: str, reason: str) -> None:
-        self._note("left", worker_id, reason)
-
-    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
-        self._note("answered", worker_id, answer.task_id, dict(answer.result))
-
-    def expect(self, predicate: Callable[[list[tuple[Any, ...]]], bool]) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: predicate(self.events), 5.0), self.events
-
-    def of(self, kind: str) -> list[tuple[Any, ...]]:
-        return [event[1:] for event in list(self.events) if event[0] == kind]
+def listener() -> Recorder:
+    """Return a listener that records what a master end reports."""
+    return Recorder(threading.Condition(), GRACE_S)
 
 
 class Peer:
@@ -175,7 +149,7 @@ class Served:
 
     def __init__(self, transport: FlaskFSTransport, clock: Any = None) -> None:
         self.transport = transport
-        self.listener = Listener()
+        self.listener = listener()
         self.end = transport.master_end()
         self.address = self.end.open(self.listener)
         self.port = parse_address(self.address)[1]
@@ -195,7 +169,7 @@ def served(transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch) -> Iter
     made = Served(transport)
     yield made
     # Peers do not sign off, and close() waits for workers that have joined.
-    for (worker_id,) in made.listener.of("joined"):
+    for worker_id in {name for kind, name, _ in made.listener.events if kind == "joined"}:
         made.end.abandon_worker(worker_id)
 
 

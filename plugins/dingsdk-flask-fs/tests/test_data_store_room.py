@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +11,11 @@ import pytest
 
 from dingsdk.data import encode_batch
 from dingsdk.errors import (
-    DataCorruptError,
-    DataMissingError,
     StorageFullError,
 )
 from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.files.data_store import FileDataStore
+from tests.small_disk import small_disk
 
 from .payloads import file_of, large, mapped, piece
 
@@ -129,54 +125,10 @@ def test_a_planted_file_in_the_pool_is_not_written_through(
     assert [store.get(f"p{number}") == piece(number) for number in range(6)] == [True] * 6
 
 
-def test_reader_never_gets_another_payload_while_files_are_reused(tmp_path: Path) -> None:
-    """Readers hold deleted files open while these are reused under other names."""
-    store = FileDataStore(tmp_path / "run")
-    stop = threading.Event()
-    problems: list[str] = []
-    reads = [0]
-    current = [0]
-    store.put("p0", piece(0))
-
-    def read() -> None:
-        other = FileDataStore(tmp_path / "run")
-        while not stop.is_set():
-            number = current[0]
-            try:
-                if other.get(f"p{number}", timeout_s=0.0) != piece(number):
-                    problems.append(f"p{number} was another")
-                reads[0] += 1
-            except DataMissingError:
-                continue
-            except DataCorruptError as error:
-                problems.append(str(error))
-        other.close()
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline or (not problems and reads[0] <= 10):
-        number = current[0] + 1
-        store.put(f"p{number}", piece(number))
-        current[0] = number
-        store.delete([f"p{number - 1}"])
-    stop.set()
-    for thread in threads:
-        thread.join(10.0)
-    store.close()
-    assert problems == []
-
-
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("cannot mount a tmpfs here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "disk", "512k") as path:
+        yield path
 
 
 @pytest.mark.parametrize(("min_free_bytes", "reason"), [(0, "low_space"), (-1 << 30, "ENOSPC")])

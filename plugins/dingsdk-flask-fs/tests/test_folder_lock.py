@@ -17,7 +17,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 from dingsdk import SampleBatch
 from dingsdk.errors import RunDirLockedError, RunFolderError
 
-from .conftest import Listener
+from .conftest import listener
 
 DIE_WITH_THE_LOCK = """
 import os, sys
@@ -34,11 +34,11 @@ def transport_in(folder: Path) -> FlaskFSTransport:
 
 def test_second_run_in_a_folder_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
     first, second = transport_in(tmp_path / "data"), transport_in(tmp_path / "data")
-    first.master_end().open(Listener())
+    first.master_end().open(listener())
     first.data_store().put("payload", SampleBatch({"x": np.zeros(3)}))
 
     with pytest.raises(RunDirLockedError) as caught:
-        second.master_end().open(Listener())
+        second.master_end().open(listener())
     second.close()
     with pytest.raises(RunDirLockedError):
         second.remove_data()
@@ -84,8 +84,8 @@ def test_failed_start_releases_the_folder(tmp_path: Path) -> None:
     first = transport_in(tmp_path / "data")
     bad = FlaskFSTransport({"data_dir": str(tmp_path / "data"), "host": "0.0.0.0"}, tmp_path)
     with pytest.raises(Exception, match="choose a secret"):
-        bad.master_end().open(Listener())
-    first.master_end().open(Listener())
+        bad.master_end().open(listener())
+    first.master_end().open(listener())
     for transport in (first, bad):
         transport.close()
 
@@ -96,5 +96,5 @@ def test_lock_of_a_dead_process_blocks_nobody(tmp_path: Path) -> None:
     assert (folder / "lock").is_file()
     assert (folder / "lock").stat().st_mode & 0o777 == 0o600
     transport = transport_in(folder)
-    transport.master_end().open(Listener())
+    transport.master_end().open(listener())
     transport.close()

@@ -18,7 +18,7 @@ from dingsdk.data import SampleBatch, encode_json
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
 from tools.os_calls import recorded_writes
 
-from .conftest import NOBODY, Listener, as_nobody
+from .conftest import NOBODY, as_nobody, listener
 
 
 def open_to_all(path: Path) -> None:
@@ -111,7 +111,7 @@ def test_damaged_epoch_file_fails_the_start(tmp_path: Path, content: bytes) -> N
     note.write_bytes(content)
     note.chmod(0o600)
     with pytest.raises(DataCorruptError, match=r"epoch\.json"):
-        master.open(Listener())
+        master.open(listener())
     assert note.read_bytes() == content
     assert not Canary.fired
     transport.close()
@@ -130,7 +130,7 @@ def test_removed_folder_is_reported_by_every_operation(tmp_path: Path) -> None:
     for use in (
         lambda: data.put("b", SampleBatch({"c": np.arange(3)})),
         lambda: policies.publish("p", {"w": torch.ones(2)}, 2),
-        lambda: master.open(Listener()),
+        lambda: master.open(listener()),
     ):
         with pytest.raises(RunFolderError) as caught:
             use()
@@ -146,7 +146,7 @@ def test_removed_folder_is_reported_by_every_operation(tmp_path: Path) -> None:
 def test_files_for_a_restarted_master_survive_a_power_cut(tmp_path: Path) -> None:
     transport = FlaskFSTransport({}, tmp_path / "run")
     with recorded_writes() as log:
-        transport.master_end().open(Listener())
+        transport.master_end().open(listener())
     transport.close()
     assert log.is_durable(transport.data_dir / "epoch.json")
     assert log.is_durable(transport.data_dir / "secret")

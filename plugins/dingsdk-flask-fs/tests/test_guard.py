@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs import guard
-from dingsdk_flask_fs.auth import MAC_HEADER, Signer, Verifier
+from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.guard import Guard
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
@@ -162,19 +161,6 @@ class Guarded:
         return caught.value
 
 
-def test_peer_that_failed_too_often_is_told_when_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BURST", 1)
-    monkeypatch.setattr(guard, "SMALL_BYTES", 1)
-    site = Guarded()
-    header, _ = Signer(Secret(OTHER.encode(), source="test", is_explicit=True)).sign("PUT", "", b"")
-    found = [site.refusal(HTTP_AUTHORIZATION=header) for _ in range(2)]
-    assert [(each.status, each.retry_after_s) for each in found] == [(401, 0), (429, 1)]
-    site.now += 0.75
-    assert site.refusal(HTTP_AUTHORIZATION=header).status == 429
-    site.now += 0.25
-    assert site.refusal(HTTP_AUTHORIZATION=header).status == 401
-
-
 @pytest.mark.parametrize(
     ("length", "status"),
     [("", 401), ("100", 401), ("101", 413), ("x", 400), ("-1", 400), ("²", 400)],
@@ -211,9 +197,6 @@ def test_refusals_are_logged_at_a_limited_rate_on_one_line(served: Any, caplog: 
     assert "\r" not in refusal
 
 
-# Addresses and secrets ----------------------------------------------------------------------------
-
-
 def test_listener_is_on_loopback_and_reports_its_port(served: Any) -> None:
     listening = served.end._server._server.socket.getsockname()
     assert listening == ("127.0.0.1", served.port)
@@ -237,14 +220,14 @@ def test_reachable_address_needs_a_chosen_secret(tmp_path: Any, host: str) -> No
 def test_reachable_server_accepts_the_names_of_its_host_in_any_case(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, host: str, names: set[str]
 ) -> None:
-    from .conftest import SECRET, Listener, Peer
+    from .conftest import SECRET, Peer, listener
 
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
     monkeypatch.setattr(socket, "gethostname", lambda: "Node7")
     monkeypatch.setattr(socket, "getfqdn", lambda: "Node7.Example.ORG")
     always = {"localhost", "127.0.0.1", "::1", "alias"}
     transport = FlaskFSTransport({"host": host, "allowed_hosts": ["Alias"]}, tmp_path)
-    peer = Peer(int(transport.master_end().open(Listener()).rpartition(":")[2]), SECRET)
+    peer = Peer(int(transport.master_end().open(listener()).rpartition(":")[2]), SECRET)
     for name in ("node7", "node7.example.org", "10.1.2.3", "::", "example.org", *always):
         for form in (name, name.upper()):
             sent = {"Host": f"[{form}]:80" if ":" in form else form}

@@ -41,26 +41,6 @@ def test_a_reader_does_not_follow_a_pointer_that_went_back(
     assert is_whole(reader.newest("p"), 7)
 
 
-def test_newest_version_that_is_damaged_can_be_published_again(
-    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
-) -> None:
-    publish_damaged(publisher, tmp_path, 8, 9)
-    assert is_whole(reader.newest("p"), 8)
-    publisher.publish("p", weights(9), 9)
-    assert reader.newest("p", 8) is None, "its publisher takes it for whole"
-    assert publisher.newest("p", 8) is None
-    publisher.publish("p", weights(9), 9)
-    assert is_whole(reader.newest("p", 8), 9)
-    assert is_whole(publisher.newest("p"), 9)
-
-
-def test_old_versions_are_deleted(publisher: FilePolicyStore, tmp_path: Path) -> None:
-    for version in range(0, 50, 10):
-        publisher.publish("p", weights(version), version)
-    found = sorted(path.name.partition("-")[0] for path in folder_of(tmp_path).iterdir())
-    assert found == ["000000000020", "000000000030", "000000000040", "LATEST.json"]
-
-
 @pytest.mark.parametrize("is_durable", [False, True])
 def test_a_durable_version_and_its_pointer_survive_a_power_cut(
     tmp_path: Path, is_durable: bool

@@ -12,7 +12,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.errors import PortInUseError
 
-from .conftest import SECRET, Listener, Served, as_nobody, open_sockets
+from .conftest import SECRET, Served, as_nobody, listener, open_sockets
 
 
 def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Pa
     other = FlaskFSTransport({"port": served.port}, tmp_path / "other")
     started = time.monotonic()
     with pytest.raises(PortInUseError) as caught:
-        other.master_end().open(Listener())
+        other.master_end().open(listener())
     assert time.monotonic() - started < 5.0
     assert caught.value.port == served.port
     assert set(threading.enumerate()) == threads
@@ -38,12 +38,12 @@ def test_ipv6_loopback_serves(host: str, tmp_path: Path) -> None:
     served = Served(transport)
     assert served.address == f"http://[::1]:{served.port}"
     served.slave().renew(1)
-    assert served.listener.of("renewed") == [("w0", 1)]
+    assert served.listener.of("renewed", "w0") == [1]
     other = FlaskFSTransport({"host": host, "port": served.port}, tmp_path / "other")
     with pytest.raises(
         PortInUseError, match=rf"cannot listen on \[::1\]:{served.port}: it is in use"
     ):
-        other.master_end().open(Listener())
+        other.master_end().open(listener())
     other.close()
     transport.close()
     assert parse_address(served.address) == ("::1", served.port)
@@ -58,7 +58,7 @@ def test_port_of_another_socket_is_reported(tmp_path: Path, is_listening: bool) 
         port = theirs.getsockname()[1]
         transport = FlaskFSTransport({"port": port}, tmp_path)
         with pytest.raises(PortInUseError, match="it is in use; choose another port, or 0"):
-            transport.master_end().open(Listener())
+            transport.master_end().open(listener())
         transport.close()
 
 
@@ -68,7 +68,7 @@ def test_address_of_another_host_is_reported(
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
     transport = FlaskFSTransport({"host": "192.0.2.1"}, tmp_path)  # reserved for documentation
     with pytest.raises(PortInUseError, match="not one of this machine's addresses"):
-        transport.master_end().open(Listener())
+        transport.master_end().open(listener())
     transport.close()
 
 

@@ -129,16 +129,13 @@ def test_unknown_optional_fields_are_ignored(served: Any) -> None:
     peer = served.peer()
     peer.join()
     assert peer.call("renew", {**BODIES["renew"], "later": [1]}, hint={"x": 1})[0] == 200
-    assert served.listener.of("renewed") == [("peer", 1)]
+    assert served.listener.of("renewed", "peer") == [1]
 
 
 @pytest.mark.parametrize("worker", ["../x", "/etc", "a/b", "a\0b", "%2e%2e", "x" * 300, "", "é"])
 def test_id_that_could_be_a_path_is_refused(served: Any, worker: str) -> None:
     assert served.peer().call("join", BODIES["join"], worker=worker)[0] == 400
     assert served.listener.events == []
-
-
-# Sizes --------------------------------------------------------------------------------------
 
 
 def raw(served: Any, data: bytes, more: bytes = b"", times: int = 0) -> bytes:
@@ -212,9 +209,6 @@ def test_thousands_of_headers_are_refused(served: Any) -> None:
     still_serves(served)
 
 
-# Repeated, late, foreign --------------------------------------------------------------------
-
-
 def test_message_of_another_run_epoch_or_incarnation_is_stale(served: Any) -> None:
     peer = served.peer()
     old = peer.join()
@@ -226,8 +220,7 @@ def test_message_of_another_run_epoch_or_incarnation_is_stale(served: Any) -> No
     assert peer.call("answer", answers, inc=old)[0] == 409
     served.end.drop("peer", peer.inc, "silent")
     assert peer.call("renew", BODIES["renew"])[0] == 409
-    assert served.listener.of("answered") == []
-    assert served.listener.of("renewed") == []
+    assert not {"answered", "renewed"} & {kind for kind, *_ in served.listener.events}
 
 
 def test_more_waiting_workers_than_threads_leave_some_for_answers(served: Any) -> None:

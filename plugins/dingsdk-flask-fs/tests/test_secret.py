@@ -16,7 +16,7 @@ from dingsdk.runtime import PrivateDir, check_reach, create_secret, find_secret,
 from dingsdk.testing import open_files
 from dingsdk.worker.comm import WorkerInfo
 
-from .conftest import Listener, Served
+from .conftest import Served, listener
 
 GOOD = "g" * 32
 
@@ -41,7 +41,7 @@ def test_worker_with_another_folder_does_not_join(served: Served, tmp_path: Path
         elsewhere.slave_end(served.address).join(WorkerInfo("w0", "collector"), 0.5)
     elsewhere.close()
     another_run = FlaskFSTransport({}, folder)
-    another_run.master_end().open(Listener())  # with the same secret
+    another_run.master_end().open(listener())  # with the same secret
     with pytest.raises(WorkerLostError, match="other/transport does not belong to the run"):
         another_run.slave_end(served.address).join(WorkerInfo("w0", "collector"), 0.5)
     another_run.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from ray.cluster_utils import Cluster
 from dingsdk import SampleBatch
 from dingsdk.pipeline import WorkerSpec
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm import MasterListener, WorkerInfo
+from dingsdk.testing.transport_bench import Recorder
+from dingsdk.worker.comm import WorkerInfo
 
 PATIENCE_S = 60.0
 ROWS = {"small": 8, "large": SMALL_BYTES}
@@ -47,15 +49,6 @@ class Writer:
         return type(store).__name__
 
 
-class Deaf(MasterListener):
-    """Ignores all reports."""
-
-    def worker_joined(self, info: WorkerInfo) -> None:
-        pass
-
-    worker_renewed = worker_left = task_answered = lambda self, *facts: None  # type: ignore
-
-
 def spec(worker_id: str, run_dir: Path) -> WorkerSpec:
     return WorkerSpec(
         role="none",
@@ -75,7 +68,7 @@ def main(run_dir: Path) -> None:
     try:
         section = {"address": cluster.address, "lost_after_s": 60.0}
         transport = RayTransport(section, run_dir)
-        address = transport.master_end().open(Deaf())
+        address = transport.master_end().open(Recorder(threading.Condition(), PATIENCE_S))
         store = transport.data_store()
         options = {"num_cpus": 1, "num_gpus": 0, "resources": {}}
         workers = Workers([(f"none-{n}", options) for n in range(2)], "", PATIENCE_S)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +24,8 @@ from dingsdk_shared_memory.run_memory import folder_of
 
 from dingsdk import SampleBatch
 from dingsdk.errors import DataMissingError, WorkerLostError
-from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.testing.transport_bench import Recorder
+from dingsdk.worker.comm import TaskMessage, WorkerInfo
 
 pytestmark = pytest.mark.slow
 
@@ -48,26 +49,6 @@ class Writer:
         store = transport.data_store()
         for name, rows in SIZES.items():
             store.put(name, payload(rows))
-
-
-class Heard(MasterListener):
-    """Records the reports of a master."""
-
-    def __init__(self) -> None:
-        self.joined: queue.Queue[WorkerInfo] = queue.Queue()
-        self.left: queue.Queue[str] = queue.Queue()
-
-    def worker_joined(self, info: WorkerInfo) -> None:
-        self.joined.put(info)
-
-    def worker_renewed(self, worker_id: str, progress: int) -> None:
-        pass
-
-    def worker_left(self, worker_id: str, reason: str) -> None:
-        self.left.put(reason)
-
-    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
-        pass
 
 
 def pid_of_gateway(run_dir: Path) -> int:
@@ -96,10 +77,10 @@ def test_payloads_survive_the_actor_that_put_them(
 
 
 def test_workers_continue_after_the_gateway_is_killed(near: RayTransport, far: Any) -> None:
-    heard, master = Heard(), near.master_end()
+    heard, master = Recorder(threading.Condition(), PATIENCE_S), near.master_end()
     end = far.slave_end(master.open(heard))
     end.join(WorkerInfo("w0", "collector"), PATIENCE_S)
-    joined = heard.joined.get(timeout=PATIENCE_S)
+    (joined,) = heard.expect("joined", "w0")
     store, policies = far.data_store(), far.policy_store()
     store.put("before", payload(SIZES["large"]))
     policies.publish("p", {"w": np.ones(SMALL_BYTES)}, 1)
@@ -116,7 +97,7 @@ def test_workers_continue_after_the_gateway_is_killed(near: RayTransport, far: A
     task = end.next_task(PATIENCE_S)
     assert task is not None
     assert task.task_id == "t1"
-    assert heard.left.empty()
+    assert heard.of("left", "w0") == []
 
 
 def test_gateway_that_does_not_answer_ends_calls_at_their_deadlines(

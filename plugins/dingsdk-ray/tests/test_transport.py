@@ -13,7 +13,8 @@ from dingsdk_ray.transport import RayTransport, parse_address
 from dingsdk import SampleBatch
 from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.pipeline.train import compile_run
-from dingsdk.worker.comm import TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.testing.transport_bench import Recorder
+from dingsdk.worker.comm import TaskMessage, WorkerInfo
 
 from .conftest import FarTransport, GatewayHere
 
@@ -62,32 +63,13 @@ def test_store_of_the_wrong_node_is_refused(tmp_path: Path, store: str) -> None:
     transport.remove_data()
 
 
-class Listener:
-    """Records joins and leaves of workers."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def worker_joined(self, info: WorkerInfo) -> None:
-        self.seen.append(f"{info.worker_id} joined")
-
-    def worker_left(self, worker_id: str, reason: str) -> None:
-        self.seen.append(f"{worker_id} left")
-
-    def worker_renewed(self, worker_id: str, progress: int) -> None:
-        self.seen.append(f"{worker_id} at {progress}")
-
-    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
-        self.seen.append(f"{worker_id} did {answer.task_id}")
-
-
 def test_worker_on_another_node_works_through_the_gateway(
     here: GatewayHere, tmp_path: Path
 ) -> None:
     coordinators = RayTransport({}, tmp_path)
     cfg = {"address": "10.0.0.1:6379", "digest": "sha256", "max_payload_bytes": 1 << 20}
     workers = FarTransport(cfg, tmp_path)
-    end, listener = coordinators.master_end(), Listener()
+    end, listener = coordinators.master_end(), Recorder(threading.Condition(), 5.0)
     try:
         end.open(listener)
         worker = workers.slave_end("ray://1f2e/run")
@@ -121,8 +103,9 @@ def test_worker_on_another_node_works_through_the_gateway(
     finally:
         workers.close()
         coordinators.close()
-    assert listener.seen[0] == "w joined"
-    assert set(listener.seen[1:]) == {"w at 7", "w left"}
+    assert listener.kinds("w")[0] == "joined"
+    assert set(listener.kinds("w")[1:]) == {"renewed", "left"}
+    assert listener.of("renewed", "w") == [7]
 
 
 def test_coordinator_whose_gateway_does_not_start_closes_its_socket(
@@ -136,7 +119,7 @@ def test_coordinator_whose_gateway_does_not_start_closes_its_socket(
     threads = set(threading.enumerate())
     try:
         with pytest.raises(RuntimeError, match="no actor can be started"):
-            transport.master_end().open(Listener())
+            transport.master_end().open(Recorder(threading.Condition(), 5.0))
         assert not (transport.data_dir / "socket").exists()
     finally:
         transport.close()

@@ -17,7 +17,7 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk import SampleBatch
 from dingsdk.testing import open_files
-from dingsdk.worker.comm import TaskAnswer, WorkerInfo
+from dingsdk.testing.transport_bench import Recorder
 
 GRACE_S = 5.0
 PATIENCE_S = 30.0
@@ -35,25 +35,9 @@ def _leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert open_files() <= files, "leaked files"
 
 
-class Listener:
-    """Records the reports of a master end."""
-
-    def __init__(self) -> None:
-        self.joined: list[str] = []
-        self.left: list[str] = []
-        self.answers: list[TaskAnswer] = []
-
-    def worker_joined(self, info: WorkerInfo) -> None:
-        self.joined.append(info.worker_id)
-
-    def worker_renewed(self, worker_id: str, progress: int) -> None:
-        pass
-
-    def worker_left(self, worker_id: str, reason: str) -> None:
-        self.left.append(worker_id)
-
-    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
-        self.answers.append(answer)
+def listener() -> Recorder:
+    """Return a listener that records what a master end reports."""
+    return Recorder(threading.Condition(), GRACE_S)
 
 
 @pytest.fixture
@@ -85,7 +69,7 @@ class Program:
         prelude = (
             "import pathlib, sys, threading\n"
             "from dingsdk_shared_memory.transport import SharedMemoryTransport\n"
-            "from plugin_tests import Listener, a_batch\n"
+            "from plugin_tests import a_batch, listener\n"
             "transport = SharedMemoryTransport({'lost_after_s': 3.0}, pathlib.Path(sys.argv[1]))\n"
             "def say(text): print(text, flush=True)\n"
         )

@@ -12,7 +12,7 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 from dingsdk.errors import RunDirLockedError, WorkerLostError
 from dingsdk.worker.comm import TaskMessage, WorkerInfo
 
-from .conftest import Listener, Program, a_batch
+from .conftest import Program, a_batch, listener
 
 
 @pytest.mark.parametrize("rows", [64, 20_000], ids=["small", "large"])
@@ -72,7 +72,7 @@ def test_view_outlives_the_deletion_and_the_kill_of_the_writer(
 
 MASTER = """
     end = transport.master_end()
-    end.open(Listener())
+    end.open(listener())
     say("open")
 """
 
@@ -86,8 +86,8 @@ def test_worker_joins_the_next_master_at_the_same_address(
         worker = transport.slave_end(address)
         worker.join(WorkerInfo("w", "collector"), 10.0)
         first.kill()
-        end, listener = transport.master_end(), Listener()
-        assert end.open(listener) == address
+        end = transport.master_end()
+        assert end.open(listener()) == address
         with pytest.raises(WorkerLostError) as lost:
             worker.renew(1)
         worker.join(WorkerInfo("w", "collector"), 10.0)
@@ -105,7 +105,7 @@ def test_second_master_is_refused_while_the_first_lives(
     with Program(run_dir, MASTER) as first:
         first.expect("open")
         with pytest.raises(RunDirLockedError, match="another coordinator"):
-            transport.master_end().open(Listener())
+            transport.master_end().open(listener())
 
 
 def test_next_master_removes_the_leftovers_of_a_killed_run(
@@ -118,7 +118,7 @@ def test_next_master_removes_the_leftovers_of_a_killed_run(
         remove_stale()
         assert left.is_dir()  # still in use
 
-    transport.master_end().open(Listener())
+    transport.master_end().open(listener())
 
     assert not left.exists()
     assert transport.data_dir.is_dir()
@@ -134,7 +134,7 @@ def test_folder_of_a_running_run_stays_while_its_processes_restart(
         run.expect("held")
         with Program(other, MASTER) as killed:
             killed.expect("open")
-        transport.master_end().open(Listener())
+        transport.master_end().open(listener())
         assert folder_of(other).is_dir()
     remove(folder_of(other))
 
@@ -167,7 +167,7 @@ def test_payloads_of_a_run_that_can_be_resumed_move_to_its_folder_and_back(
         killed.expect("open")
         killed.expect("put")
 
-    transport.master_end().open(Listener())
+    transport.master_end().open(listener())
     assert not folder_of(other).exists()
 
     resumed = SharedMemoryTransport({}, other)

@@ -8,7 +8,6 @@ import itertools
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,6 +35,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime import locked_folder
 from dingsdk.testing import open_files
+from tests.small_disk import small_disk
 from tools.os_calls import failing_calls
 
 from .conftest import a_batch
@@ -328,14 +328,8 @@ def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> N
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 4 MiB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(path)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a file system cannot be mounted here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "small", "4m") as path:
+        yield path
 
 
 def test_full_memory_stores_nothing_until_there_is_room(small: Path, run_dir: Path) -> None:

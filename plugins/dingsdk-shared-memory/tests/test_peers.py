@@ -30,7 +30,7 @@ from dingsdk.worker.comm.requests import (
 )
 from dingsdk.worker.comm.requests.messages import Request, encode_request
 
-from .conftest import Listener
+from .conftest import listener
 
 SECRET = Secret(b"0123456789abcdef", source="test", is_explicit=True)
 UNKNOWN = Request("a" * 32, 1, "w", 0, "nonsense")
@@ -41,7 +41,7 @@ class Served:
 
     def __init__(self, transport: SharedMemoryTransport) -> None:
         self.transport = transport
-        self.listener = Listener()
+        self.listener = listener()
         self.end = transport.master_end()
         self.address = self.end.open(self.listener)
         self.path = self.address.removeprefix("unix:")
@@ -61,7 +61,7 @@ class Served:
 
     def is_serving(self) -> bool:
         worker = self.transport.slave_end(self.address)
-        worker.join(WorkerInfo(f"w{len(self.listener.joined)}", "collector"), 5.0)
+        worker.join(WorkerInfo(f"w{len(self.listener.events)}", "collector"), 5.0)
         worker.close()
         return True
 
@@ -90,7 +90,7 @@ def test_worker_with_another_secret_is_refused(
         end.join(WorkerInfo("w", "collector"), 5.0)
 
     served.end.close(5.0)  # it refuses a worker first, and then says so
-    assert served.listener.joined == []
+    assert served.listener.events == []
     told = [each for each in caplog.records if "was refused" in each.getMessage()]
     assert {each.levelname for each in told} == {"WARNING"}
 

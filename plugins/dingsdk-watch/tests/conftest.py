@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,9 @@ import pytest
 from dingsdk_watch.runs import Run
 from dingsdk_watch.server import Server
 
+from tests.conftest import _leaves_nothing_behind as _leaves_nothing_behind
+
 from .run_folders import write_run
-
-
-@pytest.fixture(autouse=True)
-def _no_leaked_threads() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    leaked = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not leaked
 
 
 @pytest.fixture
