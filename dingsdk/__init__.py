@@ -6,10 +6,9 @@ fast: it does not load torch, numpy or the plugins.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dingsdk.lazy import lazy_names
 
+TYPE_CHECKING = False  # as in dingsdk.lazy
 if TYPE_CHECKING:
     from dingsdk.data import SampleBatch as SampleBatch
     from dingsdk.data import collate as collate

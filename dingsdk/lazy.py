@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
-from typing import Any
 
-Getter = Callable[[str], Any]
+TYPE_CHECKING = False  # typing would double the time in which Ctrl-C prints a traceback
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Getter = Callable[[str], Any]
 
 
 def lazy_names(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -20,11 +19,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopped by SIGHUP (a closed terminal), Ctrl-C or SIGTERM.
     """
     is_program = argv is None
-    if is_program:  # handlers that plugins add get the log of a run; worker processes do the same
-        logging.getLogger("dingsdk").setLevel(logging.INFO)
     if is_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
+        if is_program:  # for handlers that plugins add; worker processes do the same
+            import logging  # only now, as an import before the handler could print a traceback
+
+            logging.getLogger("dingsdk").setLevel(logging.INFO)
         from dingsdk.cli.root import run
 
         return run(argv)

@@ -145,15 +145,16 @@ def work(
     """Run one worker of a role until the run ends or a signal arrives; return the exit code."""
     from dingsdk.errors import ProtocolError
     from dingsdk.pipeline.parallel import worker_config
+    from dingsdk.pipeline.resume import warn_of_other_config
     from dingsdk.pipeline.signals import StopOnSignal, exit_code
     from dingsdk.pipeline.train import compile_run
     from dingsdk.pipeline.worker import check_reach, run_worker
     from dingsdk.pipeline.worker_process import OUT_OF_MEMORY
     from dingsdk.runtime.files import check_id
 
-    cfg = compile_run(config, "parallel", transport, sets)
-    check_reach(cfg)
-    cfg = worker_config(cfg, data.absolute())
+    given = compile_run(config, "parallel", transport, sets)
+    check_reach(given)
+    cfg = worker_config(given, data.absolute())
     place = _rank_place(cfg) if role == "learner" else None
     name = worker_id or re.sub(
         r"[^A-Za-z0-9_-]", "-", f"{role}-{socket.gethostname()[:40]}-{os.getpid()}"
@@ -162,6 +163,11 @@ def work(
         check_id(name)
     except ProtocolError as error:
         raise click.BadParameter(str(error), param_hint="--id") from error
+
+    def joined() -> None:
+        say(f"{name} joined {address}")
+        warn_of_other_config(data.absolute(), name, given)
+
     stop = threading.Event()
     with StopOnSignal(stop, doing="leaving the run") as signals:
         should_restart = run_worker(
@@ -171,7 +177,7 @@ def work(
             name,
             data.absolute(),
             stop,
-            lambda: say(f"{name} joined {address}"),
+            joined,
             place,
         )
     if should_restart:

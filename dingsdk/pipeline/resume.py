@@ -136,8 +136,7 @@ def find_unfinished(run: Path, cfg: Any) -> SavedRun | None:
     if not has_journal(run):
         return None
     found = find_run(run)
-    if (changed := _difference(found.config, to_plain(cfg))) is not None:
-        path, before, now = changed
+    for path, before, now in _differences(found.config, cfg):
         raise ConfigError(
             f"{run} holds a run with {path}: {before!r}, not {now!r}; give the same config to go "
             "on with it, or another folder",
@@ -146,14 +145,44 @@ def find_unfinished(run: Path, cfg: Any) -> SavedRun | None:
     return found
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """Return the first key that differs but may not change, with both values."""
+def warn_of_other_config(run: Path, worker_id: str, cfg: Any) -> None:
+    """Log the keys whose values in a worker's config are not those of its run's.
+
+    Keys of which a worker may have its own values are left out: of ``system``, and the modules that
+    tasks may import. So are the spaces, which follow from the env.
+    """
+    own = ("system.", "seed", "exp_name", "env.observation_space", "env.action_space")
+    with contextlib.suppress(ConfigError):  # another host may not see the file yet
+        found = [
+            f"{path}: {now!r:.80}, and the run has {before!r:.80}"
+            for path, before, now in _differences(read_config(run), cfg)
+            if not (path.startswith(own) or path.endswith(".import_names"))
+        ]
+        if found:
+            _log.warning(
+                "the config of %s is not that of the run, whose values its tasks have: it has %s",
+                worker_id,
+                "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if found[5:] else ""),
+            )
+
+
+def _differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key that differs but may not change, with both values.
+
+    The types of parts come first, because other keys differ if they do.
+    """
     flat_before, flat_now = flatten(to_plain(before)), flatten(to_plain(now))
-    for path in sorted(flat_before.keys() | flat_now.keys()):
+
+    def rank(path: str) -> tuple[bool, int, str]:
+        is_type = path.rpartition(".")[2] == "type"
+        return not is_type, path.count(".") if is_type else 0, path
+
+    for path in sorted(flat_before.keys() | flat_now.keys(), key=rank):
         values = flat_before.get(path), flat_now.get(path)
         if values[0] != values[1] and path not in (*CHANGEABLE, *_PLACE):
-            return path, *values
-    return None
+            yield path, *values
 
 
 def find_save(run: Path) -> Save:
@@ -184,8 +213,8 @@ def find_save(run: Path) -> Save:
             expected=own,
         )
     path = save.run_dir / CONFIG_NAME
-    if path.is_file() and (changed := _difference(save.config, read_config(save.run_dir))):
-        key, saved, found = changed
+    now = read_config(save.run_dir) if path.is_file() else save.config
+    for key, saved, found in _differences(save.config, now):
         raise CheckpointError(
             f"the save {save.path} is of another run: it has {key}: {saved!r}, and {path} has "
             f"{found!r}; put the saves of this run there",

@@ -172,9 +172,9 @@ class RunSection(Section, frozen=True, kw_only=True):
     exp_name: Annotated[
         str,
         Meta(
-            pattern=r"^[A-Za-z0-9._-]+$",
+            pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$(?!\n)",
             max_length=100,
-            description="one or more letters, digits, '.', '_' and '-'",
+            description="one or more letters, digits, '.', '_' and '-', with no '.' at the start",
         ),
     ] = "run"
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0

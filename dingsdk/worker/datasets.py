@@ -31,7 +31,7 @@ from dingsdk.plugins.discovery import install_extra_command
 SUFFIXES: Mapping[str, str] = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
 """Suffix of a file -> type key of its format. A folder has the format ``buffer``."""
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(.+)", re.DOTALL)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(.*)", re.DOTALL)
 
 
 class DatasetFormat(ABC):
@@ -143,6 +143,11 @@ def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
             )
     else:
         key, name = scheme.groups()
+        if not name:
+            raise DatasetError(
+                f"{text} is no name of a data set: {key}: comes before a name, as in {key}:NAME",
+                source=text,
+            )
     try:
         cls = manager.get("datasets", key)
     except UnknownPluginError as error:

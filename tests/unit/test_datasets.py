@@ -154,6 +154,7 @@ def test_truncated_file_is_refused(name: str, kept: float, tmp_path: Path) -> No
         ("absent", "no saved buffer"),
         ("data.csv", "no format has the suffix '.csv'; known: .h5, .hdf5, .npz"),
         ("acme:name", "no 'acme' among the datasets"),
+        ("npz:", "is no name of a data set: npz: comes before a name, as in npz:NAME"),
     ],
 )
 def test_path_of_nothing_is_one_line(

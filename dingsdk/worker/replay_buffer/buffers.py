@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Part, Schedule, preset, read_section
+from dingsdk.config.plain import join_key
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import CheckpointCorruptError, ConfigError
@@ -159,7 +160,7 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
             ConfigError: a part does not fit, or the setting is not a valid schedule.
         """
         super().check_config(section, path)
-        _schedule(section["set_buffer_size"], f"{path}.set_buffer_size")
+        _schedule(section["set_buffer_size"], join_key(path, "set_buffer_size"))
 
     @property
     def window(self) -> int:

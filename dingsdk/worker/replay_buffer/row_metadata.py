@@ -391,7 +391,8 @@ def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]
         # numpy would convert True among numbers to 1.
         types = list(map(type, values))
         if bool in types:
-            raise _invalid(key, "a bool", types.index(bool))
+            index = types.index(bool)
+            raise _invalid(key, values[index], index)
         with suppress(TypeError, ValueError):
             array = np.asarray(values, None if values else dtype)
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in kinds:

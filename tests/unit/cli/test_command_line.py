@@ -198,6 +198,17 @@ sys.exit(main())
     assert (done.returncode, done.stderr) == (130, "Interrupted; there was nothing to save.\n")
 
 
+def test_little_is_imported_before_ctrl_c_has_a_handler() -> None:
+    code = (
+        "import sys; before = {*sys.modules};"
+        "import dingsdk.cli; print({'logging', 'typing'} & sys.modules.keys() - before)"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    root = Path(dingsdk.__file__).parent.parent
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=root)
+    assert done.stdout == "set()\n"
+
+
 def test_command_that_a_program_calls_leaves_ctrl_c_to_the_program() -> None:
     before = signal.getsignal(signal.SIGINT)
     assert before is signal.default_int_handler

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from dingsdk.cli import main
+from dingsdk.config import save_config
 from dingsdk.envs.bench import EnvSpeed
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.context import RunResult
+from dingsdk.pipeline.run_folder import CONFIG_NAME
+from dingsdk.pipeline.train import compile_run
 from dingsdk.worker.coordinator.roles import CollectorRole
 
 OF_A_RUN = ("--config", "cartpole-dqn", "--transport", "flask_fs")
@@ -84,6 +87,23 @@ def test_worker_command_passes_its_options_and_reports_how_it_ended(
     told_last = capsys.readouterr()
     assert told_last.out.endswith("c-7 left\n")
     assert "leaving the run" in told_last.err
+
+
+def test_worker_whose_config_is_not_that_of_its_run_names_the_keys(
+    work: tuple[list[Any], list[bool]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_config(compile_run("cartpole-dqn", "parallel", "flask_fs", seed=4), tmp_path / CONFIG_NAME)
+    command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
+    of_a_worker = ["--set", "system.worker_memory_limit=9000000000", "--set", "exp_name=own"]
+    work[1].extend([False, False])
+    assert main([*command, *of_a_worker]) == 0
+    assert caplog.messages == []
+
+    assert main([*command, "--id", "c-7", "--set", "policy.discount_factor=0.5"]) == 0
+    assert caplog.messages == [
+        "the config of c-7 is not that of the run, whose values its tasks have: it has "
+        "policy.discount_factor: 0.5, and the run has 0.99"
+    ]
 
 
 def test_worker_of_a_transport_within_one_process_is_refused(

@@ -75,6 +75,9 @@ def test_minimal_config_gets_the_defaults_of_every_selected_class() -> None:
 OUT_OF_RANGE = (
     "seed=abc",
     "exp_name=../elsewhere",
+    "exp_name=.",
+    "exp_name=..",
+    'exp_name="run\\n"',
     "env.collector_env_num=1e12",
     "policy=dqn",
     "env.stop_value=.nan",

@@ -95,6 +95,7 @@ def test_written_file_holds_the_recording_and_is_only_replaced_if_asked(
         ("data.csv", DatasetError, "no format has the suffix '.csv'"),
         ("minary:a/b-v0", DatasetError, "did you mean .minari"),
         ("minari:a/b-v0", DatasetError, r"pip install \S*plugins/dingsdk-minari"),
+        ("minari:", DatasetError, "is no name of a data set"),
     ],
 )
 def test_target_that_cannot_be_written_is_refused_before_an_env_is_made(

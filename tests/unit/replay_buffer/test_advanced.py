@@ -299,7 +299,7 @@ def test_error_for_a_bool_among_ids_names_its_row() -> None:
     buffer = make_buffer()
     buffer.push(batch(*range(3)), 0)
     ids = [0, True, 2]
-    with pytest.raises(InvalidPriorityError, match="row 1 is 'a bool'") as caught:
+    with pytest.raises(InvalidPriorityError, match="row 1 is True; it must") as caught:
         buffer.update({**info(buffer.sample(3, 0), np.ones(3)), "replay_unique_id": ids})
     assert caught.value.index == 1
 
