@@ -130,7 +130,7 @@ worker.replay_buffer.home:TableHome._insert 61
 + is_counted=False
 
 a learner that continues from a checkpoint forgets how often it used rows
-worker.replay_buffer.home:TableHome.restore_uses 0
+worker.replay_buffer.home:TableHome.restore_uses 6
 - uses.items()
 + ()
 

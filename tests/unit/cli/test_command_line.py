@@ -203,9 +203,7 @@ def test_little_is_imported_before_ctrl_c_has_a_handler() -> None:
         "import sys; before = {*sys.modules};"
         "import dingsdk.cli; print({'logging', 'typing'} & sys.modules.keys() - before)"
     )
-    command = [sys.executable, "-S", "-c", code]
-    root = Path(dingsdk.__file__).parent.parent
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=root)
+    done = python("-S", "-c", code, cwd=Path(dingsdk.__file__).parent.parent)
     assert done.stdout == "set()\n"
 
 
