@@ -47,8 +47,8 @@ asks, and the seconds between."""
 _GREETING_BYTES = 4 << 10
 """Largest message before the peer has proved that it knows the secret."""
 
-_Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-_Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_Mac = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Head(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""No shipped source can execute data that it reads: no pickle, no eval, no torch.load."""
+"""No shipped source can execute data that it reads, and patterns match a whole text."""
 
 from __future__ import annotations
 
@@ -69,6 +69,20 @@ def test_no_shipped_source_can_execute_data() -> None:
     }
     assert len(paths) > 50
     assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_patterns_of_messages_end_at_the_end_of_the_text() -> None:
+    """``$`` also matches before a line break at the end."""
+    patterns = [
+        (path.name, keyword.value.value)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Meta"
+        for keyword in node.keywords
+        if keyword.arg == "pattern" and isinstance(keyword.value, ast.Constant)
+    ]
+    assert len(patterns) > 4
+    assert [each for each in patterns if str(each[1]).endswith("$")] == []
 
 
 def test_our_yaml_loader_returns_only_plain_data() -> None:

@@ -39,7 +39,7 @@ class _Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of the pointer: the newest version."""
 
     version: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
-    life: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    life: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
 
 class FilePolicyStore(VersionedPolicyStore[PrivateDir]):

@@ -135,7 +135,7 @@ class RequestMasterEnd(MasterEnd):
 
 
 class _Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    run: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    run: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
     epoch: Annotated[int, Meta(ge=1)]
 
 
