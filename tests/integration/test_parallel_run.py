@@ -177,3 +177,12 @@ def test_run_works_with_a_prioritized_buffer_with_limits(
     assert result.reason == "limit"
     assert result.train_iter == 200
     assert "nothing has happened" not in caplog.text  # rows end the wait of a limiter of rates
+
+
+@pytest.mark.parametrize("limit", ["max_staleness=5", "max_use=1"])
+def test_run_goes_on_when_all_rows_have_left_the_buffer(tmp_path: Path, limit: str) -> None:
+    buffer = "policy.other.replay_buffer"
+    sets = (f"{buffer}.type=advanced", f"{buffer}.{limit}", "system.max_env_steps=2000")
+    result = run(tmp_path, *sets)
+    assert result.reason == "limit"
+    assert result.train_iter > 30

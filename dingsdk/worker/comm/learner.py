@@ -77,7 +77,8 @@ class BaseCommLearner(CommWorker):
         """Section ``system.learner``.
 
         Attributes:
-            send_policy_freq: Train iterations from one published policy to the next.
+            send_policy_freq: Train iterations from one published policy to the next. If the
+                replay buffer has a smaller ``max_staleness``, that is used.
             save_every_s: Seconds between two checkpoints from which a run continues whose learner
                 was killed, or more if saving would take over 2 % of the time. None for only those
                 of the learner's hooks.
@@ -291,7 +292,11 @@ class BaseCommLearner(CommWorker):
         policy_id = str(task_info["policy_id"])
         if task_info["policy"].get("on_policy"):
             return OnPolicyTraining(self, policy_id)
-        return OffPolicyTraining(self, policy_id, self._cfg.send_policy_freq)
+        # Otherwise the rows of the newest published policy could all be stale, and no training
+        # would follow after which another one is published.
+        staleness = (task_info.get("replay_buffer_cfg") or {}).get("max_staleness") or math.inf
+        freq = int(min(self._cfg.send_policy_freq, staleness))
+        return OffPolicyTraining(self, policy_id, freq)
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         resumes = _checkpoint_folder(self.run_dir, task_info) is not None

@@ -254,14 +254,18 @@ class TableHome(Home):
         Raises:
             ConfigError: the limiter will never admit anything again.
         """
-        is_admitted = self._insert_waiting()
-        if self._pace is not None and not self._pace.may_draw:
-            return None
         buffer: Any = self.buffer
-        batch: SampleBatch | list[Any] | None = buffer.sample(size, cur_learner_iter=train_iter)
-        if batch is None:
-            self._check_limiter(is_admitted)
-        elif self._pace is not None:
+        batch: SampleBatch | list[Any] | None = None
+        while batch is None:
+            is_admitted = self._insert_waiting()
+            if self._pace is not None and not self._pace.may_draw:
+                return None
+            batch = buffer.sample(size, cur_learner_iter=train_iter)
+            # If rows left instead of being drawn, the limiter may admit now what it refused before.
+            if batch is None and (is_admitted or not self._can_push(self._waiting[0])):
+                self._check_limiter(is_admitted)
+                return None
+        if self._pace is not None:
             self._pace.batches += 1
         return batch
 
@@ -276,9 +280,10 @@ class TableHome(Home):
         if not is_admitted and self.retry_s is None:
             path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
             raise ConfigError(
-                f"{path} admits neither the next {rows} rows nor a batch, with {self.count()} "
-                f"samples in the buffer and the counts {counts}; give it "
-                "more room, such as a larger error_buffer, or choose another type",
+                "the limiter of the replay buffer, which a parallel run may have chosen, admits "
+                f"neither the next {rows} rows nor a batch, with {self.count()} samples in the "
+                f"buffer and the counts {counts}; set {path} to one with more room, such as a "
+                "larger error_buffer, or of another type",
                 path=path,
             )
 

@@ -4,7 +4,8 @@ Terms: an *insert* is one pushed row, a *sample* is one row returned by ``sample
 256 counts as 256). Both are counted since the buffer was created or cleared; rows that leave do
 not reduce the inserts. The *size* is how many rows the buffer holds.
 
-The buffer calls its limiter under its own lock, so a limiter needs no lock.
+The buffer calls its limiter under its own lock, so a limiter needs no lock. If the buffer has too
+few rows for a sample that the limiter admits, it admits the next push without asking the limiter.
 """
 
 from __future__ import annotations

@@ -93,6 +93,11 @@ class Table(IBuffer, Closing):
     clear_resets_push_count: ClassVar[bool] = True
     _origins: Origins | None = None
     """Counts the rows of each payload that leave, if the table is the home of a buffer."""
+    _lacks_rows = False
+    """Whether the limiter admitted the latest sample, but there were too few rows for it.
+
+    The next push is admitted then whatever the limiter says, as it would wait for that sample.
+    """
     _why_closed = "is closed"
 
     def __init__(
@@ -243,7 +248,10 @@ class Table(IBuffer, Closing):
         n = checked_size(n, "a number of rows")
         with self._lock:
             self._check_open()
-            return self._limiter.can_insert(n)
+            return self._can_insert(n)
+
+    def _can_insert(self, n: int) -> bool:
+        return self._limiter.can_insert(n) or self._lacks_rows
 
     def can_sample(self, n: int) -> bool:
         """Whether ``n`` distinct rows could be sampled now."""
@@ -326,7 +334,7 @@ class Table(IBuffer, Closing):
                     self._check_open()
                 if n == 0:
                     return
-                if not self._limiter.can_insert(n):
+                if not self._can_insert(n):
                     self._wait_to_insert(n, timeout_s)
                 self._insert(rows, n)
             departures = listeners.take() if (listeners := self._listeners).departures else None
@@ -404,6 +412,7 @@ class Table(IBuffer, Closing):
             self._listeners.on_insert(rows)
         self._limiter.on_insert(n)
         self._limiter.size = self._count
+        self._lacks_rows = False
 
     def _note_left(self, where: Where, reason: str) -> None:
         """Note for listeners and origins that the rows at positions, oldest first, leave."""
@@ -442,9 +451,7 @@ class Table(IBuffer, Closing):
 
     def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
         waited_s = timeout_s or 0.0
-        if timeout_s is None or not self._wait_for(
-            lambda: self._limiter.can_insert(n) or None, timeout_s
-        ):
+        if timeout_s is None or not self._wait_for(lambda: self._can_insert(n) or None, timeout_s):
             raise BufferFullError(
                 f"{self.instance_name}: its limiter does not admit {n} more rows before "
                 f"more were sampled (waited {waited_s:g} s); push again later",
@@ -494,7 +501,13 @@ class Table(IBuffer, Closing):
         """
 
         def attempt() -> Rows | None:
-            return draw(*args) if self._limiter.can_sample(size) else None
+            if not self._limiter.can_sample(size):
+                return None
+            batch, lacked_rows = draw(*args), self._lacks_rows
+            self._lacks_rows = batch is None
+            if self._lacks_rows and not lacked_rows and self._waiting:
+                self._changed.notify_all()  # a push may wait
+            return batch
 
         if timeout_s is not None:
             timeout_s = checked_timeout(timeout_s)

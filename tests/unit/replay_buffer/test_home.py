@@ -401,3 +401,20 @@ def test_limiter_that_admits_neither_rows_nor_a_batch_is_an_error() -> None:
     home.announce([{"data_id": name, "rows": 8} for name in ("1", "2")])
     with pytest.raises(ConfigError, match="admits neither the next 8 rows nor a batch, with 8"):
         home.sample(16, 0)
+
+
+def test_payload_is_inserted_once_the_rows_that_held_it_back_are_stale() -> None:
+    limiter = {"type": "samples_per_insert", "samples_per_insert": 4, "min_size": 8}
+    cfg = {"type": "advanced", "max_staleness": 5, "limiter": {**limiter, "error_buffer": 40}}
+    store = Store()
+    home = TableHome(create_buffer({**cfg, "seed": 0}), store.load)
+    # At iteration 20, the rows of three payloads are stale, and those of the last one are not.
+    home.announce([store.add(str(number), 8, age) for number, age in enumerate((0, 0, 0, 18))])
+    assert home.sample(8, 0) is not None
+    assert payloads_in(home.buffer) == {0: 8, 1: 8}
+    batch: Any = home.sample(8, 20)
+    assert set(batch.columns["payload"].tolist()) == {3}
+    # Now all rows are stale, and the learner waits for others.
+    assert home.sample(8, 40) is None
+    home.announce([store.add("4", 8, 40)])
+    assert home.sample(8, 40) is not None
