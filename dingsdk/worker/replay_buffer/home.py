@@ -267,7 +267,7 @@ class TableHome(Home):
             )
 
     def rows_of(self, batch: SampleBatch | list[Any]) -> int:
-        return rows_in(batch, self.buffer)
+        return rows_in(batch, self.buffer.draws)
 
     def update(self, priorities: Mapping[str, Any]) -> None:
         self.buffer.update(priorities)

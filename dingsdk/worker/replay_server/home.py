@@ -10,6 +10,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer.home import Home, HomeReport
+from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.replay_server.client import ReplayClient
 
 FIGURES_S = 0.5
@@ -27,13 +28,17 @@ class ServedHome(Home):
         client: Connection to the server; the caller closes it.
         wait_s: Seconds that the server may wait for the rows of a batch.
         retry_s: Seconds to wait after that before asking again.
+        drawn: What the buffer draws, as ``IBuffer.draws``.
     """
 
-    def __init__(self, client: ReplayClient, wait_s: float, retry_s: float) -> None:
+    def __init__(
+        self, client: ReplayClient, wait_s: float, retry_s: float, drawn: str = "rows"
+    ) -> None:
         super().__init__()
         self.retry_s = retry_s
         self._client = client
         self._wait_s = wait_s
+        self._drawn = drawn
         self._figures: dict[str, int] = {}
         self._asked_at = 0.0
         self._is_news = False
@@ -49,6 +54,9 @@ class ServedHome(Home):
             elif len(new := np.flatnonzero(uses == 1)):
                 self.observe(batch.take(new))  # type: ignore[union-attr]
         return batch
+
+    def rows_of(self, batch: SampleBatch | list[Any]) -> int:
+        return rows_in(batch, self._drawn)
 
     def update(self, priorities: Mapping[str, Any]) -> None:
         self._client.update(priorities)
