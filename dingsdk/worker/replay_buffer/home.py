@@ -93,6 +93,11 @@ class Home(ABC):
         self._reports: deque[HomeReport] = deque()
         self._reported = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether only a push can give a batch, although the learner asks every ``retry_s``."""
+        return False
+
     def known_ids(self) -> list[str]:
         """Return ``known``, sorted."""
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,28 @@ class ServedHome(Home):
         self._client = client
         self._wait_s = wait_s
         self._drawn = drawn
+        self._idle_at = -1
+        """How much was announced when the server was last asked, if it gave no batch; else -1."""
         self._figures: dict[str, int] = {}
         self._asked_at = 0.0
         self._is_news = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the server was asked after the last announcement, and gave no batch."""
+        return self._idle_at == self.announced
+
+    def announce(self, news: Iterable[Mapping[str, Any]]) -> None:
+        """Note that collectors of the run have inserted rows."""
+        self.announced += len(list(news))
+
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
+        announced, self._idle_at = self.announced, -1
         batch = self._client.sample(size, train_iter=train_iter, timeout_s=self._wait_s)
         if time.monotonic() - self._asked_at > FIGURES_S:
             self._ask()
+        if batch is None:
+            self._idle_at = announced
         if batch is not None and self.observe is not None:
             uses = batch.columns.get("use") if isinstance(batch, SampleBatch) else None
             if uses is None:
