@@ -127,8 +127,10 @@ class SystemSection(Section, frozen=True, kw_only=True):
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends when this many env steps were collected and the training on them
-            is done; None for no limit. Env steps of a checkpoint that the run begins with
-            (``load_ckpt_before_run``) count too.
+            is done; None for no limit. A parallel run does not wait for that training if its config
+            names a limiter of the replay buffer that bounds the training in another way than
+            ``samples_per_insert`` with ``samples_ahead: 0``. Env steps of a checkpoint that the run
+            begins with (``load_ckpt_before_run``) count too.
         save_every: Seconds between two saves of the state that ``train --resume`` needs (serial
             mode; parallel mode uses ``journal``). ``auto`` saves every 60 s, or less often, so that
             saving takes at most 2 % of the time. None saves nothing. A run also saves when it ends

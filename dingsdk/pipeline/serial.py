@@ -205,7 +205,7 @@ def _update(context: RunContext, workers: Workers) -> None:
         expect_answer(buffer, "sample", batch, hasattr(batch, "__len__"), "a batch or None")
         workers.lags.count(batch, learner.train_iter)
         learner.train(batch, workers.collector.envstep)
-        workers.trained += rows_in(batch, buffer)
+        workers.trained += rows_in(batch, getattr(buffer, "draws", "rows"))
         if learner.priority_info:
             buffer.update(learner.priority_info)
         workers.updates_left -= 1

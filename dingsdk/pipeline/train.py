@@ -296,8 +296,9 @@ def run_pipeline(
                 result = dataclasses.replace(result, signal=int(signals.received))
             if result.reason == "limit" and not result.train_iter:
                 _log.warning(
-                    "no iteration was trained in %d env steps: the replay buffer gave no batch; "
-                    "look at its limiter, the length of its sequences, and the limit of the run",
+                    "no iteration was trained in %d env steps: the replay buffer gave no batch "
+                    "(look at its limiter, the batch size and the length of its sequences), or the "
+                    "run ended before the learner asked for one (look at the limits of the run)",
                     result.env_steps,
                 )
             signals.doing = "the run is over, and its results are being written"

@@ -57,6 +57,33 @@ def test_run_trains_from_its_own_server_and_accounts_for_each_row(
     assert not list((tmp_path / "run").rglob("*.log"))
 
 
+SLOW_TO_TRAIN = (
+    "system.max_env_steps=200",
+    "policy.learn.update_per_collect=40",
+    "policy.learn.learner.train_iterations=1000000",
+)
+"""A learner that is behind when the env steps are used up: 40 iterations for 16 rows."""
+
+
+def test_run_trains_on_what_was_collected_before_it_ends(tmp_path: Path) -> None:
+    result, samples = run(tmp_path, *SLOW_TO_TRAIN, "system.transport.concurrency=threads")
+
+    assert (result.reason, samples.trained) == ("limit", 16 * result.train_iter)
+    assert result.train_iter == (samples.acknowledged - 16) * 40 // 16
+
+
+def test_run_ends_although_a_shared_server_always_gives_batches(tmp_path: Path) -> None:
+    with ReplayServer({}, {"type": "naive"}, tmp_path / "served") as server:
+        own = (
+            f"system.replay.address={server.address}",
+            f"system.replay.path={tmp_path / 'served'}",
+        )
+        result, samples = run(tmp_path, *SLOW_TO_TRAIN, *own)
+
+    assert result.reason == "limit"
+    assert result.train_iter >= (samples.acknowledged - 16) * 40 // 16
+
+
 def served_rows(folder: Path) -> tuple[int, list[float]]:
     """Return the number of rows pushed to a server, and its priorities."""
     with ServedBuffer({"type": "advanced", "replay_buffer_size": 500}, folder) as buffer:

@@ -76,9 +76,9 @@ class CountingR2D2(R2D2Policy):
         return super().learn(batch)
 
 
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize("place", ["serial", "learner", "server"])
 @pytest.mark.parametrize("is_padded", [True, False])
-def test_trained_rows_of_sequences_are_counted_without_padding(mode: Any, is_padded: bool) -> None:
+def test_trained_rows_of_sequences_are_counted_without_padding(place: str, is_padded: bool) -> None:
     CountingR2D2.rows = 0
     sets = (
         *SETS,
@@ -89,6 +89,9 @@ def test_trained_rows_of_sequences_are_counted_without_padding(mode: Any, is_pad
         "policy.other.replay_buffer.sequence_length=4",
         "policy.other.replay_buffer.sampler.burn_in=2",
     )
+    mode: Any = "serial" if place == "serial" else "parallel"
+    if mode == "parallel":
+        sets = (*sets, f"system.replay.type={place}")
     with use_manager(PluginManager()):
         result = train("cartpole-r2d2", mode, sets=sets, policy=CountingR2D2)
 

@@ -198,6 +198,7 @@ class BaseCommLearner(CommWorker):
     def _info(self, confirmed: int = 0) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
         home, state = self._the_home(), self._state
+        is_idle = state in ("waits", "done") or home.is_idle
         counts = home.report()
         return {
             **self._learner.learn_info,
@@ -209,7 +210,7 @@ class BaseCommLearner(CommWorker):
             "count": home.count(),
             "counts": counts,
             "figures": home.figures(),
-            "is_idle": state in ("waits", "done"),
+            "is_idle": is_idle,
             "lag": list(self._training.lags.lag or ()),
         }
 

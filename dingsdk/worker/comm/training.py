@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from dingsdk.plugins import default_manager
 from dingsdk.worker.collector.dataset import push_recorded
 from dingsdk.worker.collector.factory import takes_env_steps
 from dingsdk.worker.comm.hooks import SendLearnInfoHook, SendPolicyHook
@@ -14,6 +15,7 @@ from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.policy_lag import LagCounter
+from dingsdk.worker.replay_buffer.config import PATH
 from dingsdk.worker.replay_buffer.home import Home, Load, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
@@ -111,10 +113,12 @@ class OffPolicyTraining(Training):
         """Samples of the task's data set for ``observe`` of the policy."""
 
     def create_home(self, task: Mapping[str, Any], learner: Any, load: Load, resumes: bool) -> Home:
+        buffer_cfg, policy_cfg, home = task["replay_buffer_cfg"], task["policy"], task["home"]
         if self._worker.replay is not None:
             wait_s = 0.0 if self._worker.scheduler.is_cooperative else REPLAY_WAIT_S
-            return ServedHome(self._worker.replay, wait_s, REPLAY_PAUSE_S)
-        buffer_cfg, policy_cfg, home = task["replay_buffer_cfg"], task["policy"], task["home"]
+            kind = default_manager().class_of("buffers", buffer_cfg, PATH)
+            drawn = getattr(kind, "draws", "rows")
+            return ServedHome(self._worker.replay, wait_s, REPLAY_PAUSE_S, drawn)
         buffer = create_buffer(buffer_cfg, tb_logger=learner.tb_logger, exp_name=learner.exp_name)
         buffer.clear()  # rows on disk, of a learner that was lost, are announced again
         if (demonstrations := task.get("demonstrations")) is not None:

@@ -669,13 +669,8 @@ class Coordinator(Configurable):
 
 
 def _is_paced(cfg: Mapping[str, Any]) -> bool:
-    """Return whether the buffer limits the learner to as many updates as serial mode makes.
-
-    False for a replay server: its buffer paces all its clients together.
-    """
+    """Return whether the buffer limits the learner to as many updates as serial mode makes."""
     policy = cfg["policy"]
-    if _is_served(cfg):
-        return False
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
     return bool(policy.get("on_policy") or is_limited)
@@ -696,7 +691,11 @@ def _new_payloads(cfg: Mapping[str, Any], players: int) -> LivePayloads:
     policy = cfg["policy"]
     collect = policy["collect"]
     if _is_served(cfg):
-        return ServedPayloads()
+        if not cfg["system"]["replay"].get("address"):
+            return ServedPayloads()
+        # Of a shared server, the limiter and the other clients are not known.
+        limiter = policy["other"]["replay_buffer"].get("limiter") or {}
+        return ServedPayloads(limiter.get("samples_per_insert", 0.0), limiter.get("min_size", 0))
     if not policy.get("on_policy"):
         return LivePayloads(2 * int(collect.get("n_sample") or 1))
     max_lag = policy["other"]["commander"].get("max_policy_lag", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -290,11 +291,23 @@ class LivePayloads:
 
 
 class ServedPayloads(LivePayloads):
-    """Counts the rows that collectors insert into a replay server; the learner draws them there."""
+    """Counts the rows that collectors insert into a replay server; the learner draws them there.
 
-    def __init__(self) -> None:
+    Each insert is announced, so that the learner asks the server once more before it is idle.
+
+    Args:
+        per_insert: Rows to train on for each row that the run inserts, if other clients insert too:
+            the learner may then get batches for ever. Infinite: only the run inserts.
+        min_size: Rows that the buffer must hold before any of that is due.
+    """
+
+    def __init__(self, per_insert: float = math.inf, min_size: int = 0) -> None:
         super().__init__(0)
         self._figures: Mapping[str, int] = {}
+        self._per_insert = per_insert
+        self._due_rows = math.inf if per_insert == math.inf else -per_insert * min_size
+        """Rows to train on before the learner has nothing left to do. An earlier coordinator's are
+        not known."""
 
     @property
     def has_news(self) -> bool:
@@ -302,19 +315,31 @@ class ServedPayloads(LivePayloads):
         return True
 
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
-        """Do nothing: the server counts the rows of all its clients, and refuses repeated ones."""
+        """Announce an insert; the server counts the rows, and refuses repeated ones."""
+        self._news[str(meta["data_id"])] = None
+        self._due_rows += self._per_insert * int(meta["rows"])
         return True
+
+    def _announcement(self, name: str, training: int = 0) -> Announcement:
+        return Announcement(name, 0)
+
+    def rejoin(self, known: Iterable[str]) -> None:
+        """Do nothing: the learner may have asked the server before it had the announced rows."""
 
     def can_push(self, rows: int) -> bool:
         return True  # the limiter of the server has admitted them
 
     @property
     def can_train(self) -> bool:
-        return True
+        return self._due_rows > 0 and super().can_train
 
     def settle(self, info: Mapping[str, Any]) -> bool:
         self._figures = info["figures"] or self._figures  # none until the learner has asked
-        return super().settle(info)
+        before = self.trained_rows
+        has_news = super().settle(info)
+        if self._due_rows > 0:  # else the learner is ahead, and the next rows are due all the same
+            self._due_rows -= self.trained_rows - before
+        return has_news
 
     def count(self) -> int:
         return self._figures.get("count", 0)

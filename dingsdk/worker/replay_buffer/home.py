@@ -97,6 +97,11 @@ class Home(ABC):
         self._reports: deque[HomeReport] = deque()
         self._reported = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether only a push can give a batch, although the learner asks every ``retry_s``."""
+        return False
+
     def known_ids(self) -> list[str]:
         """Return ``known``, sorted."""
         with self._lock:
@@ -288,7 +293,7 @@ class TableHome(Home):
             )
 
     def rows_of(self, batch: SampleBatch | list[Any]) -> int:
-        return rows_in(batch, self.buffer)
+        return rows_in(batch, self.buffer.draws)
 
     def update(self, priorities: Mapping[str, Any]) -> None:
         self.buffer.update(priorities)

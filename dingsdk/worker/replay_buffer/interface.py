@@ -170,9 +170,9 @@ class RowListener:
         """Called after the buffer was closed."""
 
 
-def rows_in(batch: Any, buffer: Any) -> int:
-    """Return how many samples a batch of a buffer has: of sequences, their rows without padding."""
-    if getattr(buffer, "draws", None) != "sequences":
+def rows_in(batch: Any, drawn: str) -> int:
+    """Return how many samples a batch has: of ``drawn`` sequences, their rows without padding."""
+    if drawn != "sequences":
         return len(batch)
     if not isinstance(batch, SampleBatch):
         return sum(map(len, batch))

@@ -796,7 +796,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
             ),
             True,
         ),
-        ("cartpole-dqn", ("system.replay.type=server",), False),
+        ("cartpole-dqn", ("system.replay.type=server",), True),
         ("cartpole-dqn", ("policy.other.replay_buffer.limiter.type=push_sample_rate",), False),
     ],
 )

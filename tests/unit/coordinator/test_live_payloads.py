@@ -88,11 +88,37 @@ def figures(**counts: int) -> dict[str, int]:
     return {"pushed": 0, "count": 0, "overwritten": 0, "cleared": 0, "stale": 0, **counts}
 
 
+def test_learner_of_a_served_buffer_is_asked_again_after_an_insert() -> None:
+    payloads = ServedPayloads()
+    settle(payloads, is_idle=True)
+    assert not payloads.can_train
+    announce(payloads, "a")
+    payloads.rejoin([])
+    settle(payloads, is_idle=True)
+    assert payloads.can_train, "a is not announced"
+    assert names(payloads) == ["a"]
+    assert payloads.can_train, "the learner has not answered"
+    settle(payloads, is_idle=True)
+    assert not payloads.can_train
+
+
+def test_training_on_a_shared_server_ends_by_the_ratio_of_the_run() -> None:
+    payloads = ServedPayloads(per_insert=2.0, min_size=6)
+    announce(payloads, "a", 6)
+    settle(payloads, trained_rows=100)
+    assert not payloads.can_train, "serial mode begins with the next rows"
+    announce(payloads, "b", 8)
+    settle(payloads, trained_rows=115)
+    assert payloads.can_train
+    settle(payloads, trained_rows=116)
+    assert not payloads.can_train, "the rows of other clients are not waited for"
+
+
 def test_counts_of_a_served_buffer_are_those_of_the_server() -> None:
     payloads = ServedPayloads()
     assert announce(payloads, "a")
     assert announce(payloads, "a"), "the server refuses repeats"
-    assert (payloads.take_news(), list(payloads.live_ids())) == ([], [])
+    assert not payloads.live_ids()
     assert payloads.counts() == SampleCounts()
     now = figures(pushed=10, count=7, overwritten=3)
     settle(payloads, report(1), trained_rows=20, count=7, figures=now)

@@ -107,6 +107,8 @@ def test_run_without_an_iteration_ends_with_a_warning(
 
     assert (result.reason, result.train_iter) == ("limit", 0)
     assert caplog.text.count("no iteration was trained") == 1
+    assert "gave no batch" in caplog.text
+    assert "or the run ended before the learner asked for one" in caplog.text
 
 
 class Reversed:

@@ -41,6 +41,41 @@ def test_batches_come_from_the_server_and_priorities_go_to_it(client: ReplayClie
     assert np.allclose(found.columns["priority"], found.columns["number"] + 1.0, atol=1e-4)
 
 
+def test_home_is_idle_once_the_server_gives_no_batch_of_the_announced_rows(
+    client: ReplayClient,
+) -> None:
+    home = ServedHome(client, wait_s=0.0, retry_s=0.25)
+    assert not home.is_idle, "the server was not asked"
+    assert home.sample(64, 0) is None
+    assert home.is_idle
+    client.insert(rows(0))
+    home.announce([{"data_id": "a", "rows": 0}])
+    assert not home.is_idle
+    assert home.sample(64, 0) is not None
+    assert not home.is_idle, "the batch is trained on"
+    assert home.sample(65, 0) is None
+    assert home.is_idle
+
+
+def test_home_is_not_idle_if_rows_are_announced_while_it_asks(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = ServedHome(client, wait_s=0.0, retry_s=0.25)
+    monkeypatch.setattr(client, "sample", lambda *_, **__: home.announce([{}]))
+    assert home.sample(64, 0) is None
+    assert not home.is_idle
+
+
+def test_rows_of_sequences_are_counted(tmp_path: Path) -> None:
+    section = {"type": "sequence", "replay_buffer_size": 100, "sequence_length": 4}
+    with ReplayServer({}, section, tmp_path) as server, ReplayClient(server.address, tmp_path) as c:
+        c.insert(rows(0))
+        home = ServedHome(c, wait_s=0.0, retry_s=0.25, drawn="sequences")
+        batch = home.sample(8, 0)
+        assert isinstance(batch, SampleBatch)
+        assert (len(batch), home.rows_of(batch)) == (8, 32)
+
+
 def test_policy_observes_each_row_once(client: ReplayClient) -> None:
     home = ServedHome(client, wait_s=0.0, retry_s=0.25)
     seen: list[list[int]] = []
