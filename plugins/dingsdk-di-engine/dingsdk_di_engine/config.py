@@ -63,7 +63,7 @@ def convert(cfg: Mapping[str, Any]) -> dict[str, Any]:
     main, create, system = shape.values()
     main["system"] = deep_merge_dicts(main.get("system"), system)
     if isinstance(main.get("exp_name"), str):
-        main["exp_name"] = re.sub(r"[^A-Za-z0-9._-]", "_", main["exp_name"])
+        main["exp_name"] = re.sub(r"\A\.+|[^A-Za-z0-9._-]", "_", main["exp_name"])
     _convert_env(main, create.pop("env", None) or {})
     for name, path in _PARTS.items():
         part = _without_own_imports(create.pop(name, None) or {}, name)

@@ -270,7 +270,7 @@ def test_envpool_of_atari_has_its_own_ids_and_wrappers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"), [("group/x y", "group_x_y"), ("a.b-c_1", "a.b-c_1"), ("../up", ".._up")]
+    ("theirs", "ours"), [("group/x y", "group_x_y"), ("a.b-c_1", "a.b-c_1"), ("../up", "__up")]
 )
 def test_experiment_name_becomes_the_name_of_a_run_folder(theirs: str, ours: str) -> None:
     shape = serial_shape()
