@@ -198,9 +198,7 @@ def test_both_modes_train_on_episodes_at_the_same_pace(tmp_path: Path, mode: str
 def test_buffer_of_episodes_needs_a_collector_of_episodes_in_both_modes(tmp_path: Path) -> None:
     texts = set()
     for mode in ("serial", "parallel"):
-        with pytest.raises(
-            ConfigError, match="choose the collector 'episode'"
-        ) as caught:
+        with pytest.raises(ConfigError, match="choose the collector 'episode'") as caught:
             run(tmp_path, mode, "policy.type=episodes", f"{BUFFER}.type=episode")
         assert caught.value.path == f"{BUFFER}.type"
         texts.add(str(caught.value))

@@ -85,3 +85,6 @@ def test_torchrun_does_not_start_whole_runs(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert main(["train", "cartpole-dqn"]) == 2
     assert "torchrun starts one run several times" in capsys.readouterr().err
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # WORLD_SIZE alone, as other launchers set it
+    assert main(["train", "no such example"]) == 2
+    assert "torchrun" not in capsys.readouterr().err

@@ -143,6 +143,7 @@ def test_failed_task_shows_the_traceback_of_the_worker(
     assert main(["probe"]) == 1
     err = capsys.readouterr().err
     assert trace in err
+    assert err.endswith("\nError: the task failed\n")
     assert "run_guarded" not in err
 
 

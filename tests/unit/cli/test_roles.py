@@ -115,6 +115,16 @@ def test_worker_of_a_transport_within_one_process_is_refused(
     assert work[0] == []
 
 
+def test_folder_of_the_run_must_not_be_a_file(
+    work: tuple[list[Any], list[bool]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").touch()
+    command = ["collector", *OF_A_RUN, "--data", str(tmp_path / "run"), "--coordinator", ADDRESS]
+    assert main(command) == 2
+    assert "'--data'" in capsys.readouterr().err
+    assert work[0] == []
+
+
 def test_worker_without_an_id_gets_a_name_of_role_host_and_process(
     work: tuple[list[Any], list[bool]], tmp_path: Path
 ) -> None:

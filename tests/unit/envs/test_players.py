@@ -34,7 +34,7 @@ def test_players_of_a_parallel_env_act_at_once() -> None:
     env = PlayersEnv(Sums())
     obs, info = env.reset(seed=1)
 
-    assert env.player_num == 2
+    assert (env.player_num, env.metadata["name"]) == (2, "sums")
     assert (env.observation_space.shape, env.action_space.nvec.tolist()) == ((2, 3), [3, 3])
     assert obs.tolist() == [[0, 0, -1], [1, 0, -1]]
     assert [each["acts_next"] for each in info[PLAYERS]] == [True, True]

@@ -13,6 +13,7 @@ from dingsdk.errors import (
     BufferClosedError,
     CheckpointCorruptError,
     InvalidPriorityError,
+    RunFolderError,
     SchemaMismatchError,
 )
 from dingsdk.worker import create_buffer
@@ -216,6 +217,10 @@ def test_a_save_with_a_damaged_or_missing_state_is_refused(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(CheckpointCorruptError, match="it is missing"):
         other.resume_data(folder)
+    absent = tmp_path / "absent"
+    with pytest.raises(RunFolderError):
+        other.resume_data(str(absent))
+    assert not absent.exists()
 
 
 def test_demonstrations_with_other_columns_than_collected_rows_are_an_error() -> None:
