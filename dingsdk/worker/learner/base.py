@@ -196,8 +196,8 @@ class BaseLearner(Configurable):
             need_text=self.is_logging,
         )
         self._own_tb_logger = own_tb_logger
-        self.hook_close_s: float | None = None
         self.checkpoint_meta: Callable[[], Mapping[str, Any]] = dict
+        self.hook_close_s: float | None = None
         """Time limit in seconds for the ``close()`` of all hooks together. Each hook is closed in a
         separate thread; hooks that do not return in time are abandoned. None: hooks are closed in
         the caller's thread, without a limit."""

@@ -184,10 +184,15 @@ class RowMetadata:
         n = _match_ids(self._facts, where, ids, priorities, added, places, values)
         return places[:n], values[:n]
 
-    def uses(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return how often the rows at positions were sampled; None if that has no limit."""
+    @property
+    def limits_uses(self) -> bool:
+        """Whether rows leave after a number of uses."""
+        return math.isfinite(self._max_use)
+
+    def uses(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how often the rows at positions were sampled."""
         uses: NDArray[np.int64] = self._facts[where, _USE]
-        return uses if math.isfinite(self._max_use) else None
+        return uses
 
     def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
         """Set how often the rows at positions were sampled."""

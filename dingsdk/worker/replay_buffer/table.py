@@ -604,12 +604,11 @@ class Table(IBuffer, Closing):
             sampled without limit.
         """
         with self._lock:
-            if self._origins is None or self._metadata is None:
+            metadata = self._metadata
+            if self._origins is None or metadata is None or not metadata.limits_uses:
                 return None
             where, payloads, rows = self._origins.stored()
-            uses = self._metadata.uses(where)
-        if uses is None:
-            return None
+            uses = metadata.uses(where)
         order = np.argsort(payloads, kind="stable")
         numbers, first = np.unique(payloads[order], return_index=True)
         pairs = zip(np.split(rows[order], first[1:]), np.split(uses[order], first[1:]), strict=True)
