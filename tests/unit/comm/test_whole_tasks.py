@@ -383,6 +383,19 @@ def test_resumed_learner_ends_at_the_same_iteration_as_without_a_break(bench: Be
         bench.ask("l0", "learner_close_task")
 
 
+@pytest.mark.parametrize(("unreported", "counted"), [(3, 3), (0, 0), (-4, 0)])
+def test_resumed_learner_counts_the_rows_that_were_trained_on_but_not_reported(
+    bench: Bench, unreported: int, counted: int
+) -> None:
+    trained = bench.train(bench.start_learner())["trained_rows"]
+    bench.ask("l0", "learner_close_task")
+    task = {**bench.learner_task(train_iterations=5), "resume": True}
+    home = {**task["home"], "trained_rows": trained - unreported}
+    bench.ask("l0", "learner_start_task", task_info={**task, "home": home})
+    info = bench.ask("l0", "learner_close_task")["info"]
+    assert (info["learner_step"], info["trained_rows"]) == (5, counted)
+
+
 def test_learner_without_a_checkpoint_logs_it_and_reports_iteration_0(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
