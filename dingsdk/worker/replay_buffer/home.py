@@ -281,14 +281,14 @@ class TableHome(Home):
             ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
         """
         with self.buffer.locked_limiter() as limiter:
-            self.retry_s, counts = limiter.retry_after_s(), limiter.state_dict()
+            self.retry_s = limiter.retry_after_s()
         if not is_admitted and self.retry_s is None:
             path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
             raise ConfigError(
                 "the limiter of the replay buffer, which a parallel run may have chosen, admits "
                 f"neither the next {rows} rows nor a batch, with {self.count()} samples in the "
-                f"buffer and the counts {counts}; set {path} to one with more room, such as a "
-                "larger error_buffer, or of another type",
+                f"buffer and the counts {self.buffer.limiter_counts()}; set {path} to one with "
+                "more room, such as a larger error_buffer, or of another type",
                 path=path,
             )
 
@@ -324,10 +324,8 @@ class TableHome(Home):
 
     def counts(self) -> dict[str, Any]:
         pace = self._pace
-        with self.buffer.locked_limiter() as limiter:
-            counts = limiter.state_dict()
         return {
-            "limiter": counts,
+            "limiter": self.buffer.limiter_counts(),
             "pace": None if pace is None else [pace.episodes, pace.batches],
         }
 
@@ -339,10 +337,11 @@ class TableHome(Home):
         if batch is None:
             self._stream = ""  # the next payload does not continue the one before this
             return
-        stream = announced.data_id.partition("-")[0]  # the id of the collector task that sent it
-        if self._keeps_order and stream != self._stream:
-            self._stream = stream
-            self.buffer.end_trajectory()
+        if self._keeps_order:
+            stream = announced.data_id.partition("-")[0]  # the id of the collector task
+            if stream != self._stream:
+                self._stream = stream
+                self.buffer.end_trajectory()
         rows: Any = unpack_samples(batch) if has_lists(batch.columns) else batch
         uses = self._earlier_uses.pop(announced.data_id, None)
         if self.observe is not None and not announced.was_inserted and uses is None:

@@ -18,14 +18,15 @@ class Origins:
 
     Args:
         capacity: Number of positions of the table.
+        notes_rows: Whether to note which of its rows a row is.
 
     Attributes:
         left: Rows that left, by (payload, reason), since :meth:`take_left`.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, notes_rows: bool) -> None:
         self._of = np.full(capacity, _NONE, np.int64)
-        self._row = np.zeros(capacity, np.int64)
+        self._row = np.zeros(capacity, np.int64) if notes_rows else None
         self._payload = _NONE
         self._rows = 0
         self.left: Counter[tuple[int, str]] = Counter()
@@ -37,12 +38,18 @@ class Origins:
     def insert(self, where: Where) -> None:
         """Record that the next rows of the payload were stored at positions that hold no row."""
         self._of[where] = self._payload
+        if self._row is None:
+            return
         count = where.stop - where.start if isinstance(where, slice) else len(where)
         self._row[where] = np.arange(self._rows, self._rows + count)
         self._rows += count
 
     def stored(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return all positions with rows, and the payload and the row in it: int64[n] each."""
+        """Return all positions with rows, and the payload and the row in it: int64[n] each.
+
+        Only for origins that note rows.
+        """
+        assert self._row is not None
         where = np.flatnonzero(self._of != _NONE)
         return where, self._of[where], self._row[where]
 

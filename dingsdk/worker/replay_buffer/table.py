@@ -334,7 +334,7 @@ class Table(IBuffer, Closing):
                     self._check_open()
                 if n == 0:
                     return
-                if not self._can_insert(n):
+                if not (self._limiter.can_insert(n) or self._lacks_rows):
                     self._wait_to_insert(n, timeout_s)
                 self._insert(rows, n)
             departures = listeners.take() if (listeners := self._listeners).departures else None
@@ -585,6 +585,11 @@ class Table(IBuffer, Closing):
         with self._lock:
             yield self._limiter
 
+    def limiter_counts(self) -> dict[str, Any]:
+        """Return the counts of the limiter."""
+        with self._lock:
+            return self._limiter.state_dict()
+
     def track_origins(self) -> Origins:
         """Count the rows of each payload that leave from now on; the buffer must be empty.
 
@@ -592,7 +597,9 @@ class Table(IBuffer, Closing):
             ConfigError: there is not enough memory.
         """
         with self._lock, memory_for(self._capacity):
-            self._origins = Origins(self._capacity)
+            metadata = self._metadata
+            notes_rows = metadata is not None and metadata.limits_uses
+            self._origins = Origins(self._capacity, notes_rows=notes_rows)
             self._choose_push_path()
             return self._origins
 

@@ -168,14 +168,14 @@ def test_unfinished_run_can_be_continued_only_with_the_same_config(tmp_path: Pat
 
 
 def test_another_type_of_a_part_is_named_before_the_keys_of_its_section(tmp_path: Path) -> None:
-    save_config(compile_run("cartpole-dqn", "parallel", "shared_memory"), tmp_path / "config.yaml")
+    save_config(compile_run("cartpole-dqn", "parallel", "in_memory"), tmp_path / "config.yaml")
     with Folder(tmp_path / "journal") as folder:
         Journal(folder).open()
-    with pytest.raises(ConfigError, match=r"transport\.type: 'shared_memory', not 'flask_fs'"):
+    with pytest.raises(ConfigError, match=r"transport\.type: 'in_memory', not 'flask_fs'"):
         find_unfinished(tmp_path, compile_run("cartpole-dqn", "parallel", "flask_fs"))
 
     buffer = ["policy.other.replay_buffer.type=elastic", "policy.discount_factor=0.5"]
-    other = compile_run("cartpole-dqn", "parallel", "shared_memory", buffer)
+    other = compile_run("cartpole-dqn", "parallel", "in_memory", buffer)
     with pytest.raises(ConfigError, match=r"replay_buffer\.type: '\w+', not 'elastic'"):
         find_unfinished(tmp_path, other)
 
