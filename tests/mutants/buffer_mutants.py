@@ -309,7 +309,7 @@ class DropsRefusedPushes(Naive):
             super().push(*args, **options)
 
 
-@mutant(36)
+@mutant(36, 33)  # a push waits for no sample that a limiter admits and that lacks rows
 class RunsAhead(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
