@@ -48,15 +48,15 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
         Attributes:
             compressor: Has no effect, because the transport compresses; kept for older configs.
-            update_policy_second: Seconds between two checks for a newer policy; 0: after each
-                round of env steps.
+            update_policy_second: Least seconds between two checks for a newer policy, which come
+                between two rounds of env steps; 0: between all.
             policy_timeout_s: Seconds to wait for a policy; a learner may take
                 ``system.coordinator.start_timeout_s`` to start.
         """
 
         type: str = "zergling"
         compressor: str = "none"
-        update_policy_second: NotNegative = 0.0
+        update_policy_second: NotNegative = 0.01
         policy_timeout_s: Positive = 180.0
 
     acts_remotely: ClassVar[bool] = True
@@ -303,8 +303,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
             path: Path of the policy that is trained.
             steps: Env steps that the task has taken.
         """
-        update = self.get_policy_update_info(path)
         is_admitted = steps < self._step_limit
+        if is_admitted and not self._is_look_due():
+            return True
+        update = self.get_policy_update_info(path)
         if is_admitted and (update is None or self._mixes_versions):
             if update is not None:
                 self._load(path, update)
@@ -338,16 +340,21 @@ class ZerglingParallelCollector(BaseParallelCollector):
             self._look_for_policies()
 
     def _look_for_policies(self) -> None:
-        if self._eval_flag or self._is_on_policy:
+        if self._eval_flag or self._is_on_policy or not self._is_look_due():
             return
-        if self.clock() - self._last_update < self._section.update_policy_second:
-            return
-        self._last_update = self.clock()
         updated = zip(self._paths, self._are_updated, strict=True)
         for path in dict.fromkeys(path for path, is_updated in updated if is_updated):
             update = self.get_policy_update_info(path)
             if update is not None:
                 self._load(path, update)
+
+    def _is_look_due(self) -> bool:
+        """Whether to look for a newer policy now; the next look is due some time after it."""
+        now = self.clock()
+        is_due = now - self._last_update >= self._section.update_policy_second
+        if is_due:
+            self._last_update = now
+        return is_due
 
     def _finish_task(self) -> None:
         # After close, nothing reads the data, and sending could block.

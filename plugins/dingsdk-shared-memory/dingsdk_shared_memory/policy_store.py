@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 
@@ -32,23 +31,8 @@ class SharedPolicyStore(VersionedPolicyStore[str]):
     ) -> None:
         super().__init__(keep_versions, max_policy_bytes, algorithm)
         self.segments = segments
-        self._last_miss: tuple[object, ...] = ()
-        """Stamp of the memory and arguments of the last search that found nothing new: collectors
-        look after every env step, and a search takes four times as long as the stamp."""
         # Of versions after which no version of an earlier publisher is left.
         self._until_clear = keep_versions + 1
-
-    def newest(
-        self, policy_id: str, newer_than: int | None = None
-    ) -> tuple[int, dict[str, Any]] | None:
-        stamp = self.segments.stamp()
-        miss = (stamp, policy_id, newer_than)
-        if stamp is not None and miss == self._last_miss:
-            return None
-        found = super().newest(policy_id, newer_than)
-        if found is None:
-            self._last_miss = miss
-        return found
 
     def discard(self, policy_id: str) -> None:
         with self.opened(check_id(policy_id, "policy_id")) as place:

@@ -318,13 +318,6 @@ class Segments:
             }
             return [name for name in self._index if name.startswith(prefix)]
 
-    def stamp(self) -> list[int] | None:
-        """Return a value that changes when a payload is added; None: one may have been added."""
-        with self._lock, contextlib.suppress(FileNotFoundError):
-            if os.stat(self._path).st_mtime_ns == self._listed_ns:  # noqa: PTH116 - as below
-                return [segment.word() for segment in self._segments.values()]
-        return None
-
     def close(self) -> None:
         """Release the memory; views that are in use stay valid."""
         with self._lock:

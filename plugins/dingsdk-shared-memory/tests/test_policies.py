@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,20 +131,3 @@ def test_version_without_room_keeps_the_previous_one(
     assert is_whole(publisher.newest("p"), 1)
     tight.close()
     full.close()
-
-
-def test_search_that_found_nothing_new_is_repeated_once_something_was_added(
-    folder: Path, publisher: SharedPolicyStore, reader: SharedPolicyStore
-) -> None:
-    publisher.publish("p", weights(1, 8), 1)
-    publisher.publish("q", weights(7, 8), 7)
-    os.utime(folder, (0, 0))  # else the folder is listed again, as its time stamp may be too new
-    for version in range(1, 4):
-        assert [reader.newest("p", version) for _ in range(2)] == [None, None]
-        assert reader.segments.stamp() is not None
-        assert [reader.newest(name, version - 1)[0] for name in "pq"] == [version, 7]  # type: ignore[index]
-        assert reader.newest("p", version) is None
-        publisher.publish("p", weights(version + 1, 8), version + 1)
-        found = reader.newest("p", version)
-        assert found is not None
-        assert found[0] == version + 1

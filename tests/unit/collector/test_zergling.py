@@ -383,7 +383,7 @@ def play_on_policy(
     wire, asked, versions = Wire(), list[int](), [1, 2]
     cfg = {"policy": {**POLICY, "on_policy": True, **policy}}
     cfg["env"] = {"collector_episode_num": None, **env}
-    collector = make_zergling(wire=wire, **cfg, **changes)
+    collector = make_zergling(wire=wire, update_policy_second=0, **cfg, **changes)
 
     def newest(path: str) -> dict[str, Any] | None:
         is_there = versions and has_second(asked, collector._rollout.env_steps)
@@ -631,9 +631,12 @@ def test_config_without_n_sample_and_n_episode_is_refused(make_zergling) -> None
         make_zergling(policy={**POLICY, "collect": {"n_sample": None}})
 
 
-def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) -> None:
+@pytest.mark.parametrize("is_on_policy", [False, True])
+def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling, is_on_policy) -> None:
     wire = Wire()
-    collector = make_zergling(wire=wire, update_policy_second=0.05)
+    policy = {**POLICY, "on_policy": is_on_policy}
+    collector = make_zergling(wire=wire, update_policy_second=0.05, policy=policy)
+    collector.await_steps = lambda steps: (10**9, 0)
     polls: list[float] = []
 
     def newest(path: str) -> Any:
@@ -643,5 +646,7 @@ def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) ->
     collector.get_policy_update_info = newest
     collector.start()
 
+    if is_on_policy:
+        del polls[:2]  # at the start, and before it waited to be admitted
     assert all(after - before >= 0.05 for before, after in itertools.pairwise(polls))
     assert len(polls) <= 2 + collector.get_finish_info()["duration"] / 0.05
