@@ -160,7 +160,7 @@ def warn_of_other_config(run: Path, worker_id: str, cfg: Any) -> None:
         ]
         if found:
             _log.warning(
-                "the config of %s is not that of the run, whose values its tasks have: it has %s",
+                "the config of %s is not that of the run, so give it that one: it has %s",
                 worker_id,
                 "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if found[5:] else ""),
             )

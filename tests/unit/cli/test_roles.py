@@ -101,7 +101,7 @@ def test_worker_whose_config_is_not_that_of_its_run_names_the_keys(
 
     assert main([*command, "--id", "c-7", "--set", "policy.discount_factor=0.5"]) == 0
     assert caplog.messages == [
-        "the config of c-7 is not that of the run, whose values its tasks have: it has "
+        "the config of c-7 is not that of the run, so give it that one: it has "
         "policy.discount_factor: 0.5, and the run has 0.99"
     ]
 
