@@ -122,8 +122,9 @@ class SystemSection(Section, frozen=True, kw_only=True):
             as processes).
         worker_memory_limit: Most bytes of memory that a worker's process and its children may use.
             A worker above the limit is restarted between two tasks. A learner is restarted after
-            20 s or more of training, from a checkpoint that it saves. None for no limit (parallel
-            mode, transports that run workers as processes).
+            20 s or more of training, from a checkpoint that it saves. Inference and replay servers,
+            which have no tasks, are not restarted. None for no limit (parallel mode, transports
+            that run workers as processes).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends when this many env steps were collected and the training on them
