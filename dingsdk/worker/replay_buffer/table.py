@@ -327,6 +327,7 @@ class Table(IBuffer, Closing):
                 limiter = self._limiter
                 limiter.inserts += n
                 limiter.size = count
+                departures = None
             else:
                 if timeout_s is not None:
                     timeout_s = checked_timeout(timeout_s)
@@ -337,11 +338,11 @@ class Table(IBuffer, Closing):
                 if not (self._limiter.can_insert(n) or self._lacks_rows):
                     self._wait_to_insert(n, timeout_s)
                 self._insert(rows, n)
-            departures = listeners.take() if (listeners := self._listeners).departures else None
+                departures = self._listeners.take()
             if self._waiting:
                 self._changed.notify_all()
-        if departures is not None:
-            listeners.on_remove(departures)
+        if departures:
+            self._listeners.on_remove(departures)
         if monotonic() >= self._throughput.next_report_s:
             self._throughput.report(self.stats())
 
