@@ -174,19 +174,6 @@ PLANTED = [
     ("plugins/acme/acme/x.py", "from dingsdk.plugins import _hidden", "not public"),
 ]
 
-ALLOWED = [
-    ("dingsdk/__init__.py", "from dingsdk.cli import main"),
-    ("dingsdk/worker/x.py", "from dingsdk.envs import EnvFn\nfrom dingsdk.policy.base import P"),
-    ("dingsdk/worker/coordinator/x.py", "from dingsdk.worker.comm.transport import Transport"),
-    ("dingsdk/worker/learner/x.py", "from .hook import Hook\nfrom ..run_logger import RunLogger"),
-    ("dingsdk/pipeline/x.py", "from dingsdk import errors, __version__"),
-    ("dingsdk/testing/x.py", "from dingsdk.cli import main"),
-    ("plugins/acme/acme/x.py", "import acme.parts\nfrom dingsdk import SampleBatch"),
-    ("plugins/acme/acme/x.py", "from dingsdk.plugins import hookimpl"),
-    ("plugins/acme/acme/x.py", "from dingsdk.errors import DingError"),
-    ("plugins/acme/tests/x.py", "from dingsdk.plugins.manager import PluginManager"),
-]
-
 
 def plant(root: Path, file: str, source: str) -> None:
     packages = ["dingsdk", "dingsdk/plugins", "dingsdk/worker", "plugins/acme/acme"]
@@ -205,13 +192,6 @@ def test_planted_violation_is_found(tmp_path: Path, file: str, source: str, reas
 
     assert found.startswith(f"{file}:{source.count(chr(10)) + 1}: ")
     assert reason in found
-
-
-@pytest.mark.parametrize(("file", "source"), ALLOWED)
-def test_allowed_import_passes(tmp_path: Path, file: str, source: str) -> None:
-    plant(tmp_path, file, source)
-
-    assert violations(tmp_path) == []
 
 
 def import_graph(checkout: Path) -> dict[str, set[str]]:
