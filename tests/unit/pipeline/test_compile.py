@@ -497,6 +497,12 @@ REFUSED = (
             ("parallel", "policy.other.commander", "solo", "one_vs_one"),
         )
     ),
+    refused(
+        "sample_1v1 or episode_1v1; policy.other.serial_commander.type: one_vs_one$",
+        "policy={type: dqn}",
+        of=GAME,
+        path=None,
+    ),
     *(
         refused(
             "plays two players, .* has 3; choose an env of two",
@@ -596,16 +602,6 @@ def test_traj_len_inf_is_set_for_games_with_ordered_buffers(
         cfg["policy"]["collect"]["n_episode"] = 8
 
     assert compile_config(cfg, policy=Ordered, mode=mode).policy.traj_len_inf is True
-
-
-def test_all_parts_for_one_player_are_named_at_once() -> None:
-    game = config_of(GAME)
-    cfg = {"env": game["env"], "policy": {"type": "dqn"}}
-    with pytest.raises(ConfigError) as caught:
-        compile_config(cfg)
-    assert str(caught.value).endswith(
-        "has 2; choose sample_1v1 or episode_1v1; policy.other.serial_commander.type: one_vs_one"
-    )
 
 
 def test_episode_collector_of_games_is_refused_in_parallel_on_policy_training() -> None:
