@@ -309,28 +309,6 @@ def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
     assert 5000 < latest.envstep <= result.env_steps
 
 
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_clipped_rewards_are_for_training_and_not_for_evaluations(
-    tmp_path: Path, mode: Any
-) -> None:
-    returns: set[tuple[bool, float]] = set()
-
-    def after_episode(source: str, episode_return: float) -> None:
-        returns.add((source == "evaluator", episode_return))
-
-    # Five steps are too few for the pole to fall.
-    sets = (
-        *SETS,
-        "env.kwargs={max_episode_steps: 5}",
-        "env.wrappers=[{type: clip_reward, max_reward: 0.5}]",
-        "policy.nstep=1",
-    )
-    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path, callbacks=[after_episode])
-
-    assert returns == {(True, 5.0), (False, 5.0)}, "returns are of the env's own rewards"
-    assert {each.mean for each in result.evaluations} == {5.0}
-
-
 @pytest.mark.parametrize(
     ("limit", "why"),
     [
