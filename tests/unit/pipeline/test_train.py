@@ -36,17 +36,9 @@ from dingsdk.runtime.files import Folder
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+from tests.runs import SMALL
 
-SETS = (
-    "env.collector_env_num=2",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "policy.collect.n_sample=8",
-    "policy.learn.batch_size=8",
-    "policy.learn.update_per_collect=4",
-    "policy.learn.learner.train_iterations=40",
-    "env.stop_value=1000",
-)
+SETS = (*SMALL, "policy.learn.learner.train_iterations=40")
 
 
 class Failing(LearnerHook):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,6 +53,23 @@ def test_dict_form_stacks_observations_that_are_dicts_or_tensors() -> None:
     rows = {1: {"pos": torch.tensor([1.0, 1.0])}, 2: {"pos": torch.tensor([2.0, 2.0])}}
 
     assert [each["action"] for each in policy.eval_mode.forward(rows).values()] == [2, 4]
+
+
+def test_reset_of_a_mode_reaches_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, resets = Own({}, seed=0), list[Any]()
+    monkeypatch.setattr(policy, "reset", resets.append)
+    policy.collect_mode.reset([1, 2])
+    policy.eval_mode.reset()
+    assert resets == [[1, 2], None]
+
+
+@pytest.mark.parametrize(("info", "terminated"), [({}, True), ({"terminated": False}, False)])
+def test_dict_transition_tells_a_cut_episode_from_one_that_ended(
+    info: dict[str, Any], terminated: bool
+) -> None:
+    obs, timestep = np.zeros(2), SimpleNamespace(obs=np.ones(2), reward=0.5, done=True, info=info)
+    row = Own({}, seed=0).collect_mode.process_transition(obs, {"action": 3}, timestep)
+    assert (row["terminated"], row["done"]) == (terminated, True)
 
 
 def test_learning_accepts_columns_and_lists_of_rows() -> None:
