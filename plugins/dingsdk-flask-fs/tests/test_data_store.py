@@ -13,15 +13,17 @@ import pytest
 from dingsdk.data import encode_batch
 from dingsdk.errors import (
     ConfigError,
+    ConflictError,
     DataCorruptError,
     DataMissingError,
+    ProtocolError,
     RunFolderError,
 )
 from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from tools.os_calls import recorded_writes
 
-from .payloads import file_of, piece
+from .payloads import file_of, piece, tree
 
 
 @pytest.fixture
@@ -29,6 +31,27 @@ def store(tmp_path: Path) -> Iterator[FileDataStore]:
     made = FileDataStore(tmp_path / "run")
     yield made
     made.close()
+
+
+def test_another_payload_under_a_used_id_is_a_conflict(store: FileDataStore) -> None:
+    store.put("p", piece(1))
+    with pytest.raises(ConflictError) as caught:
+        store.put("p", piece(2))
+    assert caught.value.data_id == "p"
+    assert store.get("p") == piece(1)
+
+
+def test_invalid_id_is_refused_and_nothing_changes(store: FileDataStore, tmp_path: Path) -> None:
+    store.put("p", piece())
+    before = tree(tmp_path)
+    for use in (
+        lambda: store.put("../x", piece()),
+        lambda: store.get("../x", timeout_s=0.0),
+        lambda: store.delete(["p", "../x"]),
+    ):
+        with pytest.raises(ProtocolError):
+            use()
+    assert tree(tmp_path) == before
 
 
 def test_damaged_payload_can_be_put_again(store: FileDataStore, tmp_path: Path) -> None:

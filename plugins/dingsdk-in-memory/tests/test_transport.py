@@ -14,6 +14,7 @@ from dingsdk_in_memory.transport import InMemoryTransport
 from dingsdk import SampleBatch
 from dingsdk.errors import (
     ConfigError,
+    ConflictError,
     WorkerLostError,
 )
 from dingsdk.worker.comm import LEFT, Master, Slave, WorkerInfo
@@ -70,6 +71,16 @@ def test_payload_crosses_by_reference(transport: InMemoryTransport) -> None:
     batch = SampleBatch({"obs": np.zeros((3, 2), np.float32)})
     store.put("p1", batch)
     assert np.shares_memory(store.get("p1").columns["obs"], batch.columns["obs"])
+
+
+def test_another_payload_under_a_used_id_is_refused(transport: InMemoryTransport) -> None:
+    store = transport.data_store()
+    for _ in range(3):
+        store.put("p1", SampleBatch({"reward": np.array([1.0, np.nan])}))
+    with pytest.raises(ConflictError) as caught:
+        store.put("p1", SampleBatch({"reward": np.array([2.0, np.nan])}))
+    assert caught.value.data_id == "p1"
+    assert store.get("p1").columns["reward"][0] == 1.0
 
 
 NOBODY: Any = SimpleNamespace(
