@@ -260,8 +260,11 @@ def test_loading_without_target_and_optimizer_resets_them(batch: SampleBatch) ->
         assert torch.equal(state["model"][name], tensor)
         assert torch.equal(state["target_model"][name], tensor)
     assert policy._optimizer.updates == 0
-    for average in ("exp_avg", "exp_avg_sq"):
-        assert not state["optimizer"][average].any()
+    fresh = DQNPolicy({"model": MODEL}, seed=2)
+    fresh.learn_mode.load_state_dict({"model": other["model"]})
+    for each in (policy, fresh):
+        each.learn_mode.forward(batch)
+    assert torch.equal(policy._optimizer.flat, fresh._optimizer.flat)
     with pytest.raises(SchemaMismatchError, match="unexpected"):
         policy.learn_mode.load_state_dict({"model": {**other["model"], "extra": torch.zeros(1)}})
 
