@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from easydict import EasyDict
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk.config import (
@@ -53,23 +52,6 @@ class RaisesAtClose(CartPoleEnv):  # type: ignore[misc]
 
     def close(self) -> None:
         raise RuntimeError("stuck")
-
-
-def test_minimal_config_gets_the_defaults_of_every_selected_class() -> None:
-    cfg = compile_config(MINIMAL)
-
-    assert isinstance(cfg, EasyDict)
-    assert cfg.policy.learn.learner.type == "base"
-    assert cfg.policy.learn.learner.hook.save_ckpt_after_run is True
-    assert cfg.policy.other.replay_buffer.type == "naive"
-    assert (
-        cfg.policy.other.replay_buffer.replay_buffer_size
-        == NaiveReplayBuffer.default_config().replay_buffer_size
-    )
-    assert cfg.policy.collect.collector.type == "sample"
-    assert cfg.policy.collect.parallel_collector.type == "zergling"
-    assert cfg.policy.eval.evaluator.type == "interaction"
-    assert cfg.policy.other.commander.type == "solo"
 
 
 OUT_OF_RANGE = (
