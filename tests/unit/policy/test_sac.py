@@ -298,20 +298,21 @@ def test_model_holds_the_bounds_of_the_env() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "path"),
+    ("model", "key", "expected"),
     [
-        ({"action_low": None}, "policy.model.action_low"),
-        ({"action_high": [1.0]}, "policy.model.action_high"),
-        ({"action_high": [1.0, float("inf")]}, "policy.model.action_high"),
-        ({"action_low": [3.0, 0.0]}, "policy.model.action_low"),
+        ({"action_low": None}, "action_low", 2),
+        ({"action_high": [1.0]}, "action_high", 2),
+        ({"action_high": [1.0, float("inf")]}, "action_high", 2),
+        ({"action_low": [3.0, 0.0]}, "action_low", MODEL["action_high"]),
         # 1e9 and 1e9 + 1 are the same number in float32.
-        ({"action_low": [1e9, 0.0], "action_high": [1e9 + 1, 1.0]}, "policy.model.action_low"),
+        ({"action_low": [1e9, 0.0], "action_high": [1e9 + 1, 1.0]}, "action_low", [1e9 + 1, 1.0]),
     ],
 )
-def test_invalid_bounds_are_refused(model: dict[str, Any], path: str) -> None:
+def test_invalid_bounds_are_refused(model: dict[str, Any], key: str, expected: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         make(model={**MODEL, **model})
-    assert caught.value.path == path
+    assert caught.value.path == f"policy.model.{key}"
+    assert (caught.value.facts["expected"], caught.value.facts["found"]) == (expected, model[key])
 
 
 @pytest.mark.parametrize("learn", [{"alpha": 1e-50}, {"target_entropy": -math.inf}])
