@@ -1,4 +1,4 @@
-"""Run folders with untrained policies."""
+"""Settings of short runs, and run folders with untrained policies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
 from dingsdk.pipeline.train import compile_run
 from dingsdk.policy import create_policy
 from dingsdk.worker.learner.checkpoint import save_checkpoint
+
+SMALL = (
+    "env.collector_env_num=2",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+    "env.stop_value=1000",
+    "policy.collect.n_sample=8",
+    "policy.learn.batch_size=8",
+    "policy.learn.update_per_collect=4",
+)
+"""Settings of a run of CartPole in small steps, without a goal that it could reach."""
 
 
 def save_run(folder: Path, *sets: str, seed: int = 0) -> Path:

@@ -124,9 +124,12 @@ def test_each_coordinator_of_a_simulated_run_has_its_own_epoch() -> None:
     nobody: Any = SimpleNamespace()
     for name in ("first", "second"):
         process = SimulatedProcess(world, name, lambda job, error: None)
-        SimulatedFlaskFS(process, disk).master_end().open(nobody)
+        end = SimulatedFlaskFS(process, disk).master_end()
+        end.open(nobody)
         _, serve = world.servers["coordinator"]
         told.append(json.loads(serve(("/v1/join", join))[1])["epoch"])
+        end.close()
+        assert serve(("/v1/join", join))[0] == 410
     assert told == [1, 2]
 
 

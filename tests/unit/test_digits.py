@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 import torch
 
-from dingsdk.examples.digits import Accuracy, DigitReader, Digits, draw
+from dingsdk.examples.digits import Accuracy, Digits, draw
 
 
 def test_env_shows_32_digits_and_rewards_the_right_label() -> None:
@@ -27,28 +24,6 @@ def test_env_shows_32_digits_and_rewards_the_right_label() -> None:
     assert obs["label"] == labels[32]
     again, _ = env.reset()
     assert again["image"].tolist() != images[0].tolist()
-
-
-def reader(*modes: Any) -> Any:
-    cfg = DigitReader.default_config()
-    return DigitReader(cfg, enable_field=list(modes), seed=0)
-
-
-def test_reader_learns_the_labels() -> None:
-    images, labels = (torch.from_numpy(each) for each in draw(np.random.default_rng(0), 64))
-    policy = reader("learn", "eval")
-    assert policy.state().keys() == {"model", "optimizer"}
-    found = [policy.learn({"image": images, "label": labels}) for _ in range(150)]
-    assert found[0]["total_loss"] == pytest.approx(2.3, abs=0.2)  # ln 10: untrained
-    assert found[-1]["total_loss"] < 0.5 * found[0]["total_loss"]
-    assert all(each["grad_norm"] > 0 for each in found)
-
-    scores = policy.eval_mode.forward(images)
-    assert (scores.shape, scores.requires_grad) == ((64, 10), False)
-    right = Accuracy().eval(scores, labels)
-    assert right > 0.9
-    actions = policy.act({"image": images.numpy()}, explore=False)["action"]
-    assert actions.tolist() == scores.argmax(1).tolist()
 
 
 def test_accuracy_is_the_fraction_of_right_labels() -> None:

@@ -55,12 +55,6 @@ def test_factory_takes_the_alias_of_type(
         assert create({alias: "mine", "size": 3}) == {"type": "mine", "size": 3}
 
 
-def test_class_is_found_by_the_alias_of_type() -> None:
-    found = worker.get_parallel_commander_cls({"parallel_commander_type": "solo"})
-
-    assert found is worker.SoloCommander
-
-
 def test_alias_of_import_names_is_replaced_by_import_names(tmp_path: Path) -> None:
     (tmp_path / "acme_alias.py").write_text(
         "from dingsdk import default_manager\n"

@@ -154,13 +154,9 @@ def test_every_package_of_this_checkout_has_a_layer() -> None:
 
 PLANTED = [
     ("dingsdk/errors.py", "import dingsdk.config", "errors imports config"),
-    ("dingsdk/config.py", "from dingsdk.data import collate", "config imports data"),
-    ("dingsdk/runtime/x.py", "from dingsdk.data import collate", "runtime imports data"),
     ("dingsdk/data/x.py", "def f():\n    from dingsdk import plugins", "data imports plugins"),
     ("dingsdk/plugins/x.py", "from dingsdk.worker.learner import base", "plugins imports worker"),
     ("dingsdk/envs/x.py", "from ..policy import base", "envs imports policy"),
-    ("dingsdk/policy/x.py", "from dingsdk.worker import BaseLearner", "policy imports worker"),
-    ("dingsdk/worker/x.py", "from dingsdk.pipeline import run", "worker imports pipeline"),
     ("dingsdk/pipeline/x.py", "from dingsdk.cli import main", "pipeline imports cli"),
     ("dingsdk/cli/x.py", "from dingsdk import testing", "cli imports testing"),
     ("dingsdk/worker/x.py", "from dingsdk import SampleBatch", "take SampleBatch"),
@@ -172,19 +168,6 @@ PLANTED = [
     ("plugins/acme/acme/x.py", "from dingsdk.plugins.manager import PluginManager", "not public"),
     ("plugins/acme/acme/x.py", "import dingsdk.worker.factory", "not public"),
     ("plugins/acme/acme/x.py", "from dingsdk.plugins import _hidden", "not public"),
-]
-
-ALLOWED = [
-    ("dingsdk/__init__.py", "from dingsdk.cli import main"),
-    ("dingsdk/worker/x.py", "from dingsdk.envs import EnvFn\nfrom dingsdk.policy.base import P"),
-    ("dingsdk/worker/coordinator/x.py", "from dingsdk.worker.comm.transport import Transport"),
-    ("dingsdk/worker/learner/x.py", "from .hook import Hook\nfrom ..run_logger import RunLogger"),
-    ("dingsdk/pipeline/x.py", "from dingsdk import errors, __version__"),
-    ("dingsdk/testing/x.py", "from dingsdk.cli import main"),
-    ("plugins/acme/acme/x.py", "import acme.parts\nfrom dingsdk import SampleBatch"),
-    ("plugins/acme/acme/x.py", "from dingsdk.plugins import hookimpl"),
-    ("plugins/acme/acme/x.py", "from dingsdk.errors import DingError"),
-    ("plugins/acme/tests/x.py", "from dingsdk.plugins.manager import PluginManager"),
 ]
 
 
@@ -205,13 +188,6 @@ def test_planted_violation_is_found(tmp_path: Path, file: str, source: str, reas
 
     assert found.startswith(f"{file}:{source.count(chr(10)) + 1}: ")
     assert reason in found
-
-
-@pytest.mark.parametrize(("file", "source"), ALLOWED)
-def test_allowed_import_passes(tmp_path: Path, file: str, source: str) -> None:
-    plant(tmp_path, file, source)
-
-    assert violations(tmp_path) == []
 
 
 def import_graph(checkout: Path) -> dict[str, set[str]]:

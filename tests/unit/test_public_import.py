@@ -86,10 +86,6 @@ def test_importing_a_worker_name_loads_only_its_module() -> None:
     assert not loaded & (HEAVY - {"numpy"})
 
 
-def test_sample_batch_does_not_load_torch() -> None:
-    assert "torch" not in modules_after("from dingsdk import SampleBatch")
-
-
 def test_env_of_the_conformance_rules_does_not_load_torch() -> None:
     assert "torch" not in modules_after("from dingsdk.testing.env_rules import RuleEnv")
 

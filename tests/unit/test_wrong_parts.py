@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
-from dingsdk.envs import BaseVectorEnvManager, create_env_manager
+from dingsdk.envs import create_env_manager
 from dingsdk.errors import ConfigError, ConfigTypeError, HookError, SchemaMismatchError
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import (
@@ -80,18 +80,6 @@ def test_what_does_not_make_one_env_is_refused(kind: str, env_fn: Any, reason: s
     with pytest.raises(ConfigError, match=rf"env_fns\[0\].*{reason}"):
         manager.launch()
     manager.close()
-
-
-def test_a_vector_env_of_ones_own_is_driven_by_a_subclass(tmp_path: Any, policy: Any) -> None:
-    class Own(BaseVectorEnvManager):
-        def make_vector_env(self) -> Any:
-            return make_vec()
-
-    collector = SampleSerialCollector(
-        {}, Own({}, [None] * 2), policy.collect_mode, exp_name=str(tmp_path)
-    )
-    assert len(collector.collect(8, policy_kwargs={"eps": 1.0})) == 8
-    collector.close()
 
 
 def test_a_function_in_place_of_a_learner_hook_is_refused(tmp_path: Any) -> None:

@@ -35,15 +35,6 @@ def refused(verifier: Verifier, header: str, *request: object) -> str:
     return str(caught.value.reason)
 
 
-def test_signed_request_is_accepted_once_and_its_answer_verified() -> None:
-    signer, verifier = Signer(SECRET), Verifier(SECRET)
-    header, nonce = signer.sign("POST", "/v1/turn", b"body")
-    assert verifier.verify(header, "POST", "/v1/turn", b"body") == nonce
-    assert refused(verifier, header) == "replay"
-    mac = verifier.sign_answer(nonce, 200, b"answer")
-    assert signer.is_answer(mac, nonce, 200, b"answer")
-
-
 def test_signatures_match_those_of_openssl() -> None:
     """The expected values were computed with ``openssl dgst -sha256 -mac HMAC``."""
     signer, verifier = Signer(SECRET, Clock()), Verifier(SECRET, Clock())
@@ -78,23 +69,14 @@ def test_answer_is_bound_to_its_request_status_and_body() -> None:
     assert not Signer(OTHER).is_answer(mac, "n-1", 200, b"answer")
 
 
-def test_request_with_another_secret_is_refused() -> None:
-    header, _ = Signer(OTHER).sign("POST", "/v1/turn", b"body")
-    assert refused(Verifier(SECRET), header) == "key"
-
-
-@pytest.mark.parametrize("shift", [-SKEW_S - 1, SKEW_S + 1, 3600, -3600])
+@pytest.mark.parametrize("shift", [-SKEW_S - 1, -SKEW_S, SKEW_S, SKEW_S + 1])
 def test_clock_difference_above_the_skew_is_refused(shift: int) -> None:
     clock = Clock()
     header, _ = Signer(SECRET, lambda: clock.now + shift).sign("POST", "/v1/turn", b"body")
-    assert refused(Verifier(SECRET, clock), header) == "time"
-
-
-@pytest.mark.parametrize("shift", [-SKEW_S, SKEW_S])
-def test_clock_difference_within_the_skew_is_accepted(shift: int) -> None:
-    clock = Clock()
-    header, _ = Signer(SECRET, lambda: clock.now + shift).sign("POST", "/v1/turn", b"body")
-    assert Verifier(SECRET, clock).verify(header, "POST", "/v1/turn", b"body")
+    if abs(shift) > SKEW_S:
+        assert refused(Verifier(SECRET, clock), header) == "time"
+    else:
+        assert Verifier(SECRET, clock).verify(header, "POST", "/v1/turn", b"body")
 
 
 def test_replay_is_refused_while_its_timestamp_is_valid() -> None:

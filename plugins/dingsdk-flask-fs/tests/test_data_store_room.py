@@ -104,27 +104,6 @@ def test_deleted_file_with_another_hard_link_is_not_pooled(
     assert other.read_bytes() == content
 
 
-def test_a_planted_file_in_the_pool_is_not_written_through(
-    store: FileDataStore, tmp_path: Path
-) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("keep")
-    pool = tmp_path / "run" / "pool-small"
-    plants = [
-        lambda path: path.symlink_to(secret),
-        lambda path: path.hardlink_to(secret),
-        lambda path: os.mkfifo(path),
-    ]
-    for number, plant in enumerate(plants):
-        plant(pool / f"pooled{number}.ding")
-    for number in range(6):
-        store._pools[0]._list_at = 0.0
-        store.put(f"p{number}", piece(number))
-    assert secret.read_text() == "keep"
-    assert list(pool.iterdir()) == []
-    assert [store.get(f"p{number}") == piece(number) for number in range(6)] == [True] * 6
-
-
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk", "512k") as path:

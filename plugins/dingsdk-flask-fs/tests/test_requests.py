@@ -30,22 +30,8 @@ BODIES = {
 
 MALFORMED = [
     b"",
-    b"{",
-    b"null",
     b"[]",
-    b'"text"',
-    b"\xff\xfe{}",
-    b'\xef\xbb\xbf{"v":1}',
-    b'{"v":1,"v":1}',
-    b'{"v":NaN}',
-    b'{"v":Infinity}',
-    b'{"v":1e400}',
-    b'{"v":1' + b"0" * 400 + b"}",
     b"[" * 200_000,
-    b'{"a":' * 200_000,
-    b'{"v":"\\ud800"}',
-    b'{"v":1}trailing',
-    b'{"$array":{"dtype":"<f8","shape":[1000000000000],"data":""}}',
     b"\x80\x04cposix\nsystem\n",
 ]
 

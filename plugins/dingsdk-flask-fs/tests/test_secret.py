@@ -158,6 +158,7 @@ def test_secret_is_never_shown_nor_copied() -> None:
         ("::1", False),
         ("0.0.0.0", True),
         ("::", True),
+        ("", True),
         ("192.168.0.3", True),
         ("localhost.box.lan", True),
     ],

@@ -28,7 +28,6 @@ NUMBERS = [
     pytest.param(errno.EDQUOT, marks=pytest.mark.slow),
     pytest.param(errno.EMFILE, marks=pytest.mark.slow),
 ]
-SIZES = pytest.mark.parametrize("rows", [8, 40_000])
 
 
 def attempt(at: int, number: int, persistent: bool, act: Callable[[], Any]) -> tuple[Any, bool]:
@@ -54,47 +53,23 @@ def weights(version: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((100,), float(version))}
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("number", NUMBERS)
-def test_writing_into_a_pooled_file_stores_all_or_nothing(
-    tmp_path: Path, number: int, persistent: bool
-) -> None:
-    ticks = itertools.count()
-    store = FileDataStore(tmp_path, clock=lambda: float(next(ticks)))
-    store.put("warm", piece(20))
-    before = open_files(collect=True)
-    at, is_last = 0, False
-    while not is_last:
-        at += 1
-        store.put("old", piece(30))
-        store.delete(["old"])
-        assert list((tmp_path / "pool-small").iterdir())
-        name = f"p{at}"
-        error, is_last = attempt(
-            at, number, persistent, lambda name=name: store.put(name, piece(9))
-        )
-        assert open_files() == before
-        assert temporaries(tmp_path) == []
-        assert (name in list(store.ids())) or error is not None
-        store.put(name, piece(9))
-        assert store.get(name) == piece(9)
-    assert error is None
-    assert at > 8
-    store.close()
-
-
-@SIZES
+@pytest.mark.parametrize(("rows", "is_pooled"), [(8, False), (40_000, False), (9, True)])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("number", NUMBERS)
 def test_put_stores_all_or_nothing_and_works_when_repeated(
-    tmp_path: Path, number: int, persistent: bool, rows: int
+    tmp_path: Path, number: int, persistent: bool, rows: int, is_pooled: bool
 ) -> None:
-    store = FileDataStore(tmp_path, is_durable=True)
+    ticks = itertools.count()
+    store = FileDataStore(tmp_path, is_durable=not is_pooled, clock=lambda: float(next(ticks)))
     store.put("warm", piece(rows))
     before = open_files(collect=True)
     at, is_last = 0, False
     while not is_last:
         at += 1
+        if is_pooled:  # the payload is written into the file of a deleted one
+            store.put("old", piece(30))
+            store.delete(["old"])
+            assert list((tmp_path / "pool-small").iterdir())
         name = f"p{at}"
         error, is_last = attempt(
             at, number, persistent, lambda name=name: store.put(name, piece(rows))
@@ -112,22 +87,31 @@ def test_put_stores_all_or_nothing_and_works_when_repeated(
     store.close()
 
 
-@SIZES
+@pytest.mark.parametrize("rows", [8, 40_000, None], ids=["small", "large", "policy"])
 @pytest.mark.parametrize("number", NUMBERS)
-def test_get_answers_right_or_with_a_typed_error(tmp_path: Path, number: int, rows: int) -> None:
-    store = FileDataStore(tmp_path)
-    store.put("p", piece(rows))
+def test_reader_gets_what_was_stored_or_a_typed_error(
+    tmp_path: Path, number: int, rows: int | None
+) -> None:
+    store: Any = FileDataStore(tmp_path) if rows else FilePolicyStore(tmp_path)
+    if rows:
+        store.put("p", piece(rows))
+    else:
+        store.publish("p", weights(1), 1)
+
+    def read() -> bool:
+        """Whether the reader finds what was stored."""
+        return bool(store.get("p") == piece(rows) if rows else store.newest("p")[0] == 1)
+
     before = open_files(collect=True)
     at, is_last = 0, False
     while not is_last:
         at += 1
-        found: list[SampleBatch] = []
-        error, is_last = attempt(at, number, False, lambda: found.append(store.get("p")))  # noqa: B023
-        assert (error is None) == bool(found)
-        assert not found or found.pop() == piece(rows)
+        found: list[bool] = []
+        error, is_last = attempt(at, number, False, lambda found=found: found.append(read()))
+        assert found == ([] if error else [True])
         assert open_files() == before
     assert at > 3
-    assert store.get("p") == piece(rows)
+    assert read()
     assert store.corrupt_count == 0
     store.close()
 
@@ -162,24 +146,6 @@ def test_readers_see_the_old_version_or_the_new_one(
     assert at > 12
     store.publish("p", weights(version + 1), version + 1)
     assert len(list((tmp_path / "policy" / "p").iterdir())) == 3
-    store.close()
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_newest_answers_right_or_with_a_typed_error(tmp_path: Path, number: int) -> None:
-    store = FilePolicyStore(tmp_path)
-    store.publish("p", weights(1), 1)
-    before = open_files(collect=True)
-    at, is_last = 0, False
-    while not is_last:
-        at += 1
-        found: list[Any] = []
-        error, is_last = attempt(at, number, False, lambda: found.append(store.newest("p")))  # noqa: B023
-        assert (error is None) == bool(found)
-        assert not found or found[0][0] == 1
-        assert open_files() == before
-    assert store.newest("p") is not None
-    assert store.corrupt_count == 0
     store.close()
 
 

@@ -254,14 +254,6 @@ def test_reading_changes_nothing_in_the_run_folder(serve: Serve, run_folder: Pat
     assert state() == before
 
 
-def test_port_in_use_is_named(serve: Serve, run_folder: Path) -> None:
-    port = serve(run_folder).port
-
-    with pytest.raises(PortInUseError, match=str(port)) as caught:
-        serve(run_folder, port=port)
-    assert (caught.value.facts["host"], caught.value.facts["port"]) == ("127.0.0.1", port)
-
-
 def test_listening_beyond_this_machine_needs_a_name() -> None:
     with pytest.raises(InsecureBindError, match="--allow-host"):
         allowed_hosts("0.0.0.0", [])

@@ -65,18 +65,6 @@ def test_players_change_seats_after_each_episode() -> None:
     assert reward.tolist() == [1, -1, 0]
 
 
-def test_reset_before_the_first_action_begins_with_the_first_seats() -> None:
-    env = PlayersEnv(Sums((1, 1, 1)))
-    env.first_seat = 5
-    seats = []
-    for played in (0, 1, 0, 1):
-        seats.append(env.reset()[0][:, 0].tolist())
-        for _ in range(played):
-            env.step(np.array([0, 0, 0]))
-
-    assert seats == [[2, 0, 1], [2, 0, 1], [0, 1, 2], [2, 0, 1]]
-
-
 def seats_of_evaluations(env_num: int, games: int, reseeds: bool) -> list[list[int]]:
     """Return how many games of each of three evaluations each seat has."""
     cfg = {"env_id": NIM, "eval_opponent": f"{take_one.__module__}:take_one"}

@@ -15,17 +15,9 @@ from dingsdk.errors import CheckpointCorruptError
 from dingsdk.pipeline.train import resume, train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from tests.runs import SMALL
 
-SETS = (
-    "env.collector_env_num=2",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "env.stop_value=1000",
-    "policy.collect.n_sample=8",
-    "policy.learn.batch_size=8",
-    "policy.learn.update_per_collect=4",
-    "policy.learn.learner.train_iterations=400000",
-)
+SETS = (*SMALL, "policy.learn.learner.train_iterations=400000")
 
 
 class Patient:

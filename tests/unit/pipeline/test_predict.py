@@ -126,16 +126,6 @@ def test_checkpoint_path_together_with_a_checkpoint_name_is_refused(run_dir: Pat
         load_policy(given, "latest")
 
 
-def test_single_action_can_be_passed_to_the_env(policy: SavedPolicy) -> None:
-    action, _ = policy.predict(OBS)
-    assert np.shape(action) == ()
-    assert action == policy.predict(OBS[None])[0][0]
-    env = policy.make_env()
-    env.reset(seed=0)
-    assert env.step(action)[1] == 1.0
-    env.close()
-
-
 def test_spaces_are_read_from_the_config_without_creating_the_env(
     run_dir: Path, tmp_path: Path, policy: SavedPolicy
 ) -> None:

@@ -35,6 +35,7 @@ def test_recorded_episodes_are_those_of_an_evaluation(run_dir: Path) -> None:
 
     expected = evaluate(run_dir, episodes=5, seed=3)
     assert found.returns == expected.returns
+    assert found.returns != evaluate(run_dir, episodes=5).returns, "the seed of the run is another"
     assert sorted(found.dataset.returns()) == sorted(expected.returns)
     assert (found.mean, found.train_iter) == (expected.mean, 7)
     assert (found.env_id, found.checkpoint) == ("CartPole-v1", expected.checkpoint)

@@ -23,6 +23,7 @@ from dingsdk.pipeline.status_file import Reporter, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.sample_counts import SampleCounts
+from tests.runs import SMALL
 
 TASK = RunningTask("t1", "collector", "c0", 40, 12.5, False, 2, "room for 8 rows")
 STATUS = RunStatus(
@@ -316,18 +317,8 @@ def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_status_contains_loss_exploration_limits_and_workers(tmp_path: Path, mode: Any) -> None:
-    sets = [
-        "env.collector_env_num=2",
-        "env.evaluator_env_num=1",
-        "env.n_evaluator_episode=1",
-        "env.stop_value=1000",
-        "policy.learn.batch_size=8",
-        "policy.collect.n_sample=8",
-        "policy.learn.update_per_collect=4",
-        "policy.learn.learner.train_iterations=64",
-        "system.max_env_steps=100000",
-    ]
-    result = train("cartpole-dqn", mode=mode, sets=sets, output=tmp_path)
+    limits = ("policy.learn.learner.train_iterations=64", "system.max_env_steps=100000")
+    result = train("cartpole-dqn", mode=mode, sets=(*SMALL, *limits), output=tmp_path)
 
     found = read_status(result.run_dir)
     assert found["loss"] > 0

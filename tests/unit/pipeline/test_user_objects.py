@@ -98,21 +98,6 @@ def test_run_uses_the_given_env_and_policy_classes(tmp_path: Path, mode: str) ->
     assert loaded.predict(np.zeros(3)) == (1, None)
 
 
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_env_can_be_created_by_a_function(tmp_path: Path, mode: str) -> None:
-    made = []
-
-    def make(length: int) -> Paid:
-        made.append(length)
-        return Paid(length + 1)
-
-    result = train(tmp_path, mode, env=make)
-
-    assert result.last_return == 6.0
-    assert set(made) == {5}
-    assert dingsdk.evaluate(result.run_dir).mean == 6.0
-
-
 def test_functions_with_the_same_name_get_different_env_ids() -> None:
     def maker(length: int) -> Callable[[], Paid]:
         return lambda: Paid(length)

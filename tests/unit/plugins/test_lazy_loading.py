@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,6 @@ from dingsdk.errors import ConfigError, ConfigTypeError, PluginLoadError, Unknow
 from dingsdk.plugins import PluginManager
 
 from .conftest import Install
-
-
-def test_plugin_is_imported_only_when_its_type_is_used(ring: Install) -> None:
-    manager = PluginManager()
-
-    assert "ring" in manager.known("buffers")
-    assert "acme_ring" not in sys.modules
-    created = manager.create("buffers", {"type": "ring"}, size=7)
-
-    assert type(created).__name__ == "RingBuffer"
-    assert (created.cfg, created.size) == ({"type": "ring"}, 7)
 
 
 def test_import_names_come_first_and_register_by_decorator_or_by_hook(

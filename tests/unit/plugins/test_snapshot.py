@@ -1,47 +1,13 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 
 from dingsdk.errors import PluginLoadError
-from dingsdk.plugins import PluginManager, Snapshot, default_manager
+from dingsdk.plugins import PluginManager, Snapshot
 
 from .conftest import Install
-
-
-def ask_child(snapshot: Snapshot, conn: multiprocessing.connection.Connection) -> None:
-    manager = default_manager()
-    manager.restore(snapshot)
-    ring = manager.create("buffers", {"type": "ring"})
-    conn.send([type(ring).__module__, manager.get("storages", "ordered").__name__])
-    conn.close()
-
-
-def test_spawned_process_can_create_types_that_its_parent_registered(
-    ring: Install, tmp_path: Path
-) -> None:
-    manager = PluginManager()
-    manager.get("buffers", "ring")
-    manager.registry("storages").register("ordered", OrderedDict)
-    # Without the metadata, the child can find the plugin only through the snapshot.
-    (tmp_path / "site" / "acme_ring-1.0.dist-info" / "entry_points.txt").unlink()
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-
-    child = context.Process(target=ask_child, args=(manager.snapshot(), sender))
-    child.start()
-    sender.close()
-    try:
-        assert receiver.poll(60)
-        assert receiver.recv() == ["acme_ring", "OrderedDict"]
-    finally:
-        child.join(60)
-        receiver.close()
-    assert child.exitcode == 0
 
 
 def test_plugins_of_kinds_that_the_child_does_not_need_are_imported_on_use(ring: Install) -> None:

@@ -30,33 +30,6 @@ def test_clipping_and_eps_work_as_in_torch() -> None:
     assert own.updates == 2
 
 
-def test_state_continues_in_another_optimizer_and_reset_clears_it() -> None:
-    nets = [nn.Linear(3, 2) for _ in range(3)]
-    for net in nets[1:]:
-        net.load_state_dict(nets[0].state_dict())
-    first, second, new = (Adam(net, 1e-2) for net in nets)
-    gradients = torch.randn(4, 8)
-    for gradient in gradients[:2]:
-        first.step(gradient.clone())
-    second.flat.copy_(first.flat)
-    new.flat.copy_(first.flat)
-    second.load_state_dict(first.state_dict())
-    assert second.updates == 2
-    for gradient in gradients[2:]:
-        first.step(gradient.clone())
-        second.step(gradient.clone())
-    assert torch.equal(first.flat, second.flat)
-
-    third = Adam(nn.Linear(3, 2), 1e-2)
-    third.flat.copy_(new.flat)
-    second.reset()
-    assert second.updates == 0
-    second.flat.copy_(new.flat)
-    for optimizer in (second, third):
-        optimizer.step(gradients[3].clone())
-    assert torch.equal(second.flat, third.flat)
-
-
 @pytest.mark.parametrize("key", ["step", "exp_avg", "exp_avg_sq"])
 def test_state_of_other_parameters_changes_nothing(key: str) -> None:
     adam = Adam(nn.Linear(3, 2), 1e-2)
@@ -80,20 +53,6 @@ def test_scale_rate_multiplies_the_initial_learning_rate() -> None:
     before = adam.flat.clone()
     adam.step(torch.ones(8))
     torch.testing.assert_close(before - adam.flat, torch.full((8,), 0.05))  # the first step
-
-
-def test_ranks_use_the_mean_of_their_gradients() -> None:
-    adam = Adam(nn.Linear(3, 2), 1e-2, 1e9)
-    seen: list[torch.Tensor] = []
-
-    def average(joined: torch.Tensor) -> None:
-        seen.append(joined.clone())
-        joined.mul_(0.5)
-
-    adam.average = average
-    assert adam.descend(torch.tensor(3.0), torch.full((8,), 2.0)) == pytest.approx(8**0.5)
-    assert seen[0].tolist() == [2.0] * 8 + [3.0]
-    assert adam.gradient_norm == pytest.approx(8**0.5)
 
 
 @pytest.mark.parametrize("is_loss", [True, False])

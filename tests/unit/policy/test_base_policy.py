@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,16 +12,15 @@ from torch import nn
 
 from dingsdk.config import Count
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
+from dingsdk.errors import ConfigError, SchemaMismatchError
 from dingsdk.policy import BasePolicy, DQNPolicy, PolicySection, create_policy
 from tests.programs import python
 
 MODEL = {"obs_shape": 3, "action_shape": 2}
-Timestep = namedtuple("Timestep", "obs reward done info")
 
 
 class Own(BasePolicy):
-    """Its action is the sum of the observation, plus a bonus if it explores; learns by counting."""
+    """Its action is the sum of the observation; learns by counting."""
 
     class Config(PolicySection, frozen=True, kw_only=True):
         """Attributes:
@@ -35,25 +34,18 @@ class Own(BasePolicy):
 
     def build(self) -> None:
         self.net = nn.Linear(self.section.width, 1)
-        self.resets: list[Any] = []
 
     def act(
-        self, obs: Any, env_ids: Any = None, *, explore: bool, bonus: int = 1, **setting: Any
+        self, obs: Any, env_ids: Any = None, *, explore: bool, **setting: Any
     ) -> dict[str, Any]:
         total = self.tensor(obs["pos"] if isinstance(obs, dict) else obs).sum(1).long().numpy()
-        return {"action": total + bonus * explore, "env": np.array(env_ids)}
+        return {"action": total, "env": np.array(env_ids)}
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"rows": len(batch["action"]), "device": str(batch["action"].device)}
 
     def state(self) -> dict[str, Any]:
         return {"model": self.net}
-
-    def setting(self, info: Any) -> dict[str, Any]:
-        return {"bonus": info["envstep"]}
-
-    def reset(self, env_ids: Any = None) -> None:
-        self.resets.append(env_ids)
 
 
 def test_dict_form_stacks_observations_that_are_dicts_or_tensors() -> None:
@@ -63,23 +55,21 @@ def test_dict_form_stacks_observations_that_are_dicts_or_tensors() -> None:
     assert [each["action"] for each in policy.eval_mode.forward(rows).values()] == [2, 4]
 
 
-def test_dict_transition_has_output_step_and_kind_of_end() -> None:
-    policy = Own({}, seed=0)
-    obs, after = np.zeros(2, np.float32), np.ones(2, np.float32)
-    record = policy.collect_mode.process_transition
+def test_reset_of_a_mode_reaches_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, resets = Own({}, seed=0), list[Any]()
+    monkeypatch.setattr(policy, "reset", resets.append)
+    policy.collect_mode.reset([1, 2])
+    policy.eval_mode.reset()
+    assert resets == [[1, 2], None]
 
-    ended = record(obs, {"action": 3}, Timestep(after, 0.5, True, {}))
-    cut = record(obs, {"action": 3}, Timestep(after, 0.5, True, {"terminated": False}))
 
-    assert ended["obs"] is obs
-    assert ended["next_obs"] is after
-    assert {key: ended[key] for key in ("action", "reward", "terminated", "done")} == {
-        "action": 3,
-        "reward": 0.5,
-        "terminated": True,
-        "done": True,
-    }
-    assert (cut["terminated"], cut["done"]) == (False, True)
+@pytest.mark.parametrize(("info", "terminated"), [({}, True), ({"terminated": False}, False)])
+def test_dict_transition_tells_a_cut_episode_from_one_that_ended(
+    info: dict[str, Any], terminated: bool
+) -> None:
+    obs, timestep = np.zeros(2), SimpleNamespace(obs=np.ones(2), reward=0.5, done=True, info=info)
+    row = Own({}, seed=0).collect_mode.process_transition(obs, {"action": 3}, timestep)
+    assert (row["terminated"], row["done"]) == (terminated, True)
 
 
 def test_learning_accepts_columns_and_lists_of_rows() -> None:
@@ -156,15 +146,6 @@ def test_policy_learns_the_same_on_gpu_and_cpu(rows: int) -> None:
         losses.append([mode.forward(SampleBatch(batch))["total_loss"] for _ in range(3)])
 
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def test_settings_and_resets_reach_the_methods() -> None:
-    policy = Own({}, seed=0)
-
-    assert policy.command_mode.get_setting_collect({"envstep": 12}) == {"bonus": 12}
-    policy.collect_mode.reset([1, 2])
-    policy.eval_mode.reset()
-    assert policy.resets == [[1, 2], None]
 
 
 def test_attributes_that_workers_read_come_from_the_config() -> None:
@@ -266,13 +247,9 @@ def test_learning_rate_factor_scales_the_initial_rate_of_a_torch_optimizer() -> 
         assert policy.optimizer.param_groups[0]["lr"] == 0.5 * factor
 
 
-def test_loading_without_target_and_optimizer_resets_them() -> None:
+def test_loading_without_target_and_optimizer_resets_them(batch: SampleBatch) -> None:
     policy = DQNPolicy({"model": MODEL}, seed=0)
-    rng = np.random.default_rng(0)
-    batch = {name: rng.normal(size=(8, 3)).astype(np.float32) for name in ("obs", "next_obs")}
-    batch |= {"action": rng.integers(0, 2, 8), "reward": np.ones(8, np.float32)}
-    batch["discount"] = np.full(8, 0.9, np.float32)
-    policy.learn_mode.forward(SampleBatch(batch))
+    policy.learn_mode.forward(batch)
     assert policy._optimizer.updates == 1
     other = DQNPolicy({"model": MODEL}, seed=1).learn_mode.state_dict()
 
@@ -283,14 +260,13 @@ def test_loading_without_target_and_optimizer_resets_them() -> None:
         assert torch.equal(state["model"][name], tensor)
         assert torch.equal(state["target_model"][name], tensor)
     assert policy._optimizer.updates == 0
-    assert not state["optimizer"]["exp_avg"].any()
-
-
-def test_wrong_section_is_refused_with_its_path() -> None:
-    with pytest.raises(ConfigTypeError) as caught:
-        Own({"width": 0})
-
-    assert caught.value.path == "policy.width"
+    fresh = DQNPolicy({"model": MODEL}, seed=2)
+    fresh.learn_mode.load_state_dict({"model": other["model"]})
+    for each in (policy, fresh):
+        each.learn_mode.forward(batch)
+    assert torch.equal(policy._optimizer.flat, fresh._optimizer.flat)
+    with pytest.raises(SchemaMismatchError, match="unexpected"):
+        policy.learn_mode.load_state_dict({"model": {**other["model"], "extra": torch.zeros(1)}})
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path) -> None:

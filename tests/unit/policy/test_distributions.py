@@ -161,24 +161,6 @@ def test_invalid_action_settings_are_refused(model: dict[str, Any], named: str) 
         PPOPolicy({"model": {"obs_shape": 3, **model}})
 
 
-@pytest.mark.parametrize(
-    ("model", "path", "expected"),
-    [
-        ({"action_low": [0.0, 0.0, 0.0]}, "policy.model.action_low", 2),
-        ({"action_high": None}, "policy.model.action_high", 2),
-        ({"action_low": [3.0, 0.0]}, "policy.model.action_low", [3.0, 0.5]),
-    ],
-)
-def test_invalid_bounds_are_refused_with_their_path(
-    model: dict[str, Any], path: str, expected: Any
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        gaussian(**model)
-    assert caught.value.path == path
-    assert caught.value.facts["expected"] == expected
-    assert caught.value.facts["found"] == next(iter(model.values()))
-
-
 def test_multi_discrete_shape_may_be_a_single_number() -> None:
     cfg = {"action_space": "multi_discrete", "action_shape": 3}
     found = make_distribution(PPOPolicy({"model": cfg}, ["command"]).section.model)

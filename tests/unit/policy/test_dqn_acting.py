@@ -2,28 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from dingsdk.errors import ConfigError, NonFiniteError
 from dingsdk.policy import DQNPolicy, PolicySection
 
 OBS = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
 IDS = np.arange(6)
-
-
-def test_eval_takes_the_best_action(make_policy):
-    policy = make_policy()
-    names = policy.learn_mode.state_dict()["model"]
-    hidden = torch.relu(
-        torch.from_numpy(OBS) @ names["encoder.0.weight"].T + names["encoder.0.bias"]
-    )
-    best = (hidden @ names["head.weight"].T + names["head.bias"]).argmax(1)
-
-    action = policy.eval_mode.forward_batch(OBS, IDS)["action"]
-
-    assert action.dtype == np.int64
-    assert action.tolist() == best.tolist()
-    assert policy.collect_mode.forward_batch(OBS, IDS, eps=0.0)["action"].tolist() == best.tolist()
 
 
 def test_eps_defaults_to_the_start_of_the_schedule(make_policy):

@@ -43,20 +43,6 @@ def test_the_largest_draw_below_eps_chooses_the_last_action():
     assert explored(EpsilonGreedy(5), 1, 0.1, Drawn()) == [4]
 
 
-def test_legal_actions_are_explored_with_equal_probability():
-    exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
-    legal = np.array([[True, False, True], [False, True, False], [True, True, True]])
-    [uniforms] = blocks_of(5, [300])
-    expected = []
-    for u, mask in zip(uniforms, np.tile(legal, (100, 1)), strict=True):
-        choices = np.flatnonzero(mask).tolist()
-        expected.append(choices[int(len(choices) * u / 0.6)] if u < 0.6 else -1)
-
-    actions = np.full(300, -1)
-    exploration.explore(actions, 0.6, rng, np.tile(legal, (100, 1)))
-    assert actions.tolist() == expected
-
-
 @pytest.mark.parametrize("eps", [0.0, 1e-9])
 def test_tiny_eps_changes_neither_actions_nor_generator(eps):
     exploration, rng = EpsilonGreedy(2), np.random.default_rng(0)

@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import copy
-import itertools
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.distributions import Categorical
 from dingsdk.policy.encoders import MLP, make_encoder
 from dingsdk.policy.networks import (
@@ -19,30 +14,6 @@ from dingsdk.policy.networks import (
     flatten_parameters,
     frozen,
 )
-from dingsdk.policy.weights import load_state
-
-
-def plain_layers(network: QNetwork, *widths: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    modules = nn.Sequential(*layers[:-1])
-    modules.load_state_dict(
-        dict(zip(modules.state_dict(), network.state_dict().values(), strict=True))
-    )
-    return modules
-
-
-def test_values_and_gradients_equal_the_same_layers_of_torch() -> None:
-    network = QNetwork(3, 2, [5, 4])
-    modules = plain_layers(network, 3, 5, 4, 2)
-    obs = torch.randn(6, 3)
-
-    torch.testing.assert_close(network(obs), modules(obs))
-    network(obs).square().sum().backward()
-    modules(obs).square().sum().backward()
-    for ours, theirs in zip(network.parameters(), modules.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("ends_active", [False, True])
@@ -154,18 +125,6 @@ def test_actor_and_critic_start_with_scaled_orthogonal_weights(kind: str) -> Non
     assert {id(layer) for layer in layers} > gains.keys()
 
 
-def test_flat_vector_shares_memory_with_all_parameters() -> None:
-    network = QNetwork(3, 2, [5])
-    before = torch.cat([each.detach().reshape(-1) for each in network.parameters()])
-
-    flat = flatten_parameters(network)
-
-    assert torch.equal(flat, before)
-    flat.zero_()
-    assert all((each == 0).all() for each in network.state_dict().values())
-    assert (network(torch.ones(1, 3)) == 0).all()
-
-
 def test_frozen_module_shares_the_weights_and_records_no_gradients() -> None:
     network = QNetwork(3, 2, [5], dueling=True)
     flat = flatten_parameters(network)
@@ -177,35 +136,3 @@ def test_frozen_module_shares_the_weights_and_records_no_gradients() -> None:
     torch.testing.assert_close(acting(obs), network(obs).detach())
     assert not acting(obs).requires_grad
     assert network(obs).requires_grad
-
-
-def test_copied_module_computes_with_its_own_weights() -> None:
-    network = QNetwork(3, 2, [5])
-    twin = copy.deepcopy(network)
-    obs = torch.randn(4, 3)
-    before = twin(obs).detach()
-
-    flatten_parameters(network).zero_()
-
-    assert torch.equal(twin(obs), before)
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        (lambda state: state.pop("head.bias"), "head.bias"),
-        (lambda state: state.update(extra=np.zeros(1)), "extra"),
-        (lambda state: state.update({"head.bias": np.zeros(3, np.float32)}), "head.bias"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused_and_nothing_changes(change, key) -> None:
-    network = QNetwork(4, 2)
-    before = flatten_parameters(network).clone()
-    state = {name: tensor.clone() + 1 for name, tensor in network.state_dict().items()}
-    change(state)
-
-    with pytest.raises(SchemaMismatchError, match=key) as caught:
-        load_state({"model": network}, {"model": state})
-
-    assert caught.value.facts["key"] == key
-    assert torch.equal(flatten_parameters(network), before)

@@ -10,8 +10,8 @@ from torch import nn
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
 from dingsdk.policy import R2D2Policy
-from dingsdk.policy.networks import RecurrentQNetwork, frozen
-from dingsdk.policy.r2d2 import nstep_in_sequences, rescale, unrescale
+from dingsdk.policy.networks import RecurrentQNetwork
+from dingsdk.policy.r2d2 import rescale, unrescale
 
 ROWS = {"type": "advanced"}
 
@@ -61,28 +61,6 @@ def test_unrescale_is_the_inverse_of_rescale() -> None:
     )
 
 
-@pytest.mark.parametrize("nstep", [1, 3, 9])
-def test_nstep_sums_equal_a_plain_loop(nstep) -> None:
-    rng = np.random.default_rng(0)
-    reward = rng.normal(size=(6, 5)).astype(np.float32)
-    length = np.array([1, 2, 3, 4, 5, 5])
-    mask = np.arange(5) < length[:, None]
-    terminated = (np.arange(5) == length[:, None] - 1) & (rng.random((6, 1)) < 0.5)
-
-    sums, discount, index = nstep_in_sequences(
-        *map(torch.from_numpy, (reward, terminated, mask)), gamma=0.9, nstep=nstep
-    )
-
-    for row in range(6):
-        for t in range(length[row]):
-            end = min(t + nstep, length[row])
-            total = sum(0.9 ** (k - t) * reward[row, k] for k in range(t, end))
-            factor = 0 if terminated[row, end - 1] else 0.9 ** (end - t)
-            assert float(sums[row, t]) == pytest.approx(total, abs=1e-5)
-            assert float(discount[row, t]) == pytest.approx(factor, abs=1e-6)
-            assert index[row, t] == end
-
-
 def test_network_equals_the_same_layers_of_torch() -> None:
     network = RecurrentQNetwork(2, 3, [5], 4, dueling=True)
     obs, state = torch.randn(6, 7, 2), torch.randn(6, 8)
@@ -102,17 +80,6 @@ def test_network_equals_the_same_layers_of_torch() -> None:
     first, following = network(obs[:, :1], state)
     torch.testing.assert_close(first, expected[:, :1])
     torch.testing.assert_close(network(obs[:, 1:2], following)[0], expected[:, 1:2])
-
-
-def test_state_does_not_change_outside_the_mask() -> None:
-    network = frozen(RecurrentQNetwork(2, 3, [5], 4))
-    obs, state = torch.randn(2, 3, 2), torch.randn(2, 8)
-    mask = torch.tensor([[False, True, True], [False, False, False]])
-
-    _, last = network(obs, state, mask)
-
-    torch.testing.assert_close(last[:1], network(obs[:1, 1:], state[:1])[1])
-    assert torch.equal(last[1], state[1])
 
 
 def test_acting_step_by_step_equals_the_unrolled_network() -> None:

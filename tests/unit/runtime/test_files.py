@@ -302,46 +302,6 @@ def test_planted_links_are_replaced_or_removed_never_followed(
     assert (tmp_path / "secret").read_text() == "keep"
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        errno.ENOSPC,
-        errno.EIO,
-        pytest.param(errno.EDQUOT, marks=pytest.mark.slow),
-        pytest.param(errno.EMFILE, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_whichever_call_fails_the_file_is_old_or_new(
-    tmp_path: Path, number: int, persistent: bool
-) -> None:
-    open_before = open_files(collect=True)
-    at = 0
-    while True:
-        at += 1
-        with PrivateDir(tmp_path / f"run{at}") as folder:
-            inner = folder.sub("inner")
-            inner.write_atomic("a", [b"old"])
-            with failing_calls(CALLS, at, number, persistent) as calls:
-                raised = None
-                try:
-                    inner.write_atomic("a", [b"n", b"ew"], durable=True)
-                except StorageFullError as error:
-                    raised = error
-            inner.close()
-            content = (inner.path / "a").read_bytes()
-            assert content in ({b"old", b"new"} if raised else {b"new"})
-            assert raised is None or raised.reason == errno.errorcode[number]
-            assert raised is None or f"cannot write {inner.path / 'a'}" in str(raised)
-            assert raised is None or raised.retryable
-            assert tree(folder.path) == ["inner", "inner/a"]
-        assert open_files() == open_before
-        if at > calls():
-            assert raised is None
-            break
-    assert at > 5
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
 def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, number: int) -> None:
     open_before = open_files(collect=True)

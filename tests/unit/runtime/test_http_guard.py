@@ -41,6 +41,7 @@ def outcome(host: str, *, headers: dict[str, str] | None = None, **options: Any)
         (None, "", False),
         (None, "[::1", False),
         (None, "here:x", False),
+        (None, "a@b", False),
     ],
 )
 def test_host_is_a_name_of_the_server_with_its_port(
