@@ -40,6 +40,7 @@ from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.start import begin_from
 from dingsdk.pipeline.status_file import Reporter
 from dingsdk.plugins import default_manager, observe
+from dingsdk.plugins.interfaces import check_interface
 from dingsdk.runtime.files import Patience
 from dingsdk.runtime.spawn import begin_fork_server, leave_if_importing, spawn_context
 from dingsdk.worker.run_id import run_id
@@ -411,6 +412,7 @@ def _begin_processes(user: Mapping[str, Any]) -> None:
         return  # the default has no processes, and compiling the config reports what is wrong
     with suppress(DingError):
         kind = default_manager().get("transports", section["type"])
+        check_interface("transports", kind)
         if kind.place_of(section) == "processes" and not kind.starts_workers:
             begin_fork_server(PRELOADED)
 

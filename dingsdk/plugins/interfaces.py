@@ -34,6 +34,8 @@ BASES: Mapping[str, str] = {
 """Kind -> ``module:name`` of the base class of its parts; the other kinds need none."""
 
 _CALLED: Mapping[str, frozenset[str]] = {
+    "comm_collectors": frozenset(("close", "start")),
+    "comm_learners": frozenset(("close", "start")),
     "learners": frozenset(
         ("call_hook", "close", "register_hook", "save_checkpoint", "start", "train")
     ),
@@ -41,7 +43,12 @@ _CALLED: Mapping[str, frozenset[str]] = {
     "serial_commanders": frozenset({"step"}),
 }
 """Members that are not abstract in the base, but that a class without the base must have."""
-_PARTS = ("storages", "samplers", "removers", "limiters")
+_EXTENDED = frozenset(("transports", "storages", "samplers", "removers", "limiters"))
+"""Kinds whose parts must extend the base: also methods that only the base implements are called."""
+_CLASSES = frozenset(
+    ("transports", "buffers", "evaluators", "learners", "commanders", "env_managers", "policies")
+)
+"""Kinds whose class tells facts before a part is made, so that a function cannot replace it."""
 
 
 def _needed(kind: str) -> frozenset[str]:
@@ -72,9 +79,10 @@ def missing_methods(kind: str, target: type) -> list[str]:
 
 
 def check_interface(kind: str, target: Any, where: str = "") -> None:
-    """Check that a class can be used as a part of its kind; functions that make parts are not.
+    """Check that a class, or a function that makes parts, can be used as a part of its kind.
 
-    Parts of buffers must extend the base class of their kind. Other classes only need its methods.
+    Transports and parts of buffers must extend the base class of their kind. Other classes only
+    need its methods. Some kinds need a class; what a function makes is not checked.
 
     Args:
         kind: The kind.
@@ -83,16 +91,25 @@ def check_interface(kind: str, target: Any, where: str = "") -> None:
         where: Where a config names it, for the message.
 
     Raises:
-        PluginLoadError: methods, or the base, are missing; facts ``plugin``, ``kind``, ``missing``.
+        PluginLoadError: methods, the base or a class is missing; facts ``plugin``, ``kind``,
+            ``missing``.
     """
-    if not inspect.isclass(target) or target.__module__.startswith("dingsdk."):
+    is_class = inspect.isclass(target)
+    if kind in _CLASSES and not is_class:
+        raise PluginLoadError(
+            f"{where}{name_of(target)} is no class; a run reads facts of the class of one of the "
+            f"{kind} before it makes one; register a class",
+            plugin=target.__module__,
+            kind=kind,
+            missing=[],
+        )
+    if not is_class or target.__module__.startswith("dingsdk."):
         return
     base = _base(kind)
     own, usual = (inspect.getattr_static(each, "__new__") for each in (target, base))
     missing = missing_methods(kind, target) if own is usual else []
     place = BASES.get(kind, "dingsdk.policy:BasePolicy").replace(":", ".")
-    # A buffer also calls methods of its parts that only the base implements.
-    is_other = kind in _PARTS and not issubclass(target, base)
+    is_other = kind in _EXTENDED and not issubclass(target, base)
     if is_other or missing:
         what = f"is no subclass of {place}" if is_other else f"lacks {listing(missing)}"
         raise PluginLoadError(

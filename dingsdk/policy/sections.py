@@ -52,7 +52,7 @@ class ModelSection(Section, frozen=True, kw_only=True, dict=True):
 
     obs_shape: Shape | None = None
     action_shape: Count | Annotated[list[Count], Meta(min_length=1, max_length=1)] | None = None
-    action_start: int | list[int] | None = None
+    action_start: int | Annotated[list[int], Meta(min_length=1)] | None = None
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [64, 64])
 
     def __post_init__(self) -> None:

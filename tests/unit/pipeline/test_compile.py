@@ -103,6 +103,10 @@ class Lonely(Configurable):
     class Config(PartSection, frozen=True, kw_only=True):
         type: str = "lonely"
 
+    def start(self, master_address: str) -> None: ...
+
+    def close(self) -> None: ...
+
 
 class LooseFifo(FifoRemover):
     is_fifo = False

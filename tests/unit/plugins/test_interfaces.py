@@ -67,6 +67,40 @@ def test_part_of_a_buffer_needs_its_base() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "path", "wrong"),
+    [
+        ("transports", "system.transport", "no subclass"),
+        ("comm_collectors", "system.collector", "lacks close, start"),
+        ("comm_learners", "system.learner", "lacks close, start"),
+    ],
+)
+def test_wrong_parts_of_a_parallel_run_are_refused(kind: str, path: str, wrong: str) -> None:
+    with use_manager(PluginManager()) as manager:
+        manager.registry(kind).register("mine", Bare)
+        with pytest.raises(PluginLoadError, match=f"{path}.type.*{wrong}"):
+            compile_run("cartpole-dqn", "parallel", None, (f"{path}.type=mine",), 0, begins=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("transports", "system.transport"),
+        ("buffers", BUFFER),
+        ("evaluators", "policy.eval.evaluator"),
+        ("learners", "policy.learn.learner"),
+        ("commanders", "policy.other.commander"),
+        ("env_managers", "env_manager"),
+        ("policies", "policy"),
+    ],
+)
+def test_function_is_refused_where_a_run_needs_a_class(kind: str, path: str) -> None:
+    with use_manager(PluginManager()) as manager:
+        manager.registry(kind).register("mine", lambda *args, **kwargs: None)
+        with pytest.raises(PluginLoadError, match=f"{path}.type: 'mine'.*is no class"):
+            compile_run("cartpole-dqn", "parallel", None, (f"{path}.type=mine",), 0, begins=True)
+
+
+@pytest.mark.parametrize(
     "drawn",
     [np.zeros(3, np.int64), np.arange(4) + 7, np.arange(4) - 1, np.zeros(4), [0, 1, 2, 3]],
     ids=["too few", "too high", "negative", "floats", "list"],

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 from dingsdk.envs import create_env_manager
+from dingsdk.errors import ConfigTypeError
 from dingsdk.policy import DQNPolicy, PPOPolicy, R2D2Policy, create_policy
 from dingsdk.worker.collector.factory import create_collecting_rollout
 
@@ -68,3 +69,8 @@ def test_actions_and_observations_may_start_at_any_number(cls: Any, actions: Any
     policy.learn_mode.forward(batch)
     greedy = policy.eval_mode.forward_batch(obs, [0])["action"]
     assert actions.contains(greedy[0])
+
+
+def test_empty_list_of_first_actions_is_refused():
+    with pytest.raises(ConfigTypeError, match=r"policy\.model\.action_start"):
+        DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2, "action_start": []}})
