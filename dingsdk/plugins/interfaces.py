@@ -97,8 +97,8 @@ def check_interface(kind: str, target: Any, where: str = "") -> None:
     is_class = inspect.isclass(target)
     if kind in _CLASSES and not is_class:
         raise PluginLoadError(
-            f"{where}{name_of(target)} is no class; a run reads facts of the class of one of the "
-            f"{kind} before it makes one; register a class",
+            f"{where}{name_of(target)} is no class; a run asks the classes of {kind} for facts "
+            "before it makes one, so register a class",
             plugin=target.__module__,
             kind=kind,
             missing=[],
