@@ -18,9 +18,9 @@ from dingsdk.errors import (
 )
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer.row_metadata import ADDED
+from tests.fakes import Scalars
 
 from .prioritized_rows import STORAGES, batch, column, facts, info, make_buffer, row
-from .scalar_writer import ScalarWriter
 
 # Config ---------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ def test_a_row_drawn_twice_counts_both_uses() -> None:
 
 
 def test_statistics_of_sampled_rows_are_reported_when_they_are_due() -> None:
-    writer = ScalarWriter()
+    writer = Scalars()
     attr = {"average_range": 1, "print_freq": 2}
     cfg = {"replay_buffer_size": 8, "monitor": {"sampled_data_attr": attr}}
     buffer = AdvancedReplayBuffer(cfg, writer, instance_name="mine")
@@ -333,7 +333,7 @@ def test_statistics_of_sampled_rows_are_reported_when_they_are_due() -> None:
     found = []
     for _ in range(4):
         buffer.sample(1, 0)
-        found.append([step for tag, _, step in writer.scalars if tag == "mine_sampled/use_mean"])
+        found.append([step for _, step in writer.points.get("mine_sampled/use_mean", [])])
     assert found == [[3], [3], [3, 3], [3, 3]]
 
 
