@@ -197,28 +197,6 @@ def start_two(commander: Any) -> tuple[Any, Any]:
     return learners
 
 
-def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    first = commander.get_learner_task()
-    assert commander.get_collector_task() is None  # its opponent would have no policy
-    second = commander.get_learner_task()
-
-    assert commander.get_learner_task() is None
-    assert "player" not in first
-    assert second["player"] == "player_1"
-    for key in ("task_id", "buffer_id", "policy_id"):
-        assert first[key] != second[key]
-    tasks = [commander.get_collector_task() for _ in range(2)]
-    assert [task.get("player") for task in tasks] == [None, "player_1"]
-    assert commander.get_collector_task() is None  # both places are taken
-    assert [task["buffer_id"] for task in tasks] == [first["buffer_id"], second["buffer_id"]]
-    paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
-    assert paths == [[first["policy_id"]], [second["policy_id"]]]
-    # With equal seeds both would play the same games and learn the same.
-    assert first["seed"] != second["seed"]
-    assert len({task["collector_cfg"]["seed"] for task in tasks}) == 2
-
-
 def test_first_player_has_the_seed_of_a_solo_player(
     make_commander: Any, main_config: Any, clock: Any
 ) -> None:
@@ -227,36 +205,6 @@ def test_first_player_has_the_seed_of_a_solo_player(
 
     for league in (LEAGUE, TWO):
         assert make_commander(league=league).get_learner_task()["seed"] == alone["seed"]
-
-
-def test_games_count_for_both_players_and_train_the_home_player(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    policies = [each["policy_id"] for each in start_two(commander)]
-    played: list[Any] = []
-    seen: set[tuple[int, int]] = set()
-    games = 0
-
-    for count in range(1, 41):
-        task = commander.get_collector_task()
-        cfg = task["collector_cfg"]
-        home, away = map(policies.index, cfg["policy_update_path"])
-        assert cfg["policy_update_flag"] == [True, home == away]
-        assert task.get("player") == (None, "player_1")[home]
-        played.append(home)
-        seen.add((home, away))
-        results = [["wins"] * (count % 3), ["losses"]]
-        games += (count % 3 + 1) * (home != away)
-        commander.finish_collector_task(task["task_id"], {"game_result": results, "step_count": 7})
-
-    assert played == [0, 1] * 20
-    assert seen == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    payoff = commander.league.payoff
-    assert payoff.games("player_0", "player_1") == payoff.games("player_1", "player_0") == games
-    rates = payoff.win_rate("player_0", "player_1"), payoff.win_rate("player_1", "player_0")
-    assert sum(rates) == pytest.approx(1.0)
-    assert {name: each[:2] for name, each in commander.players().items()} == {
-        "player_0": (0, 140), "player_1": (0, 140),
-    }  # fmt: skip
 
 
 def test_task_ends_early_for_an_evaluation_of_its_own_player_only(make_commander: Any) -> None:

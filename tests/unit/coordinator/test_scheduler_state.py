@@ -456,25 +456,6 @@ def test_collectors_together_are_granted_the_env_steps_of_the_run(site: Site) ->
     assert site.state.grant_steps(first, 1000) == first.env_steps
 
 
-def test_env_steps_are_granted_after_all_collectors_have_rejoined(site: Site) -> None:
-    facts: list[Any] = []
-    site.state.note = facts.append
-    site.open_buffer()
-    for name in "ab":
-        site.join(name)
-        site.assigned(**collecting(), task_id=name)
-    other = Site()
-    other.open_buffer()
-    for fact in facts:
-        apply(other.state, fact)
-    first, second = other.state.orphans
-    first.worker, first.step_limit = other.join("a"), 300
-    assert other.state.grant_steps(first, 1000) == 300, "the limit of the other one is not known"
-    second.worker, second.step_limit = other.join("b"), 600
-    other.state.progress(first, report(300))
-    assert other.state.grant_steps(first, 1000) == 300 + 64
-
-
 def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
@@ -505,23 +486,6 @@ def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) 
     is_live = site.state.find_live()
     assert is_live("buffered")
     assert not is_live(f"{state.payload_prefix}-anything")
-
-
-def test_evicted_samples_of_all_buffers_are_summed(site: Site) -> None:
-    left = {"number": 1, "inserted": ["p"], "lost": [], "left": [("p", "overwritten", 32)]}
-    for name in ("a", "b"):
-        payloads = site.open_buffer(name)
-        payloads.push({"data_id": "p", "rows": 96, "policy_iter": 0}, 0)
-        payloads.note_reports([left])
-    counts = SampleCounts(192, 192, 0, 128, {"overwritten": 64})
-    assert site.state.samples() == counts
-    site.state.finish_learner(TaskState("t"), {"buffer_id": "a"})
-    assert site.state.samples() == counts
-    assert site.state.buffers.keys() == {"b"}
-    site.state.close_buffer("b")
-    site.state.close_buffer("b")
-    assert site.state.samples() == counts
-    site.state.samples().check()
 
 
 def test_state_of_a_task_needs_only_its_id() -> None:

@@ -7,7 +7,6 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from easydict import EasyDict
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
@@ -94,22 +93,6 @@ class TestBuild:
         }
 
         assert not any(build_learner_hook_by_cfg({**entries, "load_ckpt_before_run": ""}).values())
-
-    @pytest.mark.parametrize("shape", [dict, EasyDict])
-    def test_full_entries_of_plain_dicts_and_easydicts(self, shape, manager):
-        register_learner_hook("note", Note)
-        entry = {
-            "type": "note",
-            "name": "my_note",
-            "priority": 5,
-            "position": "before_iter",
-            "ext_args": {"text": "hello"},
-        }
-
-        hooks = build_learner_hook_by_cfg(shape(anything=shape(entry)))
-
-        assert summary(hooks)["before_iter"] == [("my_note", Note, 5)]
-        assert hooks["before_iter"][0].ext_args.text == "hello"
 
     def test_full_entry_under_a_simplified_key_may_omit_type_and_position(self):
         hooks = build_learner_hook_by_cfg({"save_ckpt_after_iter": {"ext_args": {"freq": 3}}})
@@ -198,28 +181,6 @@ def test_merging_tables_with_different_positions_is_refused():
 
 
 class TestSave:
-    @pytest.mark.parametrize(
-        ("per_training", "expected"),
-        [(1, {0: 1, 2: 3, 4: 5, 6: 6}), (3, {0: 3, 2: 3, 4: 6, 6: 6})],
-    )
-    def test_every_second_checkpoint_counts_the_iterations_that_its_weights_were_trained_for(
-        self, make_learner, scripted, per_training, expected
-    ):
-        learner = make_learner(
-            scripted(lambda data: [{"loss": 1.0}] * per_training),
-            {"hook": {"save_ckpt_after_iter": 2, "save_ckpt_after_run": True}},
-        )
-        for _ in range(6 // per_training):
-            learner.train([{}])
-        learner.call_hook("after_run")
-
-        for name, count in expected.items():
-            path = learner.checkpoint_dir / f"iteration_{name}.safetensors"
-            assert load_checkpoint(path).iteration == count
-        names = {path.stem for path in learner.checkpoint_dir.iterdir()}
-        assert names == {"latest", *(f"iteration_{name}" for name in expected)}
-        assert learner.updates == learner.train_iter == 6
-
     def test_old_iterations_are_removed_and_the_best_is_kept(
         self, make_learner, scripted, tmp_path
     ):
@@ -270,29 +231,6 @@ class TestSave:
 
 
 class TestLoad:
-    def test_resume_continues_weights_iteration_and_env_steps(
-        self, make_learner, learn_mode, batch, tmp_path
-    ):
-        first = make_learner(learn_mode(seed=1), {"hook": NO_SAVE}, exp_name=str(tmp_path / "a"))
-        for seed in range(3):
-            first.train(batch(seed=seed), envstep=8 * seed)
-        first.save_checkpoint()
-        path = str(first.checkpoint_dir)
-        second = make_learner(
-            learn_mode(seed=2),
-            {"hook": {**NO_SAVE, "load_ckpt_before_run": path}},
-            exp_name=str(tmp_path / "b"),
-        )
-
-        second.call_hook("before_run")
-
-        assert second.train_iter == 3
-        assert second.collector_envstep == 16
-        # The optimizer state was loaded too: both make the same next steps, bit by bit.
-        for seed in range(3, 6):
-            assert first.train(batch(seed=seed)) == second.train(batch(seed=seed))
-        assert second.train_iter == 6
-
     @pytest.mark.parametrize("kind", ["ours", pytest.param("torch", marks=pytest.mark.slow)])
     @pytest.mark.parametrize("is_resumed", [False, True])
     def test_a_new_run_keeps_its_optimizer_settings_and_a_resumed_run_those_of_the_checkpoint(

@@ -786,24 +786,6 @@ def test_answer_of_an_interrupted_call_is_not_given_to_the_next_one(
     assert client.stats()["count"] == 64
 
 
-def test_buffer_gets_the_env_steps_and_the_learner_iteration(tmp_path: Path) -> None:
-    window = {"type": "elastic", "set_buffer_size": {"start": 100, "end": 20, "env_steps": 10}}
-    with (
-        ReplayServer({}, {**SMALL, **window}, tmp_path / "window") as server,
-        ReplayClient(server.address, tmp_path / "window") as client,
-    ):
-        client.insert(rows(0), env_step=5)
-        assert server.buffer.table.window == 60  # type: ignore[attr-defined]
-    with (
-        ReplayServer({}, {**SMALL, "type": "advanced"}, tmp_path / "aged") as server,
-        ReplayClient(server.address, tmp_path / "aged") as client,
-    ):
-        client.insert(SampleBatch({"x": np.zeros(8), "collect_iter": np.full(8, 3)}))
-        found = client.sample(4, train_iter=5)
-        assert isinstance(found, SampleBatch)
-        assert found.columns["staleness"].tolist() == [2, 2, 2, 2]
-
-
 def test_insert_number_of_the_longest_silent_client_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
