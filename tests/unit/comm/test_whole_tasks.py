@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -185,29 +184,6 @@ def test_close_task_fails_if_the_job_hangs(
         bench.ask(worker_id, f"{role}_close_task")
     assert caught.value.result == {"message": "stuck"}
     over.set()
-
-
-def test_collector_waits_while_the_report_queue_is_full(bench: Bench) -> None:
-    collector, sent = bench.collector, []
-
-    def run() -> None:
-        for number in range(9):
-            collector.send_metadata({"data_id": f"d{number}", "policy_iter": 0, "cur_step": number})
-            sent.append(number)
-
-    collector.start_job(run, lambda: None, "sender")
-    deadline = time.monotonic() + PATIENCE_S
-    while len(sent) < 8 or not collector._waiting:
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
-    assert sent == list(range(8))
-
-    answers = [bench.ask("c0", "collector_data_task") for _ in range(3)]
-    reports = [report["cur_step"] for answer in answers for report in answer["reports"]]
-    assert reports == list(range(9))
-    assert [answer["has_ended"] for answer in answers][-1]
-    assert len(answers[0]["reports"]) == 8
-    collector.stop_job()
 
 
 def test_newer_progress_replaces_older_unsent_progress(bench: Bench) -> None:
