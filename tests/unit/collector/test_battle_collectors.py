@@ -44,6 +44,24 @@ def _rows(samples: Any) -> list[tuple[int, ...]]:
     return [tuple(int(value) for value in each["obs"]) for each in samples]
 
 
+def test_player_that_only_acts_gets_no_data(make_battle) -> None:
+    class Mute:
+        collect_data = False
+
+        def __init__(self, mode: Any) -> None:
+            self.__dict__.update(mode._asdict())
+
+    envs = DuelEnvs(((4,), (4,)), fails={(0, 0, 3)})
+    mute = Fighter(1)
+    collector = make_battle("sample_1v1", envs, [Fighter(0, n_sample=4), Mute(mute.mode())])
+
+    data, infos = collector.collect(8)
+
+    assert [len(samples) for samples in data] == [8, 0]
+    assert len(infos[0]) == len(infos[1]) > 0
+    assert mute.seen
+
+
 def test_returns_of_each_player_are_logged(make_battle) -> None:
     writer, envs = Scalars(), DuelEnvs(((2,), (4,)))
     collector = make_battle(

@@ -197,6 +197,28 @@ def start_two(commander: Any) -> tuple[Any, Any]:
     return learners
 
 
+def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    first = commander.get_learner_task()
+    assert commander.get_collector_task() is None  # its opponent would have no policy
+    second = commander.get_learner_task()
+
+    assert commander.get_learner_task() is None
+    assert "player" not in first
+    assert second["player"] == "player_1"
+    for key in ("task_id", "buffer_id", "policy_id"):
+        assert first[key] != second[key]
+    tasks = [commander.get_collector_task() for _ in range(2)]
+    assert [task.get("player") for task in tasks] == [None, "player_1"]
+    assert commander.get_collector_task() is None  # both places are taken
+    assert [task["buffer_id"] for task in tasks] == [first["buffer_id"], second["buffer_id"]]
+    paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
+    assert paths == [[first["policy_id"]], [second["policy_id"]]]
+    # With equal seeds both would play the same games and learn the same.
+    assert first["seed"] != second["seed"]
+    assert len({task["collector_cfg"]["seed"] for task in tasks}) == 2
+
+
 def test_first_player_has_the_seed_of_a_solo_player(
     make_commander: Any, main_config: Any, clock: Any
 ) -> None:

@@ -112,6 +112,24 @@ def test_nothing_is_announced_before_the_first_report_of_the_learner() -> None:
     assert run.payloads.take_news() == []
 
 
+def test_training_takes_all_payloads_that_wait_and_each_once() -> None:
+    run = Run(n_sample=8, max_lag=1)
+    run.push("a")
+    assert run.exchange() == "", "4 rows of 8"
+    run.push("bc")
+    assert run.exchange() == "abc"
+    run.push("de")  # during the training
+    assert run.exchange() == ""
+    assert run.train() == "aaaabbbbcccc"
+    assert run.evicted == {}, "not reported yet"
+    assert run.exchange() == "de"
+    assert run.evicted == {"trained": 12}
+    assert run.payloads.take_garbage() == ["a", "b", "c"]
+    assert run.train() == "ddddeeee"
+    assert run.exchange() == ""
+    assert (run.evicted, run.payloads.count()) == ({"trained": 20}, 0)
+
+
 def test_rows_are_trained_on_several_times_in_one_training() -> None:
     run = Run(trainings=3)
     run.push("a", rows=5)

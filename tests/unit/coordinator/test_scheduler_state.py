@@ -456,6 +456,25 @@ def test_collectors_together_are_granted_the_env_steps_of_the_run(site: Site) ->
     assert site.state.grant_steps(first, 1000) == first.env_steps
 
 
+def test_env_steps_are_granted_after_all_collectors_have_rejoined(site: Site) -> None:
+    facts: list[Any] = []
+    site.state.note = facts.append
+    site.open_buffer()
+    for name in "ab":
+        site.join(name)
+        site.assigned(**collecting(), task_id=name)
+    other = Site()
+    other.open_buffer()
+    for fact in facts:
+        apply(other.state, fact)
+    first, second = other.state.orphans
+    first.worker, first.step_limit = other.join("a"), 300
+    assert other.state.grant_steps(first, 1000) == 300, "the limit of the other one is not known"
+    second.worker, second.step_limit = other.join("b"), 600
+    other.state.progress(first, report(300))
+    assert other.state.grant_steps(first, 1000) == 300 + 64
+
+
 def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     site.open_buffer()
     site.join("c0")

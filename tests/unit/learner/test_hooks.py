@@ -181,6 +181,28 @@ def test_merging_tables_with_different_positions_is_refused():
 
 
 class TestSave:
+    @pytest.mark.parametrize(
+        ("per_training", "expected"),
+        [(1, {0: 1, 2: 3, 4: 5, 6: 6}), (3, {0: 3, 2: 3, 4: 6, 6: 6})],
+    )
+    def test_every_second_checkpoint_counts_the_iterations_that_its_weights_were_trained_for(
+        self, make_learner, scripted, per_training, expected
+    ):
+        learner = make_learner(
+            scripted(lambda data: [{"loss": 1.0}] * per_training),
+            {"hook": {"save_ckpt_after_iter": 2, "save_ckpt_after_run": True}},
+        )
+        for _ in range(6 // per_training):
+            learner.train([{}])
+        learner.call_hook("after_run")
+
+        for name, count in expected.items():
+            path = learner.checkpoint_dir / f"iteration_{name}.safetensors"
+            assert load_checkpoint(path).iteration == count
+        names = {path.stem for path in learner.checkpoint_dir.iterdir()}
+        assert names == {"latest", *(f"iteration_{name}" for name in expected)}
+        assert learner.updates == learner.train_iter == 6
+
     def test_old_iterations_are_removed_and_the_best_is_kept(
         self, make_learner, scripted, tmp_path
     ):
