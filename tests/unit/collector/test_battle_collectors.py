@@ -7,12 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.envs import Capabilities
 from dingsdk.errors import ConfigError
-from dingsdk.policy import CollectMode
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
@@ -44,40 +42,6 @@ def make_battle(tmp_path) -> Iterator[Any]:
 def _rows(samples: Any) -> list[tuple[int, ...]]:
     """Return (env, player, episode, time) of each sample."""
     return [tuple(int(value) for value in each["obs"]) for each in samples]
-
-
-def forbidden(*_: Any) -> Any:
-    raise AssertionError("collectors of several players use the dict form")
-
-
-@pytest.mark.parametrize(("transform", "batched"), [(False, None), (True, None), (True, forbidden)])
-def test_players_see_floats_and_the_original_dtype_is_recorded(
-    make_battle, transform, batched
-) -> None:
-    class ByteEnvs(DuelEnvs):
-        def _obs(self, env_id: int) -> list[Any]:
-            return [each.astype(np.uint8) for each in super()._obs(env_id)]
-
-    seen: list[Any] = []
-
-    def forward(obs: dict[int, Any]) -> dict[int, Any]:
-        seen.extend(obs.values())
-        return {env_id: {"action": np.int64(0)} for env_id in obs}
-
-    modes = [
-        CollectMode(**{**mode._asdict(), "forward": forward, "forward_batch": batched})
-        for mode in (Fighter(number, n_sample=4).mode() for number in range(2))
-    ]
-    collector = make_battle("sample_1v1", ByteEnvs(((4,),)), modes, transform_obs=transform)
-
-    (samples, _), _ = collector.collect()
-
-    # Players with a batched form convert observations themselves.
-    as_tensors = transform and batched is None
-    given = (torch.Tensor, torch.float32) if as_tensors else (np.ndarray, np.uint8)
-    assert {(type(obs), getattr(obs.dtype, "type", obs.dtype)) for obs in seen} == {given}
-    assert [obs.tolist() for obs in seen[:2]] == [[0, 0, 0, 0], [0, 1, 0, 0]]
-    assert {sample["obs"].dtype for sample in samples} == {torch.uint8}
 
 
 def test_player_that_only_acts_gets_no_data(make_battle) -> None:

@@ -87,29 +87,6 @@ def test_transitions_that_change_their_form_are_refused(
     assert len(rounds) == 3
 
 
-def test_arrays_that_a_policy_reuses_are_copied(make_policy, make_collector) -> None:
-    policy = make_policy()
-    time, action = np.zeros(2, np.float32), np.zeros(2, np.int64)
-
-    def forward(obs: Any, env_ids: Any, **_: Any) -> Any:
-        time[:], action[:] = obs[:, 2], obs[:, 2] % 2
-        return {"action": action}
-
-    def make_transitions(*args: Any) -> Any:
-        return {**policy.make_transitions(*args), "time": time, "half": time[:, None][:, 0]}
-
-    policy = policy._replace(forward_batch=forward)
-    collector, _ = make_collector(policy._replace(make_transitions=make_transitions))
-
-    batch = collector.collect()
-
-    expected = batch.columns["obs"][:, 2]
-    assert len(set(expected.tolist())) > 2
-    assert (batch.columns["time"] == expected).all()
-    assert (batch.columns["half"] == expected).all()
-    assert (batch.columns["action"] == expected % 2).all()
-
-
 @pytest.mark.parametrize(
     ("value", "found"), [([0, 0], "list"), (np.zeros(3), "float64[3]"), (np.zeros(()), "float64[]")]
 )

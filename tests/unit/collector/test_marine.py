@@ -333,31 +333,6 @@ def test_players_that_train_in_turns_learn_only_from_their_own_games(make_marine
     assert {tuple(paths) for paths in finished} == {("ones", "twos"), ("twos", "ones")}
 
 
-def test_rows_have_the_policy_version_that_acted(make_marine) -> None:
-    store = Store(new=weights(6))
-    env = {"collector_env_num": 1}
-    collector = make_marine(store, ["new"] * 2, [True] * 2, update_policy_second=0, env=env)
-    acted: list[tuple[int, int, int]] = []
-    step_env = collector._rollout.step_env
-
-    def note(output: Any) -> Any:
-        stones = int(collector.env_manager.ready_obs[0]["observation"][0, 1])
-        seat = 1 - acted[-1][0] if acted and stones < STONES else 0
-        acted.append((seat, stones, collector._policy_iter))
-        return step_env(output)
-
-    def turn() -> None:
-        store.versions["new"] += 1
-
-    collector._rollout.step_env, collector.yield_turn = note, turn
-    collector.start()
-
-    iters = np.concatenate([batch.columns["collect_iter"] for batch in store.payloads])
-    sent = [(*row.obs, int(each)) for row, each in zip(store.rows(), iters, strict=True)]
-    assert sorted(sent) == sorted(acted)
-    assert len(set(iters)) == len(acted)
-
-
 def test_on_policy_payloads_come_from_one_policy_version(make_marine) -> None:
     store = Store(new=weights(6), old=weights(4))
     policy = {**POLICY, "on_policy": True}

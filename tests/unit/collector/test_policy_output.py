@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
-from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.errors import NonFiniteError, PolicyOutputError
-from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_dicts
+from dingsdk.worker.collector.policy_output import check_columns, check_dicts
 
 
 @pytest.mark.parametrize(
@@ -57,21 +55,3 @@ def test_error_names_an_env_without_an_action(outputs: Any) -> None:
     with pytest.raises(PolicyOutputError, match=r"for env \d") as caught:
         check_dicts(outputs, [0, 1])
     assert caught.value.key == "action"
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: spaces.Discrete(9),
-        lambda: spaces.Box(-np.inf, np.inf, (2,), np.float32),
-        lambda: spaces.Tuple([spaces.Discrete(9), spaces.Discrete(9)]),
-    ],
-    ids=["discrete", "unbounded", "tuple"],
-)
-def test_random_actions_continue_from_a_saved_state(make: Any) -> None:
-    actions, other = RandomActions(make(), 1), RandomActions(make(), 2)
-    actions.draw(3)
-    state = decode_safetensors("test", encode_safetensors("test", actions.state_dict()))
-    expected = actions.draw(8)
-    other.load_state_dict(state)
-    assert np.array_equal(other.draw(8), expected)

@@ -21,8 +21,6 @@ from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 
-from .late_envs import LateEnvs
-
 POLICY = {
     "type": "dqn",
     "model": {"obs_shape": 4, "action_shape": 2},
@@ -442,24 +440,6 @@ def test_pieces_are_not_cut_at_a_policy_load_if_samples_may_have_any_age(make_ze
     (meta,), (piece,) = wire.samples, wire.payloads.values()
     assert (meta["rows"], meta["policy_iter"]) == (9, 1)
     assert piece.columns["collect_iter"].tolist() == 3 * [1, 2, 2]
-
-
-def test_on_policy_payload_has_no_step_that_an_older_policy_began(make_zergling) -> None:
-    manager = PluginManager()
-    manager.registry("env_managers").register("late", LateEnvs)
-    with use_manager(manager):
-        wire, _ = play_on_policy(
-            make_zergling,
-            {0: [(4, 1)], 4: [(7, 2)], 7: [(0, 0)]},
-            lambda asked, steps: 4 in asked,
-            env={"collector_env_num": 2},
-            env_manager={"type": "late"},
-        )
-
-    # Of the three steps with policy 2, the first one of env 1 began with policy 1.
-    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(4, 1), (2, 2)]
-    versions = [batch.columns["collect_iter"].tolist() for batch in wire.payloads.values()]
-    assert versions == [[1] * 4, [2] * 2]
 
 
 def test_close_wakes_a_collector_that_waits_for_its_first_policy(make_zergling) -> None:

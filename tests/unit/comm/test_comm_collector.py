@@ -22,25 +22,6 @@ PATIENCE_S = 30.0
 THREADS = {"type": "in_memory", "concurrency": "threads"}
 
 
-def test_versions_are_tracked_per_policy(tmp_path: Path) -> None:
-    cfg = to_easydict({"system": {"transport": {"type": "in_memory"}}})
-    transport = make_transport(cfg, tmp_path)
-    worker: Any = BaseCommCollector({}, transport, "collector-0")
-    worker._task_info = {"collector_cfg": {"eval_flag": False}}
-    store = transport.policy_store()
-    store.publish("trained", {"w": torch.zeros(1)}, 7)
-    store.publish("past", {"w": torch.ones(1)}, 3)
-
-    assert worker.get_policy_update_info("trained")["iter"] == 7
-    assert worker.get_policy_update_info("past")["iter"] == 3
-    assert worker.get_policy_update_info("trained") is None
-    assert worker.get_policy_update_info("past") is None
-    store.publish("trained", {"w": torch.zeros(1)}, 8)
-    assert worker.get_policy_update_info("trained")["iter"] == 8
-    assert worker.get_policy_update_info("past") is None
-    transport.close()
-
-
 def test_collector_waits_for_the_first_policy_only_while_the_storage_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,8 +121,7 @@ class Site:
             return answer_of(error)
 
     def close(self) -> None:
-        """Count the call, as the close of a link."""
-        self.closes += 1
+        """Do nothing, as the close of a link."""
 
     def join(self) -> None:
         self.end.join(WorkerInfo("w0", "collector"), 20.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,6 @@ from dingsdk.errors import StorageFullError, TaskFailedError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
-from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master, SendPolicyHook
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 
@@ -186,29 +184,6 @@ def test_close_task_fails_if_the_job_hangs(
         bench.ask(worker_id, f"{role}_close_task")
     assert caught.value.result == {"message": "stuck"}
     over.set()
-
-
-def test_collector_waits_while_the_report_queue_is_full(bench: Bench) -> None:
-    collector, sent = bench.collector, []
-
-    def run() -> None:
-        for number in range(9):
-            collector.send_metadata({"data_id": f"d{number}", "policy_iter": 0, "cur_step": number})
-            sent.append(number)
-
-    collector.start_job(run, lambda: None, "sender")
-    deadline = time.monotonic() + PATIENCE_S
-    while len(sent) < 8 or not collector._waiting:
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
-    assert sent == list(range(8))
-
-    answers = [bench.ask("c0", "collector_data_task") for _ in range(3)]
-    reports = [report["cur_step"] for answer in answers for report in answer["reports"]]
-    assert reports == list(range(9))
-    assert [answer["has_ended"] for answer in answers][-1]
-    assert len(answers[0]["reports"]) == 8
-    collector.stop_job()
 
 
 def test_newer_progress_replaces_older_unsent_progress(bench: Bench) -> None:
@@ -429,49 +404,6 @@ def test_last_policy_of_a_learner_replaces_newer_ones_of_a_lost_learner(bench: B
     assert bench.version() == 50  # collectors get no older one
     bench.ask("l0", "learner_close_task")
     assert bench.version() == 0
-
-
-class OwnRows(BaseCommLearner):
-    """Trains on rows with another reward."""
-
-    @staticmethod
-    def load_data_fn(path: Any, meta: Any, decompressor: Any = None) -> dict[str, Any]:
-        row = BaseCommLearner.load_data_fn(path, meta, decompressor)
-        return {**row, "reward": np.float32(-1.0)}
-
-
-class OwnData(BaseCommLearner):
-    """The same, in a method of its own."""
-
-    def get_data(self, batch_size: int) -> Any:
-        loaders = super().get_data(batch_size)
-        return loaders and [{**load(), "reward": np.float32(-1.0)} for load in loaders]
-
-
-@pytest.mark.parametrize("kind", [OwnRows, OwnData, BaseCommLearner])
-def test_learner_trains_on_the_rows_of_a_subclass(
-    tmp_path: Path, kind: type[BaseCommLearner]
-) -> None:
-    bench = Bench(tmp_path, kind)
-    try:
-        task = bench.learner_task(train_iterations=1)
-        announced = bench.start_learner(**task)
-        assert bench.train(announced)["learner_done"]
-        buffer = create_buffer(task["replay_buffer_cfg"])
-        buffer.push(bench.transport.data_store().get(announced["data_id"], 0.0), 0)
-        batch = buffer.sample(BATCH, cur_learner_iter=0)
-        assert isinstance(batch, SampleBatch)
-        if kind is not BaseCommLearner:
-            batch.columns["reward"][:] = -1.0
-        mode = create_policy(task["policy"], enable_field=["learn"], seed=task["seed"]).learn_mode
-        mode.forward(batch)
-        wanted, found = mode.state_dict()["model"], bench.transport.policy_store().newest("p2")
-        assert found is not None
-        assert found[0] == 1
-        for name, tensor in wanted.items():
-            assert np.allclose(tensor, found[1][name], atol=1e-6), name
-    finally:
-        bench.close()
 
 
 @pytest.mark.parametrize(

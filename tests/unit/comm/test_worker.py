@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,9 +61,7 @@ class ScriptedWorker(CommWorker):
 class Bench:
     """A master, and workers whose tasks are functions of the test."""
 
-    lease_s = 10.0
-
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, lease_s: float = 10.0) -> None:
         cfg = {"type": "in_memory", "concurrency": "threads"}
         self.transport = default_manager().create("transports", cfg, tmp_path)
         self.joined: list[WorkerInfo] = []
@@ -73,7 +72,7 @@ class Bench:
             self.transport.scheduler,
             on_join=self.joined.append,
             on_renew=self.renewed.append,
-            lease_s=self.lease_s,
+            lease_s=lease_s,
         )
         self.address = self.master.start()
         self.workers: list[ScriptedWorker] = []
@@ -104,9 +103,8 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.close()
+    with closing(Bench(tmp_path)) as made:
+        yield made
 
 
 def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) -> None:
@@ -145,11 +143,8 @@ def test_task_that_waits_for_its_job_ends_with_the_master(bench: Bench) -> None:
             is_waiting.set()
             worker.task_wait(lambda: False, PATIENCE_S)
 
-    worker = bench.worker(
-        start=lambda task: worker.start_job(until(stop), stop.set, "j"),
-        report=report,
-    )
-    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    worker = bench.worker(report=report)
+    worker.start_job(until(stop), stop.set, "job")
     bench.master.new_task("w0", {"name": "report"}).start()
     assert is_waiting.wait(PATIENCE_S)
     started = time.monotonic()
@@ -160,31 +155,21 @@ def test_task_that_waits_for_its_job_ends_with_the_master(bench: Bench) -> None:
 
 
 def test_lease_is_renewed_every_third_of_its_length(bench: Bench) -> None:
-    is_busy, go_on = threading.Event(), threading.Event()
-    worker = bench.worker(wait=lambda task: (is_busy.set(), go_on.wait(PATIENCE_S), None)[2])
-    task = bench.master.new_task("w0", {"name": "wait"}).start()
-    assert is_busy.wait(PATIENCE_S)  # the serving thread renews nothing now
-    worker.renew()
+    busy, counts = KeptBusy(bench, lambda worker: None), list[int]()
+    busy.worker.renew()
     bench.renewed.clear()
-
-    counts = []
     for after_s in (3.3, 3.4, 6.7, 6.8):
         bench.now = 1000.0 + after_s
-        worker.renew()
+        busy.worker.renew()
         counts.append(len(bench.renewed))
-    go_on.set()
-    task.value(PATIENCE_S)
-
+    busy.end()
     assert counts == [0, 1, 1, 2]
 
 
 def test_answers_of_a_worker_with_a_hanging_job_do_not_renew_its_lease(bench: Bench) -> None:
     over = threading.Event()
-    worker = bench.worker(
-        start=lambda task: worker.start_job(until(over), over.set, "j"),
-        report=lambda task: {"reports": []},
-    )
-    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    worker = bench.worker(report=lambda task: {"reports": []})
+    worker.start_job(until(over), over.set, "job")
     bench.now += 61.0  # longer than progress_timeout_s
     bench.master.ask("w0", {"name": "report"}, PATIENCE_S)
     bench.renewed.clear()
@@ -211,11 +196,8 @@ def test_job_pauses_before_the_end_of_a_lease_that_is_not_renewed(
         is_reporting.set()
         assert may_answer.wait(PATIENCE_S)
 
-    worker = bench.worker(
-        start=lambda task: worker.start_job(run, go_on.release, "job"),
-        report=report,
-    )
-    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    worker = bench.worker(report=report)
+    worker.start_job(run, go_on.release, "job")
     task = bench.master.new_task("w0", {"name": "report"}).start()
     assert is_reporting.wait(PATIENCE_S)
     bench.now += 8.0  # four fifths of the lease
@@ -262,12 +244,6 @@ def test_end_of_the_job_wakes_the_task_that_waits_for_it(
     go_on = threading.Event()
     waited_s: list[float] = []
 
-    def run() -> None:
-        go_on.wait(PATIENCE_S)
-
-    def start(task: Mapping[str, Any]) -> None:
-        worker.start_job(run, go_on.set, "job")
-
     def wait(task: Mapping[str, Any]) -> None:
         began = time.monotonic()
         timer = threading.Timer(0.05, go_on.set)
@@ -277,8 +253,8 @@ def test_end_of_the_job_wakes_the_task_that_waits_for_it(
         waited_s.append(time.monotonic() - began)
         timer.join()
 
-    worker = bench.worker(start=start, wait=wait)
-    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    worker = bench.worker(wait=wait)
+    worker.start_job(until(go_on), go_on.set, "job")
     bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
     assert waited_s[0] < 2.5  # without the wake-up it checks after a third of the lease
 
@@ -427,27 +403,17 @@ def test_worker_without_a_job_or_with_an_ended_job_keeps_the_lease(bench: Bench)
     busy.end()
 
 
-class HastyBench(Bench):
-    lease_s = 0.6
-
-
-@pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Bench]:
-    made = HastyBench(tmp_path)
-    yield made
-    made.close()
-
-
-def test_lease_is_renewed_while_a_task_builds_its_job(hasty: Bench) -> None:
+def test_lease_is_renewed_while_a_task_builds_its_job(tmp_path: Path) -> None:
     def build(task: Mapping[str, Any]) -> None:
         with worker.building({}):
             for _ in range(3):
-                hasty.renewed.clear()
-                hasty.now += hasty.lease_s / 3
-                hasty.wait(lambda: bool(hasty.renewed))
+                bench.renewed.clear()
+                bench.now += 0.2  # a third of the lease
+                bench.wait(lambda: bool(bench.renewed))
 
-    worker = hasty.worker(build=build)
-    hasty.master.ask("w0", {"name": "build"}, PATIENCE_S)
+    with closing(Bench(tmp_path, lease_s=0.6)) as bench:
+        worker = bench.worker(build=build)
+        bench.master.ask("w0", {"name": "build"}, PATIENCE_S)
 
 
 def test_error_of_a_job_fails_the_tasks_that_check_it_but_not_the_next_job(
@@ -518,11 +484,8 @@ def test_worker_runs_one_job_at_a_time(bench: Bench) -> None:
 
 
 def test_job_that_ignores_the_stop_stays_the_job_of_the_worker(bench: Bench) -> None:
-    over = threading.Event()
-    worker = bench.worker(
-        start=lambda task: worker.start_job(until(over), lambda: None, "stubborn"),
-    )
-    bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
+    over, worker = threading.Event(), bench.worker()
+    worker.start_job(until(over), lambda: None, "stubborn")
     assert not worker.stop_job(0.05)
     assert worker.has_job
     over.set()

@@ -229,36 +229,6 @@ def test_first_player_has_the_seed_of_a_solo_player(
         assert make_commander(league=league).get_learner_task()["seed"] == alone["seed"]
 
 
-def test_games_count_for_both_players_and_train_the_home_player(make_commander: Any) -> None:
-    commander = make_commander(league=TWO)
-    policies = [each["policy_id"] for each in start_two(commander)]
-    played: list[Any] = []
-    seen: set[tuple[int, int]] = set()
-    games = 0
-
-    for count in range(1, 41):
-        task = commander.get_collector_task()
-        cfg = task["collector_cfg"]
-        home, away = map(policies.index, cfg["policy_update_path"])
-        assert cfg["policy_update_flag"] == [True, home == away]
-        assert task.get("player") == (None, "player_1")[home]
-        played.append(home)
-        seen.add((home, away))
-        results = [["wins"] * (count % 3), ["losses"]]
-        games += (count % 3 + 1) * (home != away)
-        commander.finish_collector_task(task["task_id"], {"game_result": results, "step_count": 7})
-
-    assert played == [0, 1] * 20
-    assert seen == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    payoff = commander.league.payoff
-    assert payoff.games("player_0", "player_1") == payoff.games("player_1", "player_0") == games
-    rates = payoff.win_rate("player_0", "player_1"), payoff.win_rate("player_1", "player_0")
-    assert sum(rates) == pytest.approx(1.0)
-    assert {name: each[:2] for name, each in commander.players().items()} == {
-        "player_0": (0, 140), "player_1": (0, 140),
-    }  # fmt: skip
-
-
 def test_task_ends_early_for_an_evaluation_of_its_own_player_only(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     learners = start_two(commander)

@@ -34,65 +34,9 @@ from dingsdk.worker.coordinator.admission import Admission
 from dingsdk.worker.coordinator.live_payloads import ServedPayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 
+from .commander import Commander
+
 GRACE_S = 10.0
-
-
-class Commander:
-    """A commander with preset answers that records its calls."""
-
-    def __init__(self) -> None:
-        self.goal_is_reached = False
-        self.calls: list[tuple[str, Any]] = []
-
-    def finish_collector_task(self, task_id: str, info: Mapping[str, Any]) -> bool:
-        self.calls.append(("finished", task_id))
-        return self.goal_is_reached
-
-    def players(self) -> dict[str, Any]:
-        return {}
-
-    def finish_learner_task(self, task_id: str, info: Mapping[str, Any]) -> str:
-        self.calls.append(("finished", task_id))
-        return "b"
-
-    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
-        self.calls.append(("failed", task["task_id"]))
-
-    def increase_collector_task_space(self) -> None:
-        self.calls.append(("space", 1))
-
-    def decrease_collector_task_space(self) -> None:
-        self.calls.append(("space", -1))
-
-    def get_learner_task(self) -> None:
-        return None
-
-    def get_collector_task(self) -> None:
-        return None
-
-    def get_eval_task(self) -> None:
-        return None
-
-    def get_last_eval_task(self) -> None:
-        return None
-
-    def wants_end_of(self, task_id: str) -> bool:
-        return False
-
-    def get_collect_setting(self, task_id: str) -> None:
-        return None
-
-    def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        self.calls.append(("collected", info["cur_step"]))
-
-    def judge_collector_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
-        return bool(info.get("collector_done"))
-
-    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        self.calls.append(("learned", info["learner_step"]))
-
-    def judge_learner_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
-        return bool(info["learner_done"])
 
 
 class Site:
@@ -120,7 +64,7 @@ class Site:
             clock=lambda: self.now,
         )
         self.commander = Commander()
-        self.coordinator.state.commander = self.commander  # type: ignore[assignment]
+        self.coordinator.state.commander = self.commander
 
     def task(self, role: str = "collector", *, is_evaluation: bool = False) -> TaskState:
         task = {"task_id": "t", "buffer_id": "b", "collector_cfg": {"eval_flag": is_evaluation}}
@@ -278,7 +222,7 @@ def test_incomplete_evaluation_counts_as_failed(site: Site) -> None:
     site.coordinator.policy_store.publish("t", {"w": np.zeros(1)}, 5)
     site.finish(is_evaluation=True, collector_done=False, policy_id="t")
     assert site.evaluated == site.collected == []
-    assert site.commander.calls == [("failed", "t")]
+    assert site.commander.failed == [("collector", "t")]
     assert site.coordinator.policy_store.newest("t") is None
     assert not site.coordinator.is_ending
 
@@ -394,7 +338,7 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
     assert type(failure) is DingError
     assert str(failure) == "task t: ValueError: out of range"
     assert failure.__cause__ is cause
-    assert site.commander.calls == [("failed", "t")]
+    assert site.commander.failed == [("collector", "t")]
     assert site.coordinator.is_ending
     assert site.coordinator.must_end(site.task(is_evaluation=True))
 
@@ -463,9 +407,11 @@ def test_close_names_jobs_that_do_not_end_in_time(site: Site) -> None:
 
 
 def test_commander_is_told_to_increase_and_decrease_collector_tasks(site: Site) -> None:
+    places = site.commander._collector_space
     site.coordinator.deal_with_increase_collector()
+    assert places.max_val == 2
     site.coordinator.deal_with_decrease_collector()
-    assert site.commander.calls == [("space", 1), ("space", -1)]
+    assert places.max_val == 1
 
 
 def test_worker_of_an_unknown_role_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -745,7 +691,7 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     coordinator.state.running = {"c": collector, "l": learner}
     asked: list[str] = []
     site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
-    site.commander.get_eval_task = lambda: asked.append("evaluation")  # type: ignore[attr-defined]
+    site.commander.get_eval_task = lambda: asked.append("evaluation")  # type: ignore[method-assign]
     site.commander.get_learner_task = lambda: asked.append("learner")  # type: ignore[assignment, func-returns-value]
     coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
     coordinator.dispatcher.join(WorkerInfo("l0", "learner"))

@@ -448,29 +448,6 @@ def test_finished_learner_task_is_not_repeated_by_the_next_coordinator(
     assert after.coordinator.system_shutdown_flag
 
 
-def test_tasks_at_the_end_of_a_run_are_kept_for_a_resume(tmp_path: Path, transport: Any) -> None:
-    life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    life.join("c0", "collector")
-    learner, collector = life.give("learner"), life.collect()
-    life.push(collector, "p0")
-    life.coordinator.end.is_over = True
-    finished = {"step_count": 12, "task_id": collector.task_id, "buffer_id": collector.buffer_id}
-    life.coordinator.deal_with_collector_finish_task(
-        collector.task_id, {**finished, "train_iter": 0, "reward_mean": 0.0}
-    )
-    life.scheduler.end(collector, None)
-    finished = {"task_id": learner.task_id, "buffer_id": learner.buffer_id}
-    life.coordinator.deal_with_learner_finish_task(learner.task_id, finished)
-    life.scheduler.end(learner, None)
-    after = Life(tmp_path, transport, "naive")
-    assert {each.task_id for each in after.scheduler.orphans} == {
-        learner.task_id,
-        collector.task_id,
-    }
-    assert after.coordinator.status().samples.live == ROWS
-
-
 def test_task_whose_error_ended_the_run_is_resumed(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
     life.join("l0", "learner")

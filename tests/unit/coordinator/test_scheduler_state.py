@@ -24,61 +24,11 @@ from dingsdk.worker.coordinator.scheduler_state import (
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.sample_counts import SampleCounts
 
+from .commander import Commander
+
 LEASE_S = 10.0
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
 BUFFER = {"type": "naive", "replay_buffer_size": 64, "seed": 1}
-
-
-class Commander:
-    """A commander that hands out queued tasks and records its calls."""
-
-    def __init__(self) -> None:
-        self.tasks: dict[str, list[dict[str, Any]]] = {"learner": [], "collector": []}
-        self.failed: list[tuple[str, str]] = []
-        self.progress: list[dict[str, Any]] = []
-        self.finished: list[dict[str, Any]] = []
-        self.loaded: list[dict[str, Any]] = []
-        self.trained: list[dict[str, Any]] = []
-        self.goal_is_reached = False
-        self.last: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"finished": len(self.finished)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.loaded.append(dict(state))
-
-    def players(self) -> dict[str, Any]:
-        return {}
-
-    def get_last_eval_task(self) -> dict[str, Any] | None:
-        return self.last
-
-    def get_learner_task(self) -> dict[str, Any] | None:
-        return self.tasks["learner"].pop(0) if self.tasks["learner"] else None
-
-    def get_collector_task(self) -> dict[str, Any] | None:
-        return self.tasks["collector"].pop(0) if self.tasks["collector"] else None
-
-    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
-        self.failed.append(("learner", task["task_id"]))
-
-    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
-        self.failed.append(("collector", task["task_id"]))
-
-    def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        self.progress.append({"task_id": task_id, **info})
-
-    def judge_collector_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
-        return bool(info["collector_done"])
-
-    def finish_collector_task(self, task_id: str, info: Mapping[str, Any]) -> bool:
-        self.finished.append({"task_id": task_id, **info})
-        return self.goal_is_reached
-
-    def finish_learner_task(self, task_id: str, info: Mapping[str, Any]) -> str:
-        self.trained.append(dict(info))
-        return str(info["buffer_id"])
 
 
 class Auditor(Role):
@@ -113,7 +63,7 @@ class Site:
         }
         self.state = SchedulerState(
             self.roles,
-            self.commander,  # type: ignore[arg-type]
+            self.commander,
             CoordinatorSection(lease_s=LEASE_S, **cfg),
             RunClock(lambda: self.now, LEASE_S),
             lambda state: LivePayloads(64),
@@ -481,7 +431,7 @@ def test_env_steps_of_lost_attempts_are_counted_and_reported_to_the_commander(si
     assert site.state.env_steps == 40
     again = site.assigned()
     assert site.state.progress(again, report(5, done=True))
-    assert site.commander.progress[-1]["cur_step"] == 45
+    assert site.commander.calls[-1] == ("collected", 45)
     assert not site.state.finish_collector(again, {"step_count": 8})
     assert site.state.env_steps == 48
     site.state.end(again, None)
@@ -531,7 +481,7 @@ def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     state = site.assigned(**EVALUATING)
     assert site.state.is_evaluating
     site.state.progress(state, report(40))
-    assert site.commander.progress[-1]["cur_step"] == 40
+    assert site.commander.calls[-1] == ("collected", 40)
     site.commander.goal_is_reached = True
     assert site.state.finish_collector(state, {"step_count": 90})
     site.state.end(state, None)
@@ -557,23 +507,6 @@ def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) 
     assert not is_live(f"{state.payload_prefix}-anything")
 
 
-def test_evicted_samples_of_all_buffers_are_summed(site: Site) -> None:
-    left = {"number": 1, "inserted": ["p"], "lost": [], "left": [("p", "overwritten", 32)]}
-    for name in ("a", "b"):
-        payloads = site.open_buffer(name)
-        payloads.push({"data_id": "p", "rows": 96, "policy_iter": 0}, 0)
-        payloads.note_reports([left])
-    counts = SampleCounts(192, 192, 0, 128, {"overwritten": 64})
-    assert site.state.samples() == counts
-    site.state.finish_learner(TaskState("t"), {"buffer_id": "a"})
-    assert site.state.samples() == counts
-    assert site.state.buffers.keys() == {"b"}
-    site.state.close_buffer("b")
-    site.state.close_buffer("b")
-    assert site.state.samples() == counts
-    site.state.samples().check()
-
-
 def test_state_of_a_task_needs_only_its_id() -> None:
     state = TaskState("t")
     assert (state.task_id, state.kind, state.buffer_id, state.is_evaluation) == ("t", "", "", False)
@@ -592,7 +525,7 @@ def test_run_without_progress_says_once_what_it_waits_for() -> None:
     assert site.quiet.look() == ""
     site.now += 0.1
     said = site.quiet.look()
-    assert "commander 'Commander' has issued no task for an idle learner" in said
+    assert "commander 'queued' has issued no task for an idle learner" in said
     assert "no collector has joined" in said
     assert "the replay buffer holds 0 rows" in said
     for _ in range(3):

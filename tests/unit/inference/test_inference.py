@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dingsdk_in_memory.stores import MemoryPolicyStore
 
 from dingsdk.config import to_easydict
 from dingsdk.data import derive_seed
@@ -25,7 +26,6 @@ from dingsdk.testing import open_files
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.comm import Master
-from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference import InferenceClient, InferenceServer, client, role
 from dingsdk.worker.inference import server as server_module
 from dingsdk.worker.inference.client import FOLDER
@@ -45,35 +45,17 @@ def _answers_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_S", PATIENCE_S)
 
 
-class Store(PolicyStore):
-    """A policy store in memory that keeps the newest version of each policy."""
-
-    def __init__(self) -> None:
-        self.published: dict[str, tuple[int, dict[str, Any]]] = {}
-
-    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        self.published[policy_id] = (version, {key: each.clone() for key, each in state.items()})
-
-    def newest(self, policy_id: str, newer_than: int | None = None) -> Any:
-        found = self.published.get(policy_id)
-        is_known = found is not None and newer_than is not None and found[0] <= newer_than
-        return None if is_known else found
-
-    def discard(self, policy_id: str) -> None:
-        self.published.pop(policy_id, None)
-
-
 def policy_of(seed: int, cls: Any = DQNPolicy, **cfg: Any) -> Any:
     return cls({**CFG, **cfg}, enable_field=["collect"], seed=seed)
 
 
-def publish(store: Store, policy: Any, version: int) -> None:
+def publish(store: MemoryPolicyStore, policy: Any, version: int) -> None:
     store.publish("p", policy.collect_mode.state_dict()["model"], version)
 
 
 @contextmanager
 def serving(
-    run_dir: Path, store: Store, cfg: dict[str, Any] = CFG, seed: int | None = 1
+    run_dir: Path, store: MemoryPolicyStore, cfg: dict[str, Any] = CFG, seed: int | None = 1
 ) -> Iterator[InferenceServer]:
     with closing(InferenceServer(cfg, store, run_dir, "inference-0", seed)) as server:
         thread = threading.Thread(target=server.run)
@@ -112,7 +94,7 @@ def best(policy: Any, obs: Any = OBS) -> list[int]:
 def test_actions_come_from_the_newest_version_and_the_client_knows_its_number(
     tmp_path: Path,
 ) -> None:
-    store, mine, newest = Store(), policy_of(1), policy_of(2)
+    store, mine, newest = MemoryPolicyStore(), policy_of(1), policy_of(2)
     assert best(mine) != best(newest)
     expected = best(newest)
     publish(store, newest, 7)
@@ -146,7 +128,7 @@ def waiting(server: InferenceServer, *asks: Callable[[], None]) -> Iterator[None
 
 
 def test_waiting_requests_form_one_batch_and_each_gets_its_own_rows(tmp_path: Path) -> None:
-    store, expected = Store(), best(policy_of(2))
+    store, expected = MemoryPolicyStore(), best(policy_of(2))
     publish(store, policy_of(2), 1)
     server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
     found: dict[int, list[int]] = {}
@@ -166,7 +148,7 @@ def test_waiting_requests_form_one_batch_and_each_gets_its_own_rows(tmp_path: Pa
 
 
 def test_exploration_of_a_server_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
-    store = Store()
+    store = MemoryPolicyStore()
     publish(store, policy_of(2), 1)
 
     def explored(folder: str, seed: int | None) -> list[int]:
@@ -182,7 +164,7 @@ def test_exploration_of_a_server_is_the_same_for_the_same_seed(tmp_path: Path) -
 
 
 def test_observations_of_another_shape_do_not_affect_other_requests(tmp_path: Path) -> None:
-    store, expected, by_itself = Store(), best(policy_of(2)), best(policy_of(5))
+    store, expected, by_itself = MemoryPolicyStore(), best(policy_of(2)), best(policy_of(5))
     publish(store, policy_of(2), 1)
     server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
     found: dict[str, Any] = {}
@@ -200,7 +182,7 @@ def test_observations_of_another_shape_do_not_affect_other_requests(tmp_path: Pa
 
 
 def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
-    store, first, second = Store(), policy_of(1), policy_of(2)
+    store, first, second = MemoryPolicyStore(), policy_of(1), policy_of(2)
     expected, later = best(first), best(second)
     publish(store, first, 1)
     own = policy_of(5)
@@ -219,7 +201,7 @@ def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
-    store, before = Store(), open_files(collect=True)
+    store, before = MemoryPolicyStore(), open_files(collect=True)
     with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)) as server:
         for version in range(8):
             publish(store, policy_of(version), version)
@@ -231,7 +213,7 @@ def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
 
 def test_recurrent_state_is_kept_per_row(tmp_path: Path) -> None:
     cfg = {**CFG, "type": "r2d2"}
-    store = Store()
+    store = MemoryPolicyStore()
     publish(store, policy_of(2, R2D2Policy, type="r2d2"), 1)
     alone = policy_of(2, R2D2Policy, type="r2d2")
     with serving(tmp_path, store, cfg) as server:
@@ -251,7 +233,7 @@ def test_collector_acts_by_itself_while_there_is_no_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "RETRY_S", 0.0)
-    store, own = Store(), policy_of(5)
+    store, own = MemoryPolicyStore(), policy_of(5)
     by_itself, expected = best(own), best(policy_of(2))
     publish(store, policy_of(2), 9)
     with Collector(tmp_path, own, 3) as collector:
@@ -269,7 +251,7 @@ def test_server_that_does_not_answer_costs_one_deadline(
 ) -> None:
     monkeypatch.setattr(client, "ANSWER_S", 0.3)
     monkeypatch.setattr(client, "RETRY_S", PATIENCE_S)
-    store, own = Store(), policy_of(5)
+    store, own = MemoryPolicyStore(), policy_of(5)
     publish(store, policy_of(2), 1)
     by_itself = best(own)
     idle = InferenceServer(CFG, store, tmp_path, "inference-0")  # the server is not running
@@ -285,8 +267,8 @@ def test_collectors_are_spread_over_the_servers(
     monkeypatch.setattr(client.Channel, "to_server", lambda address, *given: address)
     names = [f"collector-{number}" for number in range(30)]
     with (
-        closing(InferenceServer(CFG, Store(), tmp_path, "a")),
-        closing(InferenceServer(CFG, Store(), tmp_path, "b")),
+        closing(InferenceServer(CFG, MemoryPolicyStore(), tmp_path, "a")),
+        closing(InferenceServer(CFG, MemoryPolicyStore(), tmp_path, "b")),
     ):
         first, again = ([InferenceClient(tmp_path, n)._connected() for n in names] for _ in "12")
         both = {file.read_text() for file in (tmp_path / FOLDER).glob("*.address")}
@@ -296,7 +278,7 @@ def test_collectors_are_spread_over_the_servers(
 
 
 def test_only_a_collector_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
-    store, told = Store(), list[str]()
+    store, told = MemoryPolicyStore(), list[str]()
     publish(store, policy_of(2), 1)
 
     def fail(*given: object, timeout_s: float) -> None:
@@ -315,7 +297,7 @@ def test_only_a_collector_that_does_not_read_its_answer_is_disconnected(tmp_path
 def test_client_with_a_wrong_secret_gets_no_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, own = Store(), policy_of(5)
+    store, own = MemoryPolicyStore(), policy_of(5)
     publish(store, policy_of(2), 1)
     by_itself = best(own)
     with serving(tmp_path, store) as server:
@@ -327,7 +309,7 @@ def test_client_with_a_wrong_secret_gets_no_answer(
 
 
 def test_error_of_the_policy_is_raised_in_the_collector(tmp_path: Path) -> None:
-    store = Store()
+    store = MemoryPolicyStore()
     publish(store, policy_of(2), 1)
     with serving(tmp_path, store) as server:
         with Collector(tmp_path, policy_of(5), 1) as collector:
@@ -426,7 +408,7 @@ def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy
     }
     server_side = DQNPolicy({**policy, "cuda": False}, enable_field=["collect"], seed=2)
     model = server_side.collect_mode.state_dict()["model"]
-    store = Store()
+    store = MemoryPolicyStore()
     store.publish("p", model, 7)
     sent: list[Any] = []
 
@@ -474,7 +456,7 @@ def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy
 
 
 def test_idle_strangers_do_not_keep_a_collector_out(tmp_path: Path) -> None:
-    store, own = Store(), policy_of(5)
+    store, own = MemoryPolicyStore(), policy_of(5)
     publish(store, policy_of(2), 1)
     with serving(tmp_path, store) as server, ExitStack() as stack:
         address = (tmp_path / FOLDER / "inference-0.address").read_text()

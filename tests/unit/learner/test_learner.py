@@ -28,11 +28,6 @@ class Recorder(LearnerHook):
         self._calls.append((self.name, self.position, engine.last_iter.val))
 
 
-class LastWords(LearnerHook):
-    def __call__(self, engine):
-        engine.info(self.name)
-
-
 def record_all(learner):
     calls = []
     for position in LearnerHook.positions:
@@ -262,32 +257,6 @@ class TestStart:
         learner.start()
 
         assert seen == [[{"obs": 1}, {"obs": 2}]]
-
-    def test_close_from_another_thread_ends_training_and_runs_the_after_run_hooks(
-        self, make_learner, scripted, tmp_path
-    ):
-        learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
-        calls = record_all(learner)
-        learner.register_hook(LastWords("last words", 100, position="after_run"))
-        waiting, closed = threading.Event(), threading.Event()
-
-        def get_data(size):
-            waiting.set()
-            assert closed.wait(10)
-
-        learner.get_data = get_data
-        thread = threading.Thread(target=learner.start)
-        thread.start()
-        assert waiting.wait(10)
-        learner.close()
-        closed.set()
-        thread.join(10)
-
-        assert not thread.is_alive()
-        assert [position for _, position, _ in calls] == ["before_run", "after_run"]
-        assert learner.learn_info["learner_done"] is True
-        assert "last words" in (tmp_path / "run/log/learner/learner_logger.txt").read_text()
-        assert learner.logger.handlers == []
 
     def test_start_of_a_closed_learner_returns_at_once(self, make_learner, scripted):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from dingsdk.errors import CheckpointError, ConfigError
-from dingsdk.policy import create_policy
-from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
-from dingsdk.worker.learner.transfer import state_to_load
 
 NO_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 WIDER = {"obs_shape": 4, "action_shape": 5}
@@ -112,29 +109,3 @@ def test_moments_are_not_for_parts(begin, learn_mode):
         begin(learn_mode(), parts=["encoder"])
     with pytest.raises(ConfigError, match="restores_settings"):
         begin(learn_mode(), keep=[], restores_settings=True)
-
-
-def test_other_networks_are_taken_by_name_with_their_targets(tmp_path):
-    model = {
-        "obs_shape": 3,
-        "action_shape": 1,
-        "action_low": [-1.0],
-        "action_high": [1.0],
-        "encoder_hidden_size_list": [8],
-    }
-    modes = [
-        create_policy({"type": "sac", "model": model}, ["learn"], seed=seed).learn_mode
-        for seed in (1, 2)
-    ]
-    path = save_checkpoint(tmp_path, "source", modes[0].state_dict(), iteration=1)
-    own = copy.deepcopy(modes[1].state_dict())
-
-    state = state_to_load(own, load_checkpoint(path), with_optimizers=False, parts=["critic"])
-    modes[1].load_state_dict(state)
-
-    found, saved = modes[1].state_dict(), modes[0].state_dict()
-    names = [name for name in own if "critic" in name and "optimizer" not in name]
-    assert len(names) == 2
-    for name in names:
-        assert same(found[name], saved["critic"])
-    assert same(found["model"], own["model"])

@@ -17,10 +17,9 @@ from dingsdk.errors import (
     UnknownKeyError,
 )
 from dingsdk.worker import AdvancedReplayBuffer
-from dingsdk.worker.replay_buffer.row_metadata import ADDED
+from tests.fakes import Scalars
 
-from .prioritized_rows import STORAGES, batch, column, facts, info, make_buffer, row
-from .scalar_writer import ScalarWriter
+from .prioritized_rows import batch, column, facts, info, make_buffer, row
 
 # Config ---------------------------------------------------------------------------------------
 
@@ -79,27 +78,6 @@ def test_sampling_waits_for_the_ratio_of_rows() -> None:
 
 
 # Pushing --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_push_does_not_change_rows_and_drops_keys_that_sampling_adds(storage: str) -> None:
-    buffer = make_buffer(storage={"type": storage})
-    mine = [
-        row(0, priority=2.0, IS=9.0, collect_iter=4),
-        row(1, priority=None, use=7, collect_iter=4),
-    ]
-    before = [dict(each) for each in mine]
-    if storage == "array":
-        mine[1]["IS"] = before[1]["IS"] = 1.0
-    buffer.push(mine, 0)
-    for each, old in zip(mine, before, strict=True):
-        assert each.keys() == old.keys()
-        assert all(each[key] is old[key] for key in old)
-    assert facts(buffer, "priority") == {0: 2.0, 1: 1.0}
-    sample = buffer.sample(2, 6)
-    assert sample is not None
-    assert set(sample[0]) == {"obs", "action", "collect_iter", *ADDED}
-    assert column(sample, "staleness") == [2, 2]
 
 
 def test_priorities_of_a_batch_are_used_and_limited_from_below() -> None:
@@ -201,52 +179,6 @@ def test_policy_iter_is_used_if_collect_iter_is_none() -> None:
 # Leaving --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_used_up_rows_are_reported_and_not_counted_as_overwritten(storage: str) -> None:
-    told: list[tuple[list[int], str]] = []
-    buffer = make_buffer(max_use=1, storage={"type": storage})
-    buffer.add_remove_listener(lambda rows, why: told.append((column(rows, "action"), why)))
-    buffer.push(batch(*range(8)), 0)
-    buffer.push(batch(8, 9), 0)
-    assert told.pop() == ([0, 1], "overwritten")
-    sample = buffer.sample(8, 0)
-    drawn = sorted(set(column(sample, "action")))
-    assert told.pop() == (drawn, "used_up")
-    left = 8 - len(drawn)
-    assert buffer.count() == left
-    # New rows at the positions of used-up rows overwrite nothing.
-    buffer.push(batch(*range(10, 18)), 0)
-    assert sum(len(rows) for rows, _ in told) == left
-    stats = buffer.stats()
-    assert (stats.used_up, stats.overwritten, stats.count) == (len(drawn), 2 + left, 8)
-    assert stats.pushed == stats.count + stats.left
-    assert sorted(facts(make_twin(buffer), "use").values()) == [1] * 8
-
-
-def make_twin(buffer: AdvancedReplayBuffer) -> AdvancedReplayBuffer:
-    """Return a buffer with the rows of another and a ``max_use`` that they do not reach."""
-    twin = make_buffer(max_use=10_000)
-    twin.load_state_dict(buffer.state_dict())
-    return twin
-
-
-def test_stale_rows_leave_in_whatever_order_they_were_pushed() -> None:
-    told: list[tuple[list[int], str]] = []
-    buffer = make_buffer(max_staleness=10)
-    buffer.add_remove_listener(lambda rows, why: told.append((column(rows, "action"), why)))
-    for number, iteration in enumerate((5, 0, 9, 3, 0)):
-        buffer.push(batch(number, collect_iter=np.array([iteration])), 0)
-    assert buffer.sample(1, 9) is not None
-    assert told == []
-    assert buffer.sample(1, 10) is not None
-    assert told.pop() == ([1, 4], "stale")
-    assert buffer.sample(1, 15) is not None
-    assert told.pop() == ([0, 3], "stale")
-    assert buffer.sample(1, 19) is None
-    assert told.pop() == ([2], "stale")
-    assert buffer.stats().stale == 5
-
-
 def test_overwritten_rows_leave_the_queue_of_stale_rows() -> None:
     buffer = make_buffer(max_staleness=10)
     for n in range(2000):
@@ -325,7 +257,7 @@ def test_a_row_drawn_twice_counts_both_uses() -> None:
 
 
 def test_statistics_of_sampled_rows_are_reported_when_they_are_due() -> None:
-    writer = ScalarWriter()
+    writer = Scalars()
     attr = {"average_range": 1, "print_freq": 2}
     cfg = {"replay_buffer_size": 8, "monitor": {"sampled_data_attr": attr}}
     buffer = AdvancedReplayBuffer(cfg, writer, instance_name="mine")
@@ -333,7 +265,7 @@ def test_statistics_of_sampled_rows_are_reported_when_they_are_due() -> None:
     found = []
     for _ in range(4):
         buffer.sample(1, 0)
-        found.append([step for tag, _, step in writer.scalars if tag == "mine_sampled/use_mean"])
+        found.append([step for _, step in writer.points.get("mine_sampled/use_mean", [])])
     assert found == [[3], [3], [3, 3], [3, 3]]
 
 

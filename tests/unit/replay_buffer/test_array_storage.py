@@ -188,24 +188,6 @@ def test_clear_releases_the_memory_of_the_columns(next_of: str | None) -> None:
     assert [each() for each in kept] == [None] * len(kept)
 
 
-def test_first_rows_without_memory_do_not_set_the_columns() -> None:
-    class Tight(ArrayStorage):
-        is_full = True
-
-        def _new_array(self, *args: Any) -> Any:
-            if self.is_full and args[0] == "links":
-                raise MemoryError
-            return super()._new_array(*args)
-
-    storage = Tight({"next_of": "obs"}, 8)
-    with pytest.raises(ConfigError, match="cannot be allocated"):
-        storage.accept(SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10}))
-    storage.is_full = False
-    other = SampleBatch({"obs": np.eye(4), "next_obs": np.eye(4) + 10, "id": np.arange(4)})
-    storage.put(slice(0, 4), storage.accept(other))
-    assert storage.take(slice(0, 4)) == other
-
-
 def test_following_observations_of_too_many_rows_are_refused_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,34 +13,12 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import AdvancedReplayBuffer
-from dingsdk.worker.replay_buffer import ElasticReplayBuffer, NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import save
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
 from .prioritized_rows import equal_states, facts, info, row
 from .saved_rows import edit_state
-
-
-def test_rows_that_left_early_stay_removed(tmp_path: Path) -> None:
-    old = AdvancedReplayBuffer({"replay_buffer_size": 8, "seed": 0, "max_use": 2})
-    old.push([row(number) for number in range(10)], 0)
-    for age in (1, 1, 4, 4):
-        old.sample(1, 0, slice(age, age + 1))
-    save(tmp_path, old, segment_rows=2)
-    assert numbered(old) == list(range(2, 10))
-    assert old.count() == 6
-    # Also with settings under which no rows leave early.
-    for max_use in (2, 1000, float("inf")):
-        new = AdvancedReplayBuffer({"replay_buffer_size": 8, "max_use": max_use})
-        gone: list[Any] = []
-        new.add_remove_listener(lambda rows, reason, gone=gone: gone.extend(rows))
-        new.load_data(str(tmp_path))
-        assert new.count() == 6
-        new.push([row(1000 + n) for n in range(8)], 0)
-        assert [int(each["action"]) for each in gone] == [2, 4, 5, 6, 8, 9]
-        stats = new.stats()
-        assert (stats.count, stats.pushed) == (8, stats.left + 8)
-
 
 # Loading into other buffers ---------------------------------------------------------------------
 
@@ -57,28 +35,6 @@ def filled(cls: type[Any] = NaiveReplayBuffer, **cfg: Any) -> Any:
         buffer.push(row(number), 0)
         buffer.sample(1, 0)
     return buffer
-
-
-@pytest.mark.parametrize(
-    ("cls", "cfg", "held"),
-    [
-        (NaiveReplayBuffer, {}, [99]),
-        (NaiveReplayBuffer, {"replay_buffer_size": 9}, []),
-        (ElasticReplayBuffer, {}, []),
-        (AdvancedReplayBuffer, {}, []),
-    ],
-)
-def test_other_buffers_push_the_loaded_rows_as_new(
-    tmp_path: Path, cls: type[Any], cfg: dict[str, Any], held: list[int]
-) -> None:
-    filled().save_data(str(tmp_path))
-    new = cls({"replay_buffer_size": 8, "seed": 5, **cfg})
-    new.push([row(number) for number in held], 0)
-    state = new._sampler.state_dict()["state"]
-    new.load_data(str(tmp_path))
-    assert numbered(new) == [*held, *range(3, 11)][-new.replay_buffer_size :]
-    assert new.push_count == 8 + len(held)
-    assert new._sampler.state_dict()["state"] == state
 
 
 @pytest.mark.parametrize("cfg", [{"alpha": 0.5}, {"sampler": {"type": "rank"}}])

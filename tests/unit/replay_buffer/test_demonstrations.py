@@ -109,23 +109,6 @@ def set_priorities(buffer: Any, **by_number: float) -> None:
     )
 
 
-def test_priorities_go_to_the_rows_that_were_drawn() -> None:
-    buffer = prioritized()
-    set_priorities(buffer, n1=3.0, n1000=0.5, n1002=7.0)
-    assert priorities(buffer.online) == pytest.approx([1.0, 3.0])
-    assert priorities(buffer.demonstrations) == pytest.approx([0.5, 1.0, 7.0])
-    set_priorities(buffer, n1001=2.0)
-    assert priorities(buffer.online) == pytest.approx([1.0, 3.0])
-    assert priorities(buffer.demonstrations) == pytest.approx([0.5, 2.0, 7.0])
-    # A priority of a row that has left is not that of the row in its place.
-    old = buffer.sample(4, 0)
-    buffer.push(rows(range(2, 10)), 10)
-    names = ("replay_unique_id", "replay_buffer_idx")
-    info = {name: old.columns[name] for name in names}
-    buffer.update({**info, "priority": np.full(4, 9.0)})
-    assert 9.00001 not in np.round(priorities(buffer.online), 6)
-
-
 def test_demonstrations_have_ids_below_zero_and_no_staleness() -> None:
     buffer = prioritized()
     columns = buffer.sample(4, 5).columns

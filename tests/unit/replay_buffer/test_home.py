@@ -160,32 +160,6 @@ def announced_of(store: Store, trainings: dict[str, int]) -> list[dict[str, Any]
     return [{**store.add(name, 2), "training": number} for name, number in trainings.items()]
 
 
-def test_training_has_its_payloads_in_order_in_each_batch_and_then_they_leave() -> None:
-    store = Store()
-    home = TrainingHome(store.load, trainings=2)
-    assert home.sample(1, 0) is None
-    home.announce(announced_of(store, {"7": 1, "3": 1, "5": 2}))
-    first = home.sample(1, 0)
-    assert isinstance(first, SampleBatch)
-    assert first.columns["payload"].tolist() == [7, 7, 3, 3]
-    assert home.count() == 4
-    home.end_batch()
-    assert home.sample(1, 1) is first
-    home.report()
-    second = home.sample(1, 2)
-    assert isinstance(second, SampleBatch)
-    assert second.columns["payload"].tolist() == [5, 5]
-    home.end_batch(is_last=True)  # the learner has reached its limit
-    home.end_batch(is_last=True)
-    home.report()
-    assert home.sample(1, 3) is None
-    assert [(each["inserted"], each["left"]) for each in home.reports(0)] == [
-        (["7", "3"], []),
-        (["5"], [("7", "trained", 2), ("3", "trained", 2), ("5", "trained", 2)]),
-    ]
-    assert (home.known, home.count()) == (set(), 0)
-
-
 def test_training_goes_on_without_payloads_that_cannot_be_read() -> None:
     store = Store()
     home = TrainingHome(store.load)
@@ -286,26 +260,6 @@ def announced(name: str, rows: int, **facts: Any) -> dict[str, Any]:
     return {"data_id": name, "rows": rows, **facts}
 
 
-def test_new_home_that_draws_before_its_announcements_counts_each_row_once() -> None:
-    """The learner asks for its first batch before the first message arrives."""
-    earlier = {"limiter": {"inserts": 8, "samples": 4}, "pace": [6, 1]}
-    pace = EpisodePace(n_episode=1, updates=1, ahead=100, batch_size=4)
-    buffer: Any = create_buffer({"type": "naive", "limiter": LIMITER, "seed": 0})
-    home = TableHome(buffer, lambda name, digest: rows_of(4), pace, earlier)
-    assert home.sample(4, 0) is None
-    home.announce([announced("a", 4, was_inserted=True), announced("b", 4, was_inserted=True)])
-    assert home.sample(4, 0) is not None
-
-    def counts() -> tuple[int, int, list[int]]:
-        found = home.report()
-        return found["limiter"]["inserts"], found["limiter"]["samples"], found["pace"]
-
-    assert counts() == (8, 8, [6, 2])
-    home.announce([announced("c", 4, episodes=2)])
-    home.sample(4, 0)
-    assert counts() == (12, 12, [8, 3])
-
-
 def test_rows_are_used_as_often_as_allowed_over_all_homes_of_a_learner() -> None:
     """The uses are saved at any time, and the coordinator has not had all reports by then."""
     rng = np.random.default_rng(0)
@@ -343,22 +297,6 @@ def test_uses_of_rows_without_a_limit_are_not_saved() -> None:
     home.sample(2, 0)
     home.report()
     assert home.uses() == {}
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("kind", ["table", "training"])
-def test_payload_with_other_rows_than_announced_is_corrupt(kind: str, rows: int) -> None:
-    def load(name: str, digest: str | None) -> SampleBatch:
-        return rows_of(rows if name == "a" else 2)
-
-    buffer: Any = create_buffer({"type": "naive", "seed": 0})
-    home: Home = TableHome(buffer, load) if kind == "table" else TrainingHome(load)
-    home.announce([announced("a", 2), announced("b", 2)])
-    home.sample(2, 0)
-    home.report()
-    (report,) = home.reports(0)
-    assert (report["lost"], report["inserted"]) == ([("a", "corrupt")], ["b"])
-    assert home.known == {"b"}
 
 
 def test_episode_that_leaves_is_reported_with_all_its_rows() -> None:
@@ -401,20 +339,3 @@ def test_limiter_that_admits_neither_rows_nor_a_batch_is_an_error() -> None:
     home.announce([{"data_id": name, "rows": 8} for name in ("1", "2")])
     with pytest.raises(ConfigError, match="admits neither the next 8 rows nor a batch, with 8"):
         home.sample(16, 0)
-
-
-def test_payload_is_inserted_once_the_rows_that_held_it_back_are_stale() -> None:
-    limiter = {"type": "samples_per_insert", "samples_per_insert": 4, "min_size": 8}
-    cfg = {"type": "advanced", "max_staleness": 5, "limiter": {**limiter, "error_buffer": 40}}
-    store = Store()
-    home = TableHome(create_buffer({**cfg, "seed": 0}), store.load)
-    # At iteration 20, the rows of three payloads are stale, and those of the last one are not.
-    home.announce([store.add(str(number), 8, age) for number, age in enumerate((0, 0, 0, 18))])
-    assert home.sample(8, 0) is not None
-    assert payloads_in(home.buffer) == {0: 8, 1: 8}
-    batch: Any = home.sample(8, 20)
-    assert set(batch.columns["payload"].tolist()) == {3}
-    # Now all rows are stale, and the learner waits for others.
-    assert home.sample(8, 40) is None
-    home.announce([store.add("4", 8, 40)])
-    assert home.sample(8, 40) is not None

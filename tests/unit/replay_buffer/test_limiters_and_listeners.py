@@ -51,36 +51,6 @@ def test_limiter_does_not_count_used_up_rows() -> None:
     assert buffer._limiter.size == buffer.count()
 
 
-@pytest.mark.parametrize("leaving", ["used up", "stale", "cleared"])
-@pytest.mark.parametrize("min_size", [1, 16])
-def test_rows_that_leave_early_do_not_make_pushes_and_samples_wait_for_each_other(
-    leaving: str, min_size: int
-) -> None:
-    ratio, batch, pushed = 3, 16, 8
-    limiter = {"type": "samples_per_insert", "samples_per_insert": ratio, "min_size": min_size}
-    limiter |= {"error_buffer": pushed * ratio + batch, "samples_ahead": 0}
-    limits = {"used up": {"max_use": 2}, "stale": {"max_staleness": 4}}.get(leaving, {})
-    buffer = AdvancedReplayBuffer({"limiter": limiter, "seed": 0, **limits})
-    rng, iteration, forced = np.random.default_rng(0), 0, 0
-    for turn in range(500):
-        if leaving == "cleared" and turn % 50 == 49:
-            buffer.clear()
-        if rng.random() < 0.5 and buffer.sample(batch, iteration) is not None:
-            iteration += 1
-        counts = buffer._limiter
-        assert counts.samples <= max(0, counts.inserts - min_size) * ratio  # also in the long run
-        while not buffer.can_push(pushed):
-            assert buffer.sample(batch, iteration) is not None or buffer.can_push(pushed)
-            iteration += 1
-        forced += not counts.can_insert(pushed)
-        age = int(rng.integers(0, 4))
-        rows = {"x": np.arange(pushed), "collect_iter": np.full(pushed, max(0, iteration - age))}
-        buffer.push(SampleBatch(rows), 0)
-    assert buffer.stats().sampled > 1000
-    # A push goes beyond the limiter only if it admits a batch that there are too few rows for.
-    assert (forced > 0) == (min_size < batch)
-
-
 def test_push_that_waits_is_admitted_when_the_rows_for_a_sample_are_stale() -> None:
     limiter = {"type": "samples_per_insert", "samples_per_insert": 4, "error_buffer": 50}
     buffer = AdvancedReplayBuffer({"limiter": limiter, "max_staleness": 3, "seed": 0})

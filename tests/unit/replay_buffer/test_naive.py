@@ -18,8 +18,7 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
-
-from .scalar_writer import ScalarWriter
+from tests.fakes import Scalars
 
 SLOW_DOWN = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 2}
 
@@ -196,20 +195,19 @@ MOMENT_S = 1e-9
 def test_pushes_and_samples_report_the_throughput_after_each_period(
     kind: Any, cfg: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = ScalarWriter()
+    writer = Scalars()
     buffer = kind({"replay_buffer_size": 2, **cfg}, writer, instance_name="mine")
 
     with caplog.at_level(logging.INFO):
         buffer.push(batch(1, 2, 3), 0)
         buffer.sample(2, 0)
 
-    names = ("pushed_in", "sampled_out", "removed", "current_have")
-    reports = [(3, 0, 1, 2), (0, 2, 0, 2)]
-    assert [each for each in writer.scalars if each[0].startswith("mine_sec/")] == [
-        (f"mine_sec/{name}", value, 3)
-        for report in reports
-        for name, value in zip(names, report, strict=True)
-    ]
+    assert {tag: found for tag, found in writer.points.items() if tag.startswith("mine_sec/")} == {
+        "mine_sec/pushed_in": [(3, 3), (0, 3)],
+        "mine_sec/sampled_out": [(0, 3), (2, 3)],
+        "mine_sec/removed": [(1, 3), (0, 3)],
+        "mine_sec/current_have": [(2, 3), (2, 3)],
+    }
     assert "mine in 1e-09 s: pushed_in 3" in caplog.text
 
 

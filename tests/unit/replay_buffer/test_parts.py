@@ -145,22 +145,6 @@ def test_sampling_may_be_ahead_by_samples_ahead(ahead: float | None, most: int) 
     assert count == most  # (40 - 20 + ahead) / 2
 
 
-def test_largest_push_and_batch_are_restored_from_a_state() -> None:
-    limiter, other = (SamplesPerInsertLimiter({"samples_per_insert": 1.0}) for _ in range(2))
-    limiter.can_insert(30)
-    limiter.can_sample(10)
-    limiter.on_insert(4)
-    state = limiter.state_dict()
-    other.load_state_dict(state)
-    other.size = limiter.size
-    assert limiter.can_insert(16)
-    assert other.can_insert(16)
-    other.load_state_dict({name: state[name] for name in ("inserts", "samples")})
-    assert not other.can_insert(16)
-    with pytest.raises(CheckpointCorruptError):
-        other.load_state_dict({**state, "largest_batch": 1.5})
-
-
 @pytest.mark.parametrize(
     "ranks",
     [

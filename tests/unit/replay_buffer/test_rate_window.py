@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dingsdk.errors import BufferFullError, CheckpointCorruptError, ConfigError
+from dingsdk.errors import BufferFullError, ConfigError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
-from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, PushSampleRateLimiter
+from dingsdk.worker.replay_buffer.limiter import PushSampleRateLimiter
 
 
 class Clock:
@@ -107,32 +107,6 @@ def test_both_sides_never_wait_for_each_other(
             limiter.on_sample(batch)
     assert limiter.samples
     assert limiter.inserts
-
-
-def test_state_is_restored_also_from_another_type_of_limiter() -> None:
-    limiter, other = make(max=2.0), make(max=2.0)
-    limiter.on_insert(20)
-    limiter.on_sample(10)
-    other.load_state_dict(limiter.state_dict())
-    other.size = limiter.size
-    assert other.state_dict() == limiter.state_dict()
-    other.can_sample(1)
-    assert not other.can_insert(1)
-    plain = MinSizeLimiter({})
-    plain.load_state_dict(other.state_dict())
-    other.load_state_dict(plain.state_dict())
-    assert other.state_dict() == {
-        **plain.state_dict(),
-        "recent_inserts": 0.0,
-        "recent_samples": 0.0,
-        "last_asked": 0,
-    }
-    with pytest.raises(CheckpointCorruptError):
-        other.load_state_dict({**limiter.state_dict(), "last_asked": -1})
-    for wrong in (-1.0, math.nan, math.inf, "1", None, True):
-        with pytest.raises(CheckpointCorruptError):
-            other.load_state_dict({**limiter.state_dict(), "recent_samples": wrong})
-    assert other.state_dict()["recent_samples"] == 0.0
 
 
 @pytest.mark.parametrize("cfg", [{"max": 0}, {"min": math.inf}, {"min": 2, "max": 1}], ids=str)

@@ -23,7 +23,6 @@ from dingsdk.worker.replay_buffer.persistence import SavedRows, save
 from dingsdk.worker.replay_buffer.state import TableSnapshot
 from tools.os_calls import recorded_writes
 
-from .prioritized_rows import equal_states
 from .saved_rows import (
     SEGMENT,
     full,
@@ -196,22 +195,6 @@ def test_a_save_has_the_rows_of_the_last_snapshot(tmp_path: Path, rows_each: int
     for _ in range(3):
         save(tmp_path, buffer, SEGMENT)
         assert loaded(tmp_path) == full(buffer)
-
-
-@pytest.mark.parametrize("count", [7, 70])
-def test_rows_that_leave_in_any_order_are_saved_together(
-    tmp_path: Path, random_removers: dict[str, str], count: int
-) -> None:
-    cfg = {"replay_buffer_size": 40, "remover": random_removers, "seed": 0}
-    buffer = Disturbed(cfg)
-    push(buffer, count)
-    for _ in range(2):
-        buffer.before[0] = lambda: push(buffer, 5)
-        save(tmp_path, buffer, SEGMENT)
-        buffer.before.clear()
-        new = NaiveReplayBuffer(cfg)
-        new.resume_data(str(tmp_path))
-        assert equal_states(new.state_dict(), buffer.state_dict())
 
 
 def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:

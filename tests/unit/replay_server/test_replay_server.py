@@ -85,6 +85,22 @@ def dialled(server: ReplayServer) -> channels.Channel:
     return channels.Channel(socket.create_connection(place, 10.0), 1 << 20)
 
 
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two connected sockets."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def message(head: bytes, frame: bytes = b"") -> bytes:
+    """Return a message as it is sent."""
+    return struct.pack("<4sIQ", channels.MAGIC, len(head), len(frame)) + head + frame
+
+
 def frame_of(value: Any, kind: str = wire.ROWS_KIND) -> memoryview:
     return memoryview(b"".join(map(bytes, channels.encode_value(kind, value))))
 
@@ -558,8 +574,8 @@ def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
         b"GET / HTTP/1.1\r\n\r\n1234",
         struct.pack("<4sIQ", channels.MAGIC, 64, 1 << 40) + b" " * 64,
         struct.pack("<4sIQ", channels.MAGIC, 1 << 30, 0),
-        struct.pack("<4sIQ", channels.MAGIC, 64, 0) + b"{".ljust(64),
-        struct.pack("<4sIQ", channels.MAGIC, 64, 0) + b'{"type":"Insert"}'.ljust(64),
+        message(b"{".ljust(64)),
+        message(b'{"type":"Insert"}'.ljust(64)),
         b"",
     ],
 )
@@ -586,44 +602,52 @@ def test_insert_of_another_kind_is_refused(server: ReplayServer) -> None:
     assert server.buffer.table.push_count == 0
 
 
-def test_peer_of_another_version_is_refused() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(struct.pack("<4sIQ", b"DCH2", 64, 0))
-        with pytest.raises(ProtocolError, match=r"version b'2'.*b'1'"):
-            channels.Channel(ours, 100).receive(channels.Welcome, 5.0)
+ASK = message(b'{"type":"Ask"}'.ljust(64))
 
 
-def test_second_message_before_an_answer_is_refused() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sender = channels.Channel(theirs, 100)
-        sender.send(wire.Ask(), timeout_s=5.0)
-        sender.send(wire.Ask(), timeout_s=5.0)
-        with pytest.raises(ProtocolError, match="sent more before it got an answer"):
-            channels.Channel(ours, 100).receive(wire.Request, 5.0)
+@pytest.mark.parametrize(
+    ("sent", "refusal"),
+    [
+        (ASK.replace(b"DCH1", b"DCH2"), r"version b'2'.*b'1'"),
+        (ASK + ASK, "sent more before it got an answer"),
+        (message(ASK[16:].ljust(16 << 10)), None),
+        (message(ASK[16:].ljust((16 << 10) + 64)), "no message"),
+        (message(ASK[16:], bytes(4096)), None),
+        (message(ASK[16:], bytes(4097)), "at most 4096"),
+    ],
+)
+def test_message_before_the_handshake_has_the_version_and_a_largest_size(
+    pair: Pair, sent: bytes, refusal: str | None
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(sent)
+    link = channels.Channel(ours, 1 << 20)
+    if refusal is None:
+        assert link.receive(wire.Ask, 10.0)[0] == wire.Ask()
+    else:
+        with pytest.raises(ProtocolError, match=refusal):
+            link.receive(wire.Ask, 10.0)
 
 
-def test_message_that_arrives_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_that_arrives_in_pieces_is_read(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    ours, theirs = pair
     frame = bytes(range(200))
-    head = b'{"type":"Update"}'.ljust(64)
-    sent = struct.pack("<4sIQ", channels.MAGIC, len(head), len(frame)) + head + frame
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
 
-        class Piecewise:
-            """A socket that receives a few bytes at a time."""
+    class Piecewise:
+        """A socket that receives a few bytes at a time."""
 
-            family = socket.AF_UNIX
-            settimeout = ours.settimeout
+        family = socket.AF_UNIX
+        settimeout = ours.settimeout
 
-            def recv_into(self, view: Any) -> int:
-                return ours.recv_into(memoryview(view)[:7])
+        def recv_into(self, view: Any) -> int:
+            return ours.recv_into(memoryview(view)[:7])
 
-        theirs.sendall(sent)
-        link = channels.Channel(Piecewise(), 1 << 20)  # type: ignore[arg-type]
-        found, body = link.receive(wire.Request, 0.5)
+    theirs.sendall(message(b'{"type":"Update"}'.ljust(64), frame))
+    link = channels.Channel(Piecewise(), 1 << 20)  # type: ignore[arg-type]
+    found, body = link.receive(wire.Request, 0.5)
     assert (found, bytes(body)) == (wire.Update(), frame)
 
 
@@ -640,21 +664,21 @@ def test_message_that_arrives_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch)
         ({"type": "Insert", "number": 0, "env_step": 0, "timeout_s": 0}, False),
     ],
 )
-def test_numbers_of_a_request_must_be_in_range(request_: dict[str, Any], is_taken: bool) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        head = json.dumps(request_).encode().ljust(128)
-        theirs.sendall(struct.pack("<4sIQ", channels.MAGIC, len(head), 0) + head)
-        if is_taken:
-            found, _ = channels.Channel(ours, 100).receive(wire.Request, 10.0)
-            assert json.loads(msgspec.json.encode(found)) == request_
-        else:
-            with pytest.raises(ProtocolError, match="the head of a message is wrong"):
-                channels.Channel(ours, 100).receive(wire.Request, 10.0)
+def test_numbers_of_a_request_must_be_in_range(
+    pair: Pair, request_: dict[str, Any], is_taken: bool
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(message(json.dumps(request_).encode().ljust(128)))
+    if is_taken:
+        found, _ = channels.Channel(ours, 100).receive(wire.Request, 10.0)
+        assert json.loads(msgspec.json.encode(found)) == request_
+    else:
+        with pytest.raises(ProtocolError, match="the head of a message is wrong"):
+            channels.Channel(ours, 100).receive(wire.Request, 10.0)
 
 
-def test_message_that_arrives_byte_by_byte_times_out() -> None:
-    ours, theirs = socket.socketpair()
+def test_message_that_arrives_byte_by_byte_times_out(pair: Pair) -> None:
+    ours, theirs = pair
     has_ended = threading.Event()
 
     def dribble() -> None:
@@ -671,19 +695,16 @@ def test_message_that_arrives_byte_by_byte_times_out() -> None:
     finally:
         has_ended.set()
         thread.join(10.0)
-        ours.close()
-        theirs.close()
 
 
 @pytest.mark.parametrize(("timeout_s", "idle_s"), [(0.0, 5.0), (0.05, 3600.0)])
 def test_rest_of_a_message_has_the_message_timeout_not_the_idle_one(
-    timeout_s: float, idle_s: float
+    pair: Pair, timeout_s: float, idle_s: float
 ) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(channels.MAGIC)  # the start of a header
-        with pytest.raises(TimeoutError):
-            channels.Channel(ours, 100).receive(channels.Hello, timeout_s, idle_s)
+    ours, theirs = pair
+    theirs.sendall(channels.MAGIC)  # the start of a header
+    with pytest.raises(TimeoutError):
+        channels.Channel(ours, 100).receive(channels.Hello, timeout_s, idle_s)
 
 
 def test_message_larger_than_allowed_is_refused(tmp_path: Path) -> None:
@@ -765,24 +786,6 @@ def test_answer_of_an_interrupted_call_is_not_given_to_the_next_one(
     assert client.stats()["count"] == 64
 
 
-def test_buffer_gets_the_env_steps_and_the_learner_iteration(tmp_path: Path) -> None:
-    window = {"type": "elastic", "set_buffer_size": {"start": 100, "end": 20, "env_steps": 10}}
-    with (
-        ReplayServer({}, {**SMALL, **window}, tmp_path / "window") as server,
-        ReplayClient(server.address, tmp_path / "window") as client,
-    ):
-        client.insert(rows(0), env_step=5)
-        assert server.buffer.table.window == 60  # type: ignore[attr-defined]
-    with (
-        ReplayServer({}, {**SMALL, "type": "advanced"}, tmp_path / "aged") as server,
-        ReplayClient(server.address, tmp_path / "aged") as client,
-    ):
-        client.insert(SampleBatch({"x": np.zeros(8), "collect_iter": np.full(8, 3)}))
-        found = client.sample(4, train_iter=5)
-        assert isinstance(found, SampleBatch)
-        assert found.columns["staleness"].tolist() == [2, 2, 2, 2]
-
-
 def test_insert_number_of_the_longest_silent_client_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -862,35 +865,6 @@ def test_unexpected_exception_closes_the_connection_and_is_logged(
     assert client.stats()["pushed"] == 64
 
 
-@pytest.mark.parametrize(
-    ("head_bytes", "frame_bytes", "refusal"),
-    [
-        (64, 4096, None),
-        (64, 4097, "at most 4096"),
-        (16 << 10, 0, None),
-        ((16 << 10) + 64, 0, "no message"),
-    ],
-)
-def test_head_and_frame_before_the_handshake_have_a_largest_size(
-    head_bytes: int, frame_bytes: int, refusal: str | None
-) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        head = b'{"type":"Ask"}'.ljust(head_bytes)
-        theirs.sendall(
-            struct.pack("<4sIQ", channels.MAGIC, head_bytes, frame_bytes)
-            + head
-            + bytes(frame_bytes)
-        )
-        link = channels.Channel(ours, 1 << 20)
-        if refusal is None:
-            asked, frame = link.receive(wire.Ask, 10.0)
-            assert (asked, len(frame)) == (wire.Ask(), frame_bytes)
-        else:
-            with pytest.raises(ProtocolError, match=refusal):
-                link.receive(wire.Ask, 10.0)
-
-
 def test_address_of_a_server_on_all_interfaces_has_the_host_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -923,8 +897,7 @@ def test_arbitrary_bytes_end_only_their_own_connection(
         if is_known:
             link.greet(server.secret, "0" * 32, 10.0)
         if is_message:
-            head = head.ljust(-(-len(head) // 64) * 64)
-            frame = struct.pack("<4sIQ", channels.MAGIC, len(head), len(frame)) + head + frame
+            frame = message(head.ljust(-(-len(head) // 64) * 64), frame)
         sock.settimeout(10.0)
         with suppress(OSError):
             sock.sendall(frame)
@@ -972,10 +945,10 @@ def test_refused_config_or_address_leaves_no_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_message_of_more_buffers_than_one_call_takes_arrives() -> None:
+def test_message_of_more_buffers_than_one_call_takes_arrives(pair: Pair) -> None:
+    ours, theirs = pair
     buffers = [bytes([each % 256]) for each in range(2000)]
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ThreadPoolExecutor(1) as other:
+    with ThreadPoolExecutor(1) as other:
         received = other.submit(channels.Channel(theirs, 4000).receive, wire.Request, 20.0)
         channels.Channel(ours, 4000).send(wire.Update(), buffers, timeout_s=20.0)
         assert bytes(received.result()[1]) == b"".join(buffers)
