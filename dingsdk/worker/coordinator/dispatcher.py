@@ -57,7 +57,7 @@ class QuietWatch:
                 causes.append(f"no {name} has joined")
             elif state.idle(name) is not None and not state.queues[name]:
                 commander = state.commander
-                kind = getattr(commander, "config", {}).get("type", type(commander).__name__)
+                kind = getattr(commander, "config", {}).get("type") or type(commander).__name__
                 causes.append(f"commander {kind!r} has issued no task for an idle {name}")
         for task in state.running.values():
             worker_id = "" if task.worker is None else task.worker.worker_id
