@@ -72,8 +72,8 @@ class _ForkedProcess(ForkServerProcess):
         os.environ.update(self._environment)
         _drop_safe_path()
         random.seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()
         super().run()
 
 

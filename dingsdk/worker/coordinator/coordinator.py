@@ -276,7 +276,7 @@ class Coordinator(Configurable):
         """Restore a state of ``state_dict``; call before ``start``.
 
         Raises:
-            CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
+            CheckpointCorruptError: it is not a state, or of another run.
         """
         with self.condition:
             restore_state(self.state, state)

@@ -13,7 +13,6 @@ from dingsdk.data.container import decode_json
 from dingsdk.errors import (
     CheckpointCorruptError,
     ConflictError,
-    DingError,
     ProtocolError,
     SchemaMismatchError,
 )
@@ -57,7 +56,7 @@ def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
     Its running tasks wait for their workers to rejoin, see ``SchedulerState.orphans``.
 
     Raises:
-        CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
+        CheckpointCorruptError: it is not a state, or of another run.
     """
     try:
         _load_commander(state, saved["commander"])
@@ -70,8 +69,6 @@ def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
             state.open_buffer(state.learner_of(buffer_id)).load_state_dict(content)
         state.totals = msgspec.convert(saved, RunTotals)
         state.clock.elapsed_s = float(saved["elapsed_s"])
-    except DingError:
-        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointCorruptError(
             f"this is no state of a coordinator: {type(error).__name__}: {error}"
@@ -82,8 +79,7 @@ def recover(state: SchedulerState, recovered: Recovered) -> list[str]:
     """Restore the content of a journal into a new state; return ids of payloads to delete.
 
     Raises:
-        CheckpointCorruptError, CheckpointVersionError: as ``restore_state``, or a fact does not
-            fit the facts before it.
+        CheckpointCorruptError: as ``restore_state``, or a fact does not fit the facts before it.
     """
     if recovered.state is not None:
         restore_state(state, recovered.state)

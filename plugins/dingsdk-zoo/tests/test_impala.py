@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 from dingsdk_zoo.appo import APPOPolicy
 from dingsdk_zoo.impala import IMPALAPolicy, vtrace
+from gymnasium import spaces
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
+from dingsdk.pipeline.export import export_policy
 
 RATIO = [0.5, 2.0, 1.0]
 
@@ -134,3 +137,9 @@ def test_batch_of_rows_is_refused_by_name() -> None:
 
     with pytest.raises(SchemaMismatchError):
         make().learn_mode.forward(rows)
+
+
+def test_exported_program_acts_like_the_policy(tmp_path: Path) -> None:
+    policy = IMPALAPolicy({"model": {"obs_shape": 3, "action_shape": 4}}, enable_field=["eval"])
+    space = spaces.Box(-1, 1, (3,), np.float32)
+    assert export_policy(policy, space, tmp_path / "policy.pt2").is_file()

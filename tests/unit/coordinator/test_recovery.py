@@ -513,7 +513,7 @@ def test_damaged_state_is_refused(tmp_path: Path, transport: Any) -> None:
     (buffer_id,) = state["buffers"]
     damaged: list[Any] = [{"live": []}, {"live": [1]}]
     cases = [{"buffers": {buffer_id: each}} for each in damaged]
-    for wrong in (*cases, {"running": [{}]}):
+    for wrong in (*cases, {"running": [{}]}, {"commander": b"{"}):
         with pytest.raises(CheckpointCorruptError):
             Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict({**state, **wrong})
     other = Life(tmp_path / "c", transport, "naive").coordinator

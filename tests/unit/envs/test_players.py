@@ -181,6 +181,22 @@ def test_game_that_reaches_its_limit_is_truncated(made: Any) -> None:
     assert all(each["truncated"] and not each["terminated"] for each in info[PLAYERS])
 
 
+class CutForOne(Sums):
+    """A game that ends for both players at once: for one by its rules, for one by a limit."""
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, ends, _, infos = super().step(actions)
+        limits = {"seat_0": False, "seat_1": ends["seat_1"]}
+        return obs, rewards, {**ends, "seat_1": False}, limits, infos
+
+
+def test_game_that_its_rules_end_for_one_player_is_terminated() -> None:
+    env = PlayersEnv(CutForOne((1, 1)))
+    env.reset(seed=0)
+    *_, terminated, truncated, _ = env.step(np.array([0, 0]))
+    assert (terminated, truncated) == (True, False)
+
+
 class Ticks(gym.Env[Any, Any]):
     """The players act in turn (actions 5 to 8). Player 0 gets 1 per step. Ends after 40 steps.
 

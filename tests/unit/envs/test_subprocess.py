@@ -539,3 +539,12 @@ def test_missing_main_guard_in_the_users_script_is_a_config_error(
         with pytest.raises(ConfigError) as caught:
             group.answer()
         assert caught.value.path == "env_manager.type"
+
+
+@pytest.mark.parametrize("kind", [SYNC, ASYNC])
+def test_envs_begin_no_episode_after_their_last(launch: Launch, kind: dict[str, Any]) -> None:
+    with launch({**kind, "episode_num": 2}) as manager:
+        for _ in range(12):
+            if not manager.done:
+                manager.step(dict.fromkeys(manager.ready_obs, STEP))
+        assert manager.done

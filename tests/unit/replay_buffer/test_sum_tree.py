@@ -70,3 +70,14 @@ def test_kernels_run_if_their_code_cannot_be_cached() -> None:
     namespace: dict[str, Any] = {}
     exec(compile("def twice(x):\n    return 2 * x", "<nowhere>", "exec"), namespace)
     assert compiled("int64(int64)")(namespace["twice"])(21) == 42
+
+
+@pytest.mark.parametrize(("size", "count"), [(5, 3), (300, 7), (5_000, 200)])
+def test_draws_are_those_of_the_cumulative_sum(size: int, count: int) -> None:
+    rng = np.random.default_rng(0)
+    weights, uniforms = rng.random(size), rng.random(count)
+    tree = SumTree(size)
+    tree.assign(np.arange(size), weights)
+    targets = (np.arange(count) + uniforms) * (weights.sum() / count)
+    expected = np.searchsorted(np.cumsum(weights), targets, side="right")
+    assert tree.draw(uniforms).tolist() == expected.tolist()

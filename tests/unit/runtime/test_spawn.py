@@ -157,7 +157,7 @@ def started(what="tell"):
 
 if __name__ == "__main__":
     assert started()[0] == "spawn"
-    begin_fork_server(["torch", "numpy"])
+    begin_fork_server(["torch", "numpy.random"])
     begin_fork_server(["other"])
     os.environ["LATER"] = "yes"
     os.chdir("/")
