@@ -56,7 +56,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
         type: str = "zergling"
         compressor: str = "none"
-        update_policy_second: NotNegative = 0.01
+        update_policy_second: NotNegative = 0.02
         policy_timeout_s: Positive = 180.0
 
     acts_remotely: ClassVar[bool] = True
