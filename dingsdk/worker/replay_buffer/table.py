@@ -338,7 +338,7 @@ class Table(IBuffer, Closing):
                 if not (self._limiter.can_insert(n) or self._lacks_rows):
                     self._wait_to_insert(n, timeout_s)
                 self._insert(rows, n)
-                departures = self._listeners.take()
+                departures = listeners.take() if (listeners := self._listeners).departures else None
             if self._waiting:
                 self._changed.notify_all()
         if departures:
