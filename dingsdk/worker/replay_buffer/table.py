@@ -335,7 +335,7 @@ class Table(IBuffer, Closing):
                     self._check_open()
                 if n == 0:
                     return
-                if not (self._limiter.can_insert(n) or self._lacks_rows):
+                if not self._can_insert(n):
                     self._wait_to_insert(n, timeout_s)
                 self._insert(rows, n)
                 departures = listeners.take() if (listeners := self._listeners).departures else None

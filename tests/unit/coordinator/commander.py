@@ -11,9 +11,6 @@ from dingsdk.worker.commander.base import BaseParallelCommander
 class Commander(BaseParallelCommander):
     """Hands out queued tasks, gives preset answers, and records its calls."""
 
-    class Config(BaseParallelCommander.Config, frozen=True, kw_only=True):
-        type: str = "queued"
-
     def __init__(self) -> None:
         super().__init__({"policy": {"other": {"commander": {}}}})
         self.tasks: dict[str, list[dict[str, Any]]] = {"learner": [], "collector": []}

@@ -525,7 +525,7 @@ def test_run_without_progress_says_once_what_it_waits_for() -> None:
     assert site.quiet.look() == ""
     site.now += 0.1
     said = site.quiet.look()
-    assert "commander 'queued' has issued no task for an idle learner" in said
+    assert "commander 'Commander' has issued no task for an idle learner" in said
     assert "no collector has joined" in said
     assert "the replay buffer holds 0 rows" in said
     for _ in range(3):
