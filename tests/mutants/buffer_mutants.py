@@ -58,13 +58,17 @@ mutant = MUTANTS.mutant
 
 @mutant(2, 7, 8, 19, 20, 22, 23, 26, 27, 37)
 class ForgetsTheOrderAtTheSeam(Naive):
-    def _insert(self, rows: Any, n: int) -> None:
-        super()._insert(rows, n)
-        by_age = type(self._remover).by_age
-        if self._remover.state_dict()["tail"]:
-            self._remover.by_age = lambda ages: ages  # type: ignore[method-assign]
-        else:
-            self._remover.by_age = by_age.__get__(self._remover)  # type: ignore[method-assign]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        insert, contents = self._contents.insert, self._contents
+
+        def insert_and_forget(rows: Any, n: int) -> None:
+            insert(rows, n)
+            remover: Any = contents.remover
+            by_age = type(remover).by_age.__get__(remover)
+            remover.by_age = (lambda ages: ages) if remover.state_dict()["tail"] else by_age
+
+        contents.insert = insert_and_forget  # type: ignore[method-assign]
 
 
 @mutant(1)
@@ -72,16 +76,16 @@ class CountsEmptyPushes(Naive):
     def push(self, data: Any, *args: Any, **options: Any) -> None:
         super().push(data, *args, **options)
         if isinstance(data, list) and not data:
-            self._pushed += 1
+            self._contents.pushed += 1
 
 
 @mutant(5, 9)
 class SharesItsRows(NaiveObjects):
     def push(self, data: Any, *args: Any, **options: Any) -> None:
         super().push(data, *args, **options)
-        if isinstance(data, list) and data and self._remover.state_dict()["tail"] >= len(data):
-            tail = self._remover.state_dict()["tail"]
-            self._storage._items[tail - len(data) : tail] = data  # type: ignore[union-attr]
+        tail = self._contents.remover.state_dict()["tail"]
+        if isinstance(data, list) and data and tail >= len(data):
+            self._contents.storage._items[tail - len(data) : tail] = data  # type: ignore[union-attr]
 
 
 @mutant(5)
@@ -139,7 +143,7 @@ class WidensRewards(Naive):
 @mutant(5, 9)
 class SharesWhatItReturns(NaiveObjects):
     def sample(self, *args: Any, **options: Any) -> Any:
-        storage: Any = self._storage
+        storage: Any = self._contents.storage
         if storage is None:
             return super().sample(*args, **options)
         storage.take = lambda where: [storage._items[position] for position in where.tolist()]
@@ -159,8 +163,8 @@ class HasNoEmptyBatch(Naive):
 @mutant(18)
 class RepeatsRows(Naive):
     def sample(self, *args: Any, **options: Any) -> Any:
-        draw = type(self._sampler).draw.__get__(self._sampler)  # type: ignore[attr-defined]
-        self._sampler.draw = lambda population, size, replace: draw(population, size, True)  # type: ignore[attr-defined]
+        draw = type(self._contents.sampler).draw.__get__(self._contents.sampler)  # type: ignore[attr-defined]
+        self._contents.sampler.draw = lambda population, size, replace: draw(population, size, True)  # type: ignore[attr-defined]
         return super().sample(*args, **options)
 
 
@@ -169,18 +173,18 @@ class CountsPositions(Naive):
     def sample(self, size: int, iteration: int, sample_range: Any = None, **options: Any) -> Any:
         if not isinstance(sample_range, slice):
             return super().sample(size, iteration, sample_range, **options)
-        by_age = self._remover.by_age
-        self._remover.by_age = lambda ages: ages  # type: ignore[method-assign]
+        by_age = self._contents.remover.by_age
+        self._contents.remover.by_age = lambda ages: ages  # type: ignore[method-assign]
         try:
             return super().sample(size, iteration, sample_range, **options)
         finally:
-            self._remover.by_age = by_age  # type: ignore[method-assign]
+            self._contents.remover.by_age = by_age  # type: ignore[method-assign]
 
 
 @mutant(20)
 class KeepsTheSchema(Naive):
     def clear(self) -> None:
-        storage = self._storage
+        storage = self._contents.storage
         if storage is not None:
             storage.clear = lambda: None  # type: ignore[method-assign]
         super().clear()
@@ -202,14 +206,14 @@ class HasOneSeed(Naive):
 class ForgetsTheRandomState(Naive):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if "sampler" in state_dict:
-            state_dict = {**state_dict, "sampler": self._sampler.state_dict()}
+            state_dict = {**state_dict, "sampler": self._contents.sampler.state_dict()}
         super().load_state_dict(state_dict)
 
 
 @mutant(23)
 class SharesItsState(NaiveObjects):
     def state_dict(self) -> dict[str, Any]:
-        items = self._storage._items if self._storage is not None else []  # type: ignore[attr-defined]
+        items = self._contents.storage._items if self._contents.storage is not None else []  # type: ignore[attr-defined]
         state = super().state_dict()
         return {**state, "data": items} if state["tail"] == 0 and items else state
 
@@ -314,7 +318,7 @@ class RunsAhead(Naive):
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
         if "samples_per_insert" in cfg.get("limiter", {}):
-            self._limiter.can_sample = lambda n: True  # type: ignore[method-assign]
+            self._contents.limiter.can_sample = lambda n: True  # type: ignore[method-assign]
 
 
 @mutant(37)
@@ -323,7 +327,7 @@ class TellsOnlyWhatWasStored(Naive):
         surplus = len(data) - self.replay_buffer_size if isinstance(data, SampleBatch) else 0
         super().push(data[surplus:] if surplus > 0 else data, *args, **options)
         if surplus > 0:
-            self._pushed += surplus
+            self._contents.pushed += surplus
 
 
 @mutant(39)
@@ -364,13 +368,13 @@ class IgnoresEndTrajectory(Sequences):
 @mutant(42)
 class PrefersLateStarts(Sequences):
     def sample(self, *args: Any, **options: Any) -> Any:
-        draw = type(self._sampler).draw.__get__(self._sampler)  # type: ignore[attr-defined]
+        draw = type(self._contents.sampler).draw.__get__(self._contents.sampler)  # type: ignore[attr-defined]
 
         def prefer(size: int, length: int) -> Any:
             drawn = [draw(size, length) for _ in range(8)]
             return None if None in drawn else max(drawn, key=lambda each: each[0].sum())
 
-        self._sampler.draw = prefer  # type: ignore[attr-defined]
+        self._contents.sampler.draw = prefer  # type: ignore[attr-defined]
         return super().sample(*args, **options)
 
 
@@ -385,7 +389,7 @@ class DropsWhatIsNoEpisode(Episodes):
 @mutant(45)
 class HasTheOldestInItsWindow(Elastic):
     def _ages(self, sample_range: slice | None) -> range | None:
-        count = self._remover.count
+        count = self._contents.remover.count
         return None if self._size >= count else range(self._size)
 
 
@@ -411,7 +415,7 @@ class CountsUsesFrom0(Advanced):
 class CountsIdsAnew(Advanced):
     def clear(self) -> None:
         super().clear()
-        self._metadata.next_id = 0
+        self._contents.metadata.next_id = 0
 
 
 @mutant(48)
@@ -471,7 +475,7 @@ class NeverDrawsPriority0(Advanced):
         super().update(info)
         priorities = np.asarray(info.get("priority", ()))
         if priorities.dtype.kind == "f" and (priorities == 0).any():
-            self._sampler.on_remove(np.asarray(info["replay_buffer_idx"])[priorities == 0])  # type: ignore[attr-defined]
+            self._contents.sampler.on_remove(np.asarray(info["replay_buffer_idx"])[priorities == 0])  # type: ignore[attr-defined]
 
 
 @mutant(55)
@@ -483,7 +487,7 @@ class KeepsUsedRows(Advanced):
 @mutant(55, 56)
 class CountsUsedRows(Advanced):
     def count(self) -> int:
-        return 0 if self.closed else self._remover.count
+        return 0 if self.closed else self._contents.remover.count
 
 
 @mutant(56)

@@ -95,7 +95,7 @@ def test_rows_come_back_bit_by_bit(
 
 
 def own_count(buffer: NaiveReplayBuffer) -> int:
-    following: Any = buffer._storage._following  # type: ignore[union-attr]
+    following: Any = buffer._contents.storage._following  # type: ignore[union-attr]
     return int(np.count_nonzero(following._links[: buffer.count()] < 0))
 
 

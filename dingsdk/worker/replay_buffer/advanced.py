@@ -19,6 +19,7 @@ from dingsdk.worker.replay_buffer.metrics import SampleMonitor
 from dingsdk.worker.replay_buffer.row_metadata import RowMetadata, read_update
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import LEAST_PRIORITY, PrioritySampler
+from dingsdk.worker.replay_buffer.storage import Storage
 from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
 
@@ -197,7 +198,7 @@ class AdvancedReplayBuffer(Table):
     @property
     def alpha(self) -> float:
         """The exponent of priorities."""
-        return float(getattr(self._sampler, "alpha", self._cfg.alpha))
+        return float(getattr(self._contents.sampler, "alpha", self._cfg.alpha))
 
     @property
     def beta(self) -> float:
@@ -235,11 +236,12 @@ class AdvancedReplayBuffer(Table):
         with self._lock:
             if self._closed:
                 self._check_open()
-            metadata = cast(RowMetadata, self._metadata)
+            contents = self._contents
+            metadata = cast(RowMetadata, contents.metadata)
             where, priorities = metadata.find(where, ids, priorities, LEAST_PRIORITY)
             if len(where):
-                cast(PrioritySampler, self._sampler).assign(where, priorities)
-                for copied in self._copies:
+                cast(PrioritySampler, contents.sampler).assign(where, priorities)
+                for copied in contents.copies:
                     copied.note(where)
 
     def sample(
@@ -271,17 +273,18 @@ class AdvancedReplayBuffer(Table):
     def _draw(
         self, size: int, learner_iter: int, sample_range: slice | None
     ) -> SampleBatch | list[Any] | None:
-        metadata = cast(RowMetadata, self._metadata)
+        contents = self._contents
+        metadata = cast(RowMetadata, contents.metadata)
         if self._has_stale_rows:
             stale = metadata.take_stale(learner_iter)
             if len(stale):
-                self._remove(stale, "stale")
-                if not self._limiter.can_sample(size):
+                contents.remove(stale, "stale")
+                if not contents.limiter.can_sample(size):
                     return None  # the limiter was asked before these rows left
         among = None
         if metadata.live < size * self._rows_per_sampled:
             return None
-        sampler = cast(PrioritySampler, self._sampler)
+        sampler = cast(PrioritySampler, contents.sampler)
         if sample_range is None and sampler.draws_oldest:
             sample_range = slice(size)
         if sample_range is not None:
@@ -292,9 +295,9 @@ class AdvancedReplayBuffer(Table):
         # Read now, while the entries that the draw read are still in the CPU cache.
         priorities = sampler.priorities(where)
         weights = sampler.importance(where, self._beta)
-        batch = self._storage.take(where)  # type: ignore[union-attr]
+        batch = cast(Storage, contents.storage).take(where)
         ids, uses, staleness = metadata.serve(where, learner_iter)
-        for copied in self._copies:
+        for copied in contents.copies:
             copied.note(where)
         added: dict[str, NDArray[Any]] = {
             "replay_unique_id": ids,
@@ -310,7 +313,7 @@ class AdvancedReplayBuffer(Table):
             facts["age"] = metadata.next_id - 1 - ids
             self._sample_monitor.record(facts)
         if self._max_use < math.inf and uses.max() >= self._max_use:
-            self._use_up(where)
+            contents.use_up(where)
         self._beta = min(1.0, self._beta + self._beta_step)
         if isinstance(batch, SampleBatch):
             return SampleBatch.trusted({**batch.columns, **added}, size)
@@ -321,11 +324,11 @@ class AdvancedReplayBuffer(Table):
 
     def _by_age(self, sample_range: slice) -> NDArray[np.int64]:
         """Return the positions of a range of the rows that have not left."""
-        count = self._remover.count
-        if self.count() < count:
-            living = self._living_at(self._remover.oldest_first())
+        contents, count = self._contents, self._contents.remover.count
+        if contents.count < count:
+            living = contents.living_at(contents.remover.oldest_first())
             return cast("NDArray[np.int64]", living)[sample_range]
-        return self._remover.by_age(np.arange(*sample_range.indices(count), dtype=np.int64))
+        return contents.remover.by_age(np.arange(*sample_range.indices(count), dtype=np.int64))
 
     def _extra_state(self) -> dict[str, Any]:
         return {"beta": self._beta}

@@ -89,29 +89,33 @@ class NaiveReplayBuffer(Table):
         return self._serve(size, timeout_s, self._draw, size, sample_range, replace)
 
     def _draw(self, size: int, sample_range: slice | None, replace: bool) -> Rows | None:
-        ages = self._ages(sample_range)
-        population = self._remover.count if ages is None else len(ages)
+        ages, contents = self._ages(sample_range), self._contents
+        population = contents.remover.count if ages is None else len(ages)
         if population < size and not (replace and population):
             return None
-        ranks = cast(RowSampler, self._sampler).draw(population, size, replace)
-        if self._checks_draws:
-            check_ranks(ranks, population, size, self._sampler)
+        ranks = cast(RowSampler, contents.sampler).draw(population, size, replace)
+        if contents.checks_draws:
+            check_ranks(ranks, population, size, contents.sampler)
         if ages is None:
-            where = self._remover.positions(ranks)
+            where = contents.remover.positions(ranks)
         else:
-            where = self._remover.by_age(ages.start + ages.step * ranks)
+            where = contents.remover.by_age(ages.start + ages.step * ranks)
         self._sample_monitor.skip -= 1
         if self._sample_monitor.skip == 0:
             self._record_ages(where)
-        return self._storage.take(where)  # type: ignore[union-attr]
+        return cast(Storage, contents.storage).take(where)
 
     def _record_ages(self, where: NDArray[np.int64]) -> None:
-        newer = self._remover.newer(where)
+        newer = self._contents.remover.newer(where)
         self._sample_monitor.record({} if newer is None else {"age": newer})
 
     def _ages(self, sample_range: slice | None) -> range | None:
         """Return the ages of the rows to draw from, None for all."""
-        return None if sample_range is None else range(*sample_range.indices(self._remover.count))
+        return (
+            None
+            if sample_range is None
+            else range(*sample_range.indices(self._contents.remover.count))
+        )
 
     def update(self, info: Any) -> None:
         """Ignore priorities, which uniform sampling does not use; log one warning."""
@@ -206,7 +210,7 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
                 "an elastic buffer takes no sample_range, as its window is one; use type naive",
                 path="sample_range",
             )
-        count = self._remover.count
+        count = self._contents.remover.count
         return None if self._size >= count else range(count - self._size, count)
 
     def _size_at(self, envstep: int) -> int:
@@ -326,7 +330,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         length = self._sequence_length(sequence)
         with self._lock:
             self._check_open()
-            starts: int = self._sampler.count_starts(length)  # type: ignore[attr-defined]
+            starts: int = self._contents.sampler.count_starts(length)  # type: ignore[attr-defined]
             return starts
 
     def _sequence_length(self, sequence: int | None) -> int:
@@ -337,17 +341,17 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
     def _draw_sequences(
         self, batch: int, length: int, replace: bool
     ) -> SampleBatch | list[Any] | None:
-        count = self._remover.count
+        contents, count = self._contents, self._contents.remover.count
         if count == 0 or (count < batch * length and not replace):
             return None
-        windows = self._sampler.draw(batch, length)  # type: ignore[attr-defined]
+        windows = contents.sampler.draw(batch, length)  # type: ignore[attr-defined]
         if windows is None:
             return None
         where, mask = windows
         self._sample_monitor.skip -= 1
         if self._sample_monitor.skip == 0:
             self._record_ages(where.reshape(-1))
-        rows = cast(Storage, self._storage).take(where.reshape(-1))
+        rows = cast(Storage, contents.storage).take(where.reshape(-1))
         if isinstance(rows, SampleBatch):
             shape = where.shape
             columns = map_columns(lambda a: a.reshape(*shape, *a.shape[1:]), rows.columns)
@@ -394,7 +398,8 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         """Rows of each episode, oldest first."""
         with self._lock:
             self._check_open()
-            storage, where = cast(Storage, self._storage), self._remover.oldest_first()
+            where = self._contents.remover.oldest_first()
+            storage = cast(Storage, self._contents.storage)
             return [len(storage.take(where[i : i + 1])[0]) for i in range(len(where))]
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:

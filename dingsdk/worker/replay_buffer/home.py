@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ from dingsdk.errors import ConfigError, DataCorruptError, DataMissingError
 from dingsdk.worker.replay_buffer.interface import rows_in
 from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
+
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
 
 Load = Callable[[str, str | None], SampleBatch]
 """Returns a payload by its id and its digest; raises DataMissingError or DataCorruptError."""
@@ -222,7 +225,6 @@ class TableHome(Home):
         self.buffer = buffer
         self._load = load
         self._pace = pace
-        self._origins = buffer.track_origins()
         self._is_of_episodes = buffer.draws == "episodes"
         self._keeps_order = buffer.draws == "sequences"
         self._stream = ""
@@ -230,11 +232,12 @@ class TableHome(Home):
         self._stored: dict[int, int] = {}  # how many elements of each payload the buffer holds
         self._numbers = 0
         self._earlier_uses: dict[str, NDArray[np.int64]] = {}
-        if counts is not None:
-            with buffer.locked_limiter() as limiter:
-                limiter.load_state_dict(counts["limiter"])
-            if pace is not None:
-                pace.episodes, pace.batches = counts["pace"]
+        with buffer.locked() as contents:
+            self._origins = contents.track_origins()
+            if counts is not None:
+                contents.limiter.load_state_dict(counts["limiter"])
+        if counts is not None and pace is not None:
+            pace.episodes, pace.batches = counts["pace"]
 
     def _insert_waiting(self) -> bool:
         """Insert announced payloads in order; return False once the limiter refuses one."""
@@ -280,14 +283,15 @@ class TableHome(Home):
         Raises:
             ConfigError: nothing does, as neither the waiting rows nor a batch are admitted.
         """
-        with self.buffer.locked_limiter() as limiter:
-            self.retry_s = limiter.retry_after_s()
+        with self.buffer.locked() as contents:
+            self.retry_s = contents.limiter.retry_after_s()
+            counts = contents.limiter.state_dict()
         if not is_admitted and self.retry_s is None:
             path, rows = "policy.other.replay_buffer.limiter", self._waiting[0].rows
             raise ConfigError(
                 "the limiter of the replay buffer, which a parallel run may have chosen, admits "
                 f"neither the next {rows} rows nor a batch, with {self.count()} samples in the "
-                f"buffer and the counts {self.buffer.limiter_counts()}; set {path} to one with "
+                f"buffer and the counts {counts}; set {path} to one with "
                 "more room, such as a larger error_buffer, or of another type",
                 path=path,
             )
@@ -300,17 +304,23 @@ class TableHome(Home):
 
     def uses(self) -> dict[str, NDArray[np.int64]]:
         with self._lock:
-            stored = self.buffer.uses()
-            if stored is None:
-                return {}
+            with self.buffer.locked() as contents:
+                if not contents.limits_uses:
+                    return {}
+                where, numbers, rows = self._origins.stored()
+                uses = cast("RowMetadata", contents.metadata).uses(where)
             # The coordinator may not know yet that rows of these left, and announce them again.
             left = {data_id for report in self._reports for data_id, _, _ in report.left}
             left |= {self._payloads[number].data_id for number, _ in self._origins.left}
             found = dict.fromkeys(left, np.empty(0, np.int64))
-            for number, (rows, uses) in stored.items():
+            order = np.argsort(numbers, kind="stable")
+            each, first = np.unique(numbers[order], return_index=True)
+            parts = np.split(rows[order], first[1:]), np.split(uses[order], first[1:])
+            # If no row is stored, there is one empty part, of no payload.
+            for number, its_rows, its_uses in zip(each.tolist(), *parts, strict=False):
                 announced = self._payloads[number]
                 found[announced.data_id] = np.full(announced.rows, _ALL_USES)
-                found[announced.data_id][rows] = uses
+                found[announced.data_id][its_rows] = its_uses
         found = {name: uses for name, uses in found.items() if uses.any() or not len(uses)}
         # Once all announced payloads are inserted, the others will not be announced again.
         is_pending = self._waiting or not self.announced
@@ -324,8 +334,10 @@ class TableHome(Home):
 
     def counts(self) -> dict[str, Any]:
         pace = self._pace
+        with self.buffer.locked() as contents:
+            limiter = contents.limiter.state_dict()
         return {
-            "limiter": self.buffer.limiter_counts(),
+            "limiter": limiter,
             "pace": None if pace is None else [pace.episodes, pace.batches],
         }
 
@@ -368,8 +380,10 @@ class TableHome(Home):
             self._inserted.append(announced.data_id)
 
     def _take_left(self) -> list[tuple[str, str, int]]:
+        with self.buffer.locked():
+            taken = self._origins.take_left()
         left = []
-        for number, reason, rows in self.buffer.take_left():
+        for number, reason, rows in taken:
             announced = self._payloads[number]
             # For the buffer an episode, which is a payload of its own, is one element.
             left.append(

@@ -1,11 +1,10 @@
-"""The state of a table: copies of it, made under the table's lock, and the parts of a saved one."""
+"""The state of a table: copies of it, made under the table's lock, and checks of a saved one."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -14,14 +13,12 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
+from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 if TYPE_CHECKING:
-    from dingsdk.worker.replay_buffer.config import PartFactory
-    from dingsdk.worker.replay_buffer.limiter import Limiter
-    from dingsdk.worker.replay_buffer.remover import Remover
     from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
     from dingsdk.worker.replay_buffer.sampler import Sampler
+    from dingsdk.worker.replay_buffer.table import Contents
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Facts = dict[str, NDArray[Any]]
@@ -30,75 +27,11 @@ VERSION = 2
 """Version of a buffer's saved state."""
 
 
-@dataclass(slots=True)
-class Parts:
-    """The parts of a table.
-
-    ``storage`` is None before the first push decides its type, ``metadata`` if the kind of buffer
-    has none.
-    """
-
-    remover: Remover
-    limiter: Limiter
-    sampler: Sampler
-    metadata: RowMetadata | None
-    storage: Storage | None = None
-
-    @classmethod
-    def restored(
-        cls,
-        factory: PartFactory,
-        metadata: RowMetadata | None,
-        saved: Mapping[str, Any],
-        count: int,
-    ) -> Parts:
-        """Return new parts with the state of a saved table of ``count`` rows, without storage.
-
-        Args:
-            factory: Makes the parts.
-            metadata: The metadata whose settings the new one gets.
-            saved: The state.
-            count: Number of rows of the state.
-
-        Raises:
-            CheckpointVersionError, CheckpointCorruptError: the state is wrong.
-        """
-        check_state(saved, factory.capacity)
-        remover, limiter, sampler = factory.remover(), factory.limiter(), factory.sampler()
-        remover.load_state_dict(saved["remover"])
-        limiter.load_state_dict(saved["limiter"])
-        sampler.load_state_dict(saved["sampler"])
-        if count != remover.count or (saved["storage"] is None) != (count == 0):
-            raise CheckpointCorruptError(
-                f"the buffer state has {count} rows, counts {remover.count}, and its storage is "
-                f"{saved['storage']!r}"
-            )
-        restored = None if metadata is None else metadata.restored(saved["metadata"], count)
-        parts = cls(remover, limiter, sampler, restored)
-        for key, value in parts.computed().items():
-            if saved.get(key) != value:
-                raise CheckpointCorruptError(
-                    f"{key} is {saved.get(key)!r}, but the parts of the state give {value!r}"
-                )
-        return parts
-
-    def computed(self) -> dict[str, Any]:
-        """Return the entries of a state that are computed from the parts."""
-        remover, metadata, count = self.remover, self.metadata, self.remover.count
-        newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
-        tail = (int(newest[0]) + 1) % remover.capacity
-        ids = {"next_unique_id": metadata.next_id} if metadata is not None else {}
-        return {"tail": tail, "valid_count": count, **ids}
-
-
 class TableSnapshot:
     """Reads a table whose lock is held; the number of a row is how many were pushed before it.
 
     Args:
-        factory: Made the parts.
-        parts: The parts of the table.
-        pushed: Rows pushed since the table was made.
-        history: Random name of the history of the table.
+        contents: The parts of the table.
         entries: Entries of the state that do not come from the parts.
 
     Attributes:
@@ -110,31 +43,24 @@ class TableSnapshot:
         is_ordered: Whether rows only leave oldest first.
     """
 
-    def __init__(
-        self,
-        factory: PartFactory,
-        parts: Parts,
-        pushed: int,
-        history: str,
-        entries: Mapping[str, Any],
-    ) -> None:
-        self._factory, self._parts, self._entries = factory, parts, entries
-        self.first, self.last = pushed - parts.remover.count, pushed
+    def __init__(self, contents: Contents, entries: Mapping[str, Any]) -> None:
+        self._contents, self._entries = contents, entries
+        self.first, self.last = contents.pushed - contents.remover.count, contents.pushed
         # A forked process has a different history, so its id is part of the name.
-        self.lineage = f"{history}-{os.getpid()}"
-        self.made_of: Mapping[str, str] = factory.made_of
-        self.is_ordered = parts.remover.is_fifo
+        self.lineage = f"{contents.history}-{os.getpid()}"
+        self.made_of: Mapping[str, str] = contents.factory.made_of
+        self.is_ordered = contents.remover.is_fifo
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return copies of the rows with these numbers; all of them must be stored."""
         if start == stop:
             return []
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        where = self._parts.remover.by_age(ages)
+        where = self._contents.remover.by_age(ages)
         # Copying a contiguous range is several times faster than copying rows one by one.
         is_range = bool((np.diff(where) == 1).all())
-        assert self._parts.storage is not None
-        return self._parts.storage.take(
+        assert self._contents.storage is not None
+        return self._contents.storage.take(
             slice(int(where[0]), int(where[-1]) + 1) if is_range else where
         )
 
@@ -144,7 +70,7 @@ class TableSnapshot:
         Args:
             columns: Copies of the arrays of sampler and metadata; made if None.
         """
-        parts, held, kind = self._parts, self.last - self.first, None
+        parts, held, kind = self._contents, self.last - self.first, None
         metadata = parts.metadata
         if parts.storage is not None and held:
             kind = "object" if parts.storage.holds_objects else "array"
@@ -169,11 +95,11 @@ class TableSnapshot:
 
         If rows left early, the result has an entry ``kept``: False for each row that left.
         """
-        remover, metadata = self._factory.remover(), self._parts.metadata
+        remover, metadata = self._contents.factory.remover(), self._contents.metadata
         remover.load_state_dict(state["remover"])
         where = remover.oldest_first()
         of_metadata = {} if metadata is None else metadata.facts(state["metadata"], where)
-        return {**self._parts.sampler.facts(state["sampler"], where), **of_metadata}
+        return {**self._contents.sampler.facts(state["sampler"], where), **of_metadata}
 
 
 class ColumnCopy:

@@ -42,7 +42,7 @@ from dingsdk.worker.replay_buffer.config import (
     memory_for,
 )
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, RowListener
-from dingsdk.worker.replay_buffer.limiter import Limiter, MinSizeLimiter
+from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 from dingsdk.worker.replay_buffer.listeners import Listeners, RemoveFunction
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor, ThroughputMonitor
 from dingsdk.worker.replay_buffer.origins import Origins
@@ -50,8 +50,8 @@ from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 from dingsdk.worker.replay_buffer.state import (
     ColumnCopy,
-    Parts,
     TableSnapshot,
+    check_state,
     rows_of,
     wrong_data,
 )
@@ -71,6 +71,328 @@ _ROWS_AT_ONCE = 1 << 16
 """Rows per piece when all stored rows are read."""
 
 
+class Contents:
+    """The five parts of a table, and what changes several of them at once.
+
+    Every method is called under the lock of the table. A push has two steps. *Prepare* may raise,
+    and changes nothing: the metadata removes keys that are not stored, the sampler and the
+    listeners check the rows, the storage accepts them. *Commit* cannot fail: the remover assigns
+    positions, the storage writes, then metadata, sampler and limiter are updated.
+
+    Args:
+        factory: Makes remover, limiter and sampler.
+        metadata: Stores facts about the rows; None if the kind of buffer needs none.
+        make_storage: Makes a storage of a type, or of the type in the config if that is None.
+        listeners: Told of rows that are added or leave.
+
+    Attributes:
+        storage: None before the first push, if that decides its type.
+        count: Rows that have not left.
+        pushed: Rows added so far.
+        left: Rows that left without being overwritten, by reason.
+        lacks_rows: Whether the limiter admitted the latest sample, but there were too few rows for
+            it. The next push is admitted then whatever the limiter says, as it would wait for that
+            sample.
+        history: Random name of the time since the table was made, cleared or loaded a state.
+        origins: Counts the rows of each payload that leave, if the table is the home of a buffer.
+        copies: Copies of the columns of sampler and metadata, for saves under way.
+        plain_layout: What a push writes to if it calls no other part than the remover and the
+            limiter; None if it calls others too, or there is no row yet.
+        checks_draws: Whether to check what the sampler draws: a plugin's sampler could draw
+            positions that hold no row, so uninitialised memory.
+    """
+
+    def __init__(
+        self,
+        factory: PartFactory,
+        metadata: RowMetadata | None,
+        make_storage: Callable[[str | None], Storage],
+        listeners: Listeners,
+    ) -> None:
+        self.factory, self.metadata, self.listeners = factory, metadata, listeners
+        self.remover, self.limiter = factory.remover(), factory.limiter()
+        self.sampler = factory.sampler()
+        self.storage: Storage | None = None
+        self._make_storage = make_storage
+        self.count = self.pushed = 0
+        self.left = dict.fromkeys(_REASONS, 0)
+        self.lacks_rows = False
+        self.history = secrets.token_hex(16)
+        self.origins: Origins | None = None
+        self.copies: tuple[ColumnCopy, ...] = ()
+        self.choose_push_path()
+
+    def new_storage(self, kind: str | None = None) -> Storage:
+        """Return a storage of the type ``kind``, or of the type in the config."""
+        storage = self._make_storage(kind)
+        if storage.needs_fifo:
+            remover = self.factory.full["remover"]["type"]
+            check_order(self.remover.is_fifo, "this storage", remover, f"{PATH}.remover.type")
+        return storage
+
+    def choose_push_path(self) -> None:
+        """Set ``plain_layout`` and ``checks_draws``; called after parts or listeners change."""
+        self.checks_draws = not type(self.sampler).__module__.startswith("dingsdk.")
+        is_plain = (
+            type(self.sampler) is UniformSampler
+            and type(self.limiter) is MinSizeLimiter
+            and not (self.metadata or self.listeners.all or self.copies)
+            and self.origins is None
+        )
+        storage = self.storage if is_plain else None
+        self.plain_layout = None if storage is None else storage.layout
+
+    def can_insert(self, n: int) -> bool:
+        """Whether ``n`` more rows are admitted now."""
+        return self.limiter.can_insert(n) or self.lacks_rows
+
+    def insert_plain(self, layout: Layout, rows: Any, n: int) -> None:
+        """Do the same as :meth:`insert` in 0.8 of its time, for rows that fit ``plain_layout``."""
+        where, _ = self.remover.allot(n)
+        if type(rows) is SampleBatch:
+            layout.put(where, rows.columns)
+        else:
+            layout.put_row(where.start if type(where) is slice else int(where[0]), rows)
+        self.pushed += n
+        limiter, count = self.limiter, self.count
+        if count < self.remover.capacity:
+            self.count = count = min(count + n, self.remover.capacity)
+        limiter.inserts += n
+        limiter.size = count
+
+    def insert(self, rows: Any, n: int) -> None:
+        """Store ``n`` rows (a dict is one), or raise and change nothing."""
+        # Prepare: may raise, changes nothing.
+        given, accepted, metadata = rows, None, self.metadata
+        layout: Layout | None = None
+        try:
+            rows, facts = [rows] if type(rows) is dict else rows, None
+            if metadata is not None:
+                rows, facts = metadata.prepare(rows)
+            self.sampler.check(rows)
+            for listener in self.listeners.all:
+                listener.check(rows)
+            storage = self.storage
+            if storage is None:
+                storage = self.new_storage("array" if suits_arrays(rows) else "object")
+            # Making a batch of a row takes 15 us, writing it into the columns 1 us.
+            if type(given) is dict and (layout := storage.layout) and not layout.fits_row(rows[0]):
+                layout = None
+            if layout is None:
+                accepted = storage.accept(rows)
+        except RecursionError as error:
+            found = "a row that is nested too deeply, or contains itself"
+            raise mismatch("a push", "", "rows", found) from error
+        if not self.pushed:
+            self._check_columns(rows)
+        self.storage = storage
+        if n > self.remover.capacity:
+            # Each piece replaces the previous one. All rows were checked, so none is refused.
+            for start in range(0, n, self.remover.capacity):
+                piece = given[start : start + self.remover.capacity]
+                self.insert(piece, len(piece))
+            return
+
+        # Commit: cannot fail.
+        where, replaced = self.remover.allot(n)
+        if replaced is not None:
+            self._note_left(replaced, "overwritten")
+        if self.origins is not None:
+            self.origins.insert(where)
+        if layout is not None:
+            layout.put_row(where.start if type(where) is slice else int(where[0]), rows[0])
+        else:
+            storage.put(where, accepted)
+        if not self.count:
+            self.choose_push_path()  # the first rows make the columns
+        self.pushed += n
+        count = self.count + n
+        self.count = count if count < self.remover.capacity else self.remover.capacity
+        priorities = None
+        if metadata is not None and facts is not None:
+            metadata.insert(where, facts)
+            self.count, priorities = metadata.live, facts.priorities
+        self.sampler.on_insert(where, rows, priorities)
+        self.note_changed(where)
+        if self.listeners.all:
+            self.listeners.on_insert(rows)
+        self.limiter.on_insert(n)
+        self.limiter.size = self.count
+        self.lacks_rows = False
+
+    def _check_columns(self, rows: Any) -> None:
+        """Refuse the first rows if a part needs a column that they lack."""
+        found = rows if type(rows) is dict else getattr(rows, "columns", rows[0])
+        for name in (*self.sampler.needs_columns, *self.remover.needs_columns):
+            if isinstance(found, Mapping) and name not in found:
+                needed = f"the column {name!r}, which the replay buffer needs"
+                raise mismatch("a push", name, needed, f"the columns {', '.join(found)}")
+
+    def insert_saved(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
+        """Store rows of a saved buffer, and those of their facts that the metadata has."""
+        metadata, n = self.metadata, len(rows)
+        self.insert(rows if metadata is None else metadata.with_facts(rows, facts), n)
+        if "use" in facts and metadata is not None:
+            count, n = self.remover.count, min(n, self.remover.capacity)
+            where = self.remover.by_age(np.arange(count - n, count))
+            metadata.set_uses(where, facts["use"][-n:])
+            self.use_up(where)
+
+    def track_origins(self) -> Origins:
+        """Count the rows of each payload that leave from now on; there must be no rows yet.
+
+        Raises:
+            ConfigError: there is not enough memory.
+        """
+        with memory_for(self.remover.capacity):
+            self.origins = Origins(self.remover.capacity, notes_rows=self.limits_uses)
+        self.choose_push_path()
+        return self.origins
+
+    @property
+    def limits_uses(self) -> bool:
+        """Whether rows leave after a number of uses."""
+        return self.metadata is not None and self.metadata.limits_uses
+
+    def note_changed(self, where: Where) -> None:
+        """Tell the saves under way that sampler or metadata changed their entries at positions."""
+        for each in self.copies:
+            each.note(where)
+
+    def _note_left(self, where: Where, reason: str) -> None:
+        """Note for listeners and origins that the rows at positions, oldest first, leave."""
+        departures, storage = self.listeners.departures, self.storage
+        if departures is not None and storage is not None:
+            living = self.living_at(where)
+            if isinstance(living, slice) or len(living):
+                departures.append((storage.take(living), reason))
+        if self.origins is not None:
+            self.origins.remove(where, reason)
+
+    def remove(self, where: NDArray[np.int64], reason: str) -> None:
+        """Remove rows (positions oldest first) that leave without replacement."""
+        self._note_left(where, reason)
+        cast("RowMetadata", self.metadata).remove(where)
+        self.sampler.on_remove(where)
+        self.note_changed(where)
+        self.left[reason] += len(where)
+        self.limiter.size = self.count = self.count - len(where)
+
+    def use_up(self, where: NDArray[np.int64]) -> None:
+        """Remove those of the rows that were sampled ``max_use`` times."""
+        used_up = cast("RowMetadata", self.metadata).used_up(where)
+        if len(used_up):
+            self.remove(used_up, "used_up")
+
+    def living(self) -> Iterator[NDArray[np.int64]]:
+        """Return the positions of all rows that have not left early, oldest first, in pieces."""
+        count = self.remover.count
+        for start in range(0, count, _ROWS_AT_ONCE):
+            ages = np.arange(start, min(start + _ROWS_AT_ONCE, count), dtype=np.int64)
+            living = cast("NDArray[np.int64]", self.living_at(self.remover.by_age(ages)))
+            if len(living):
+                yield living
+
+    def living_at(self, where: Where) -> Where:
+        """Return those of the positions whose rows have not left early."""
+        return where if self.metadata is None else self.metadata.living(where)
+
+    def clear(self) -> None:
+        """Remove all rows, and the schema that the first rows set."""
+        if self.listeners.departures is not None or self.origins is not None:
+            for where in self.living():
+                self._note_left(where, "cleared")
+        self.left["cleared"] += self.count
+        self.count = 0
+        self.plain_layout = None
+        self.history = secrets.token_hex(16)
+        if self.factory.chooses_storage:
+            self.storage = None
+        elif self.storage is not None:
+            self.storage.clear()
+        self.remover.clear()
+        self.sampler.clear()
+        self.limiter.reset()
+        if self.metadata is not None:
+            self.metadata.clear()
+
+    def close(self) -> None:
+        """Remove all rows, and release the storage."""
+        self.clear()
+        if self.storage is not None:
+            self.storage.close()
+        self.storage = None
+
+    def restored(
+        self, saved: Mapping[str, Any], count: int, pieces: Callable[[], Iterable[Rows]]
+    ) -> Contents:
+        """Return new parts with a saved state of ``count`` rows; needs no lock.
+
+        Raises:
+            CheckpointVersionError, CheckpointCorruptError: the state is wrong.
+        """
+        check_state(saved, self.remover.capacity)
+        new = Contents(self.factory, None, self._make_storage, self.listeners)
+        new.remover.load_state_dict(saved["remover"])
+        new.limiter.load_state_dict(saved["limiter"])
+        new.sampler.load_state_dict(saved["sampler"])
+        kind, held = saved["storage"], new.remover.count
+        if count != held or (kind is None) != (count == 0):
+            raise CheckpointCorruptError(
+                f"the buffer state has {count} rows, counts {held}, and its storage is {kind!r}"
+            )
+        if self.metadata is not None:
+            new.metadata = self.metadata.restored(saved["metadata"], count)
+        for key, value in new.computed().items():
+            if saved.get(key) != value:
+                raise CheckpointCorruptError(
+                    f"{key} is {saved.get(key)!r}, but the parts of the state give {value!r}"
+                )
+        if kind is not None or not self.factory.chooses_storage:
+            new.storage = new.new_storage(kind if self.factory.chooses_storage else None)
+        first = 0
+        for rows in pieces():
+            where = new.remover.by_age(np.arange(first, first + len(rows), dtype=np.int64))
+            first += len(rows)
+            if new.storage is not None:
+                new.storage.put(where, new.storage.accept(rows))
+            new.sampler.on_restore(where, rows)
+            for listener in self.listeners.all:
+                listener.check(rows)
+        new.count = held if new.metadata is None else new.metadata.live
+        return new
+
+    def replace(self, new: Contents) -> None:
+        """Remove all rows, and continue with the parts of :meth:`restored`.
+
+        Its rows count as pushed now, so that totals add up.
+        """
+        self.clear()
+        if self.storage is not None:
+            self.storage.close()
+        self.storage, self.remover, self.limiter = new.storage, new.remover, new.limiter
+        self.metadata, self.sampler = new.metadata, new.sampler
+        self.choose_push_path()
+        held = self.remover.count
+        self.pushed += held
+        self.limiter.size = self.count = new.count
+        self.left["used_up"] += held - self.count  # a state does not tell why rows left early
+        for where in self.living() if self.listeners.all else ():
+            self.listeners.on_insert(cast("Storage", self.storage).take(where))
+        if self.metadata is not None and held:
+            # Remove rows that are used up under the settings of this buffer.
+            for where in list(self.living()):
+                self.use_up(where)
+
+    def computed(self) -> dict[str, Any]:
+        """Return the entries of a state that are computed from the parts."""
+        remover, metadata, held = self.remover, self.metadata, self.remover.count
+        newest = remover.by_age(np.arange(held - 1, held, dtype=np.int64)) if held else [-1]
+        tail = (int(newest[0]) + 1) % remover.capacity
+        ids = {"next_unique_id": metadata.next_id} if metadata is not None else {}
+        return {"tail": tail, "valid_count": held, **ids}
+
+
 class Table(IBuffer, Closing):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
@@ -79,11 +401,6 @@ class Table(IBuffer, Closing):
 
     Every operation is one critical section. After it, in the same thread, listeners are called
     for removed rows and logs are written. The listeners may call the buffer.
-
-    A push has two steps. *Prepare* may raise or wait, and changes nothing: the limiter admits the
-    rows, the metadata removes keys that are not stored, the sampler and the listeners check the
-    rows, the storage accepts them. *Commit* cannot fail: the remover assigns positions, the storage
-    writes, then metadata, sampler and limiter are updated.
     """
 
     Config: ClassVar[type[Section]] = BufferSection
@@ -91,13 +408,6 @@ class Table(IBuffer, Closing):
     needs_fifo: ClassVar[bool] = False
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
-    _origins: Origins | None = None
-    """Counts the rows of each payload that leave, if the table is the home of a buffer."""
-    _lacks_rows = False
-    """Whether the limiter admitted the latest sample, but there were too few rows for it.
-
-    The next push is admitted then whatever the limiter says, as it would wait for that sample.
-    """
     _why_closed = "is closed"
 
     def __init__(
@@ -109,32 +419,27 @@ class Table(IBuffer, Closing):
     ) -> None:
         self.exp_name = exp_name
         self.instance_name = instance_name
-        self._factory = PartFactory(self.Config, cfg)
+        self._factory = factory = PartFactory(self.Config, cfg)
         # Checked before the sections are changed, so that errors name the keys of the user.
-        self.check_config(self._factory.full, "")
-        self._factory.full = self._configured(self._factory.full)
+        self.check_config(factory.full, "")
+        factory.full = self._configured(factory.full)
         # Complete already, and checked when the factory was made.
-        self._cfg = cast(Any, msgspec.convert(self._factory.full, self.Config))
-        self._capacity = self._factory.capacity
+        self._cfg = cast(Any, msgspec.convert(factory.full, self.Config))
+        self._capacity = factory.capacity
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._closed = False
-        self._pushed = self._sampled = self._count = self._pushed_before_clear = 0
-        self._left = dict.fromkeys(_REASONS, 0)
-        self._history = secrets.token_hex(16)
+        self._sampled = self._pushed_before_clear = 0
         self._listeners = Listeners(instance_name)
-        self._copies: tuple[ColumnCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
         with memory_for(self._capacity):
-            self._metadata = self._new_metadata()
-            self._remover = self._factory.remover()
-            self._limiter = self._factory.limiter()
-            self._sampler = self._factory.sampler()
-        self._storage = None if self._factory.chooses_storage else self._new_storage()
-        self._choose_push_path()
+            metadata = self._new_metadata()
+            self._contents = Contents(factory, metadata, self._new_storage, self._listeners)
+        if not factory.chooses_storage:
+            self._contents.storage = self._contents.new_storage()
         if self._cfg.enable_track_used_data:
             from dingsdk.worker.replay_buffer.used_data import UsedData
 
@@ -180,27 +485,7 @@ class Table(IBuffer, Closing):
 
     def _new_storage(self, kind: str | None = None) -> Storage:
         """Create a storage of the type ``kind``, or of the type in the config."""
-        storage = self._factory.storage(kind)
-        if storage.needs_fifo:
-            kind = self._factory.full["remover"]["type"]
-            check_order(self._remover.is_fifo, "this storage", kind, f"{PATH}.remover.type")
-        return storage
-
-    def _choose_push_path(self) -> None:
-        """Note what plain pushes write to; called after parts or listeners change.
-
-        ``_plain_layout`` is None if a push must call other parts too, or there is no row yet.
-        """
-        # A plugin's sampler could draw positions that hold no row, so uninitialised memory.
-        self._checks_draws = not type(self._sampler).__module__.startswith("dingsdk.")
-        is_plain = (
-            type(self._sampler) is UniformSampler
-            and type(self._limiter) is MinSizeLimiter
-            and not (self._metadata or self._listeners.all or self._copies)
-            and self._origins is None
-        )
-        storage = self._storage if is_plain else None
-        self._plain_layout = None if storage is None else storage.layout
+        return self._factory.storage(kind)
 
     @property
     def replay_buffer_size(self) -> int:
@@ -209,7 +494,7 @@ class Table(IBuffer, Closing):
     @property
     def push_count(self) -> int:
         """Rows pushed since the buffer was made or cleared, overwritten ones included."""
-        return self._pushed - self._pushed_before_clear
+        return self._contents.pushed - self._pushed_before_clear
 
     @property
     def closed(self) -> bool:
@@ -218,18 +503,20 @@ class Table(IBuffer, Closing):
 
     def count(self) -> int:
         """Return how many rows the buffer holds; 0 once it is closed."""
-        return 0 if self._closed else self._count
+        return 0 if self._closed else self._contents.count
 
     def stats(self) -> BufferStats:
         """Return consistent totals since the buffer was made."""
         with self._lock:
+            contents = self._contents
+            pushed, count, left = contents.pushed, contents.count, contents.left
             return BufferStats(
-                pushed=self._pushed,
+                pushed=pushed,
                 sampled=self._sampled,
-                overwritten=self._pushed - self._count - sum(self._left.values()),
-                count=self._count,
+                overwritten=pushed - count - sum(left.values()),
+                count=count,
                 capacity=self._capacity,
-                **self._left,
+                **left,
             )
 
     def sampled_stats(self) -> dict[str, float]:
@@ -248,17 +535,14 @@ class Table(IBuffer, Closing):
         n = checked_size(n, "a number of rows")
         with self._lock:
             self._check_open()
-            return self._can_insert(n)
-
-    def _can_insert(self, n: int) -> bool:
-        return self._limiter.can_insert(n) or self._lacks_rows
+            return self._contents.can_insert(n)
 
     def can_sample(self, n: int) -> bool:
         """Whether ``n`` distinct rows could be sampled now."""
         n = checked_size(n)
         with self._lock:
             self._check_open()
-            return self._limiter.can_sample(n) and n <= self._count
+            return self._contents.limiter.can_sample(n) and n <= self._contents.count
 
     def change_limiter(self, cfg: Mapping[str, Any]) -> None:
         """Replace the limiter, or its settings, and keep its counters; safe while in use.
@@ -270,10 +554,11 @@ class Table(IBuffer, Closing):
         limiter = self._factory.limiter(cfg)
         with self._lock:
             self._check_open()
-            limiter.load_state_dict(self._limiter.state_dict())
-            limiter.size = self._count
-            self._limiter = limiter
-            self._choose_push_path()
+            contents = self._contents
+            limiter.load_state_dict(contents.limiter.state_dict())
+            limiter.size = contents.count
+            contents.limiter = limiter
+            contents.choose_push_path()
             self._changed.notify_all()
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
@@ -307,26 +592,16 @@ class Table(IBuffer, Closing):
         else:
             rows, n = [data], 1
         with self._lock:
+            contents = self._contents
             if (
-                (layout := self._plain_layout) is not None
-                and 0 < n <= (count := self._count)
+                (layout := contents.plain_layout) is not None
+                and 0 < n <= contents.count
                 and (
                     (kind is SampleBatch and layout.fits(data.columns))
                     or (kind is dict and layout.fits_row(data))
                 )
             ):
-                # Does the same as _insert in 0.8 of its time, if only columns must be written.
-                where, _ = self._remover.allot(n)
-                if kind is SampleBatch:
-                    layout.put(where, data.columns)
-                else:
-                    layout.put_row(where.start if type(where) is slice else int(where[0]), data)
-                self._pushed += n
-                if count < self._capacity:
-                    self._count = count = min(count + n, self._capacity)
-                limiter = self._limiter
-                limiter.inserts += n
-                limiter.size = count
+                contents.insert_plain(layout, data, n)
                 departures = None
             else:
                 if timeout_s is not None:
@@ -335,9 +610,9 @@ class Table(IBuffer, Closing):
                     self._check_open()
                 if n == 0:
                     return
-                if not self._can_insert(n):
+                if not contents.can_insert(n):
                     self._wait_to_insert(n, timeout_s)
-                self._insert(rows, n)
+                contents.insert(rows, n)
                 departures = listeners.take() if (listeners := self._listeners).departures else None
             if self._waiting:
                 self._changed.notify_all()
@@ -346,101 +621,6 @@ class Table(IBuffer, Closing):
         if monotonic() >= self._throughput.next_report_s:
             self._throughput.report(self.stats())
 
-    def _check_columns(self, rows: Any) -> None:
-        """Refuse the first rows if a part needs a column that they lack."""
-        found = rows if type(rows) is dict else getattr(rows, "columns", rows[0])
-        for name in (*self._sampler.needs_columns, *self._remover.needs_columns):
-            if isinstance(found, Mapping) and name not in found:
-                needed = f"the column {name!r}, which the replay buffer needs"
-                raise mismatch("a push", name, needed, f"the columns {', '.join(found)}")
-
-    def _insert(self, rows: Any, n: int) -> None:
-        """Store ``n`` rows (a dict is one), or raise and change nothing."""
-        # Prepare: may raise, changes nothing.
-        given, accepted, metadata = rows, None, self._metadata
-        layout: Layout | None = None
-        try:
-            rows, facts = [rows] if type(rows) is dict else rows, None
-            if metadata is not None:
-                rows, facts = metadata.prepare(rows)
-            self._sampler.check(rows)
-            for listener in self._listeners.all:
-                listener.check(rows)
-            storage = self._storage
-            if storage is None:
-                storage = self._new_storage("array" if suits_arrays(rows) else "object")
-            # Making a batch of a row takes 15 us, writing it into the columns 1 us.
-            if type(given) is dict and (layout := storage.layout) and not layout.fits_row(rows[0]):
-                layout = None
-            if layout is None:
-                accepted = storage.accept(rows)
-        except RecursionError as error:
-            found = "a row that is nested too deeply, or contains itself"
-            raise mismatch("a push", "", "rows", found) from error
-        if not self._pushed:
-            self._check_columns(rows)
-        self._storage = storage
-        if n > self._capacity:
-            # Each piece replaces the previous one. All rows were checked, so none is refused.
-            for start in range(0, n, self._capacity):
-                piece = given[start : start + self._capacity]
-                self._insert(piece, len(piece))
-            return
-
-        # Commit: cannot fail.
-        where, replaced = self._remover.allot(n)
-        if replaced is not None:
-            self._note_left(replaced, "overwritten")
-        if self._origins is not None:
-            self._origins.insert(where)
-        if layout is not None:
-            layout.put_row(where.start if type(where) is slice else int(where[0]), rows[0])
-        else:
-            storage.put(where, accepted)
-        if not self._count:
-            self._choose_push_path()  # the first rows make the columns
-        self._pushed += n
-        count = self._count + n
-        self._count = count if count < self._capacity else self._capacity
-        priorities = None
-        if metadata is not None and facts is not None:
-            metadata.insert(where, facts)
-            self._count, priorities = metadata.live, facts.priorities
-        self._sampler.on_insert(where, rows, priorities)
-        for each in self._copies:
-            each.note(where)
-        if self._listeners.all:
-            self._listeners.on_insert(rows)
-        self._limiter.on_insert(n)
-        self._limiter.size = self._count
-        self._lacks_rows = False
-
-    def _note_left(self, where: Where, reason: str) -> None:
-        """Note for listeners and origins that the rows at positions, oldest first, leave."""
-        departures, storage = self._listeners.departures, self._storage
-        if departures is not None and storage is not None:
-            living = self._living_at(where)
-            if isinstance(living, slice) or len(living):
-                departures.append((storage.take(living), reason))
-        if self._origins is not None:
-            self._origins.remove(where, reason)
-
-    def _remove(self, where: NDArray[np.int64], reason: str) -> None:
-        """Remove rows (positions oldest first) that leave without replacement."""
-        self._note_left(where, reason)
-        cast("RowMetadata", self._metadata).remove(where)
-        self._sampler.on_remove(where)
-        for each in self._copies:
-            each.note(where)
-        self._left[reason] += len(where)
-        self._limiter.size = self._count = self._count - len(where)
-
-    def _use_up(self, where: NDArray[np.int64]) -> None:
-        """Remove those of the rows that were sampled ``max_use`` times."""
-        used_up = cast("RowMetadata", self._metadata).used_up(where)
-        if len(used_up):
-            self._remove(used_up, "used_up")
-
     def end_trajectory(self) -> None:
         with self._lock:
             self._check_open()
@@ -448,11 +628,11 @@ class Table(IBuffer, Closing):
 
     def end_newest_trajectory(self) -> None:
         """As :meth:`end_trajectory`, for callers that hold the lock, such as listeners."""
-        self._sampler.end_trajectory()
+        self._contents.sampler.end_trajectory()
 
     def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
-        waited_s = timeout_s or 0.0
-        if timeout_s is None or not self._wait_for(lambda: self._can_insert(n) or None, timeout_s):
+        waited_s, can_insert = timeout_s or 0.0, self._contents.can_insert
+        if timeout_s is None or not self._wait_for(lambda: can_insert(n) or None, timeout_s):
             raise BufferFullError(
                 f"{self.instance_name}: its limiter does not admit {n} more rows before "
                 f"more were sampled (waited {waited_s:g} s); push again later",
@@ -471,18 +651,12 @@ class Table(IBuffer, Closing):
             facts: Facts about the rows in a saved buffer, which the metadata keeps if it has them.
         """
         with self._change():
-            counts = self._limiter.state_dict()
-            if n := len(rows):
-                metadata = self._metadata
-                self._insert(rows if metadata is None else metadata.with_facts(rows, facts), n)
-                n = min(n, self._capacity)
-                if "use" in facts and metadata is not None:
-                    count = self._remover.count
-                    where = self._remover.by_age(np.arange(count - n, count))
-                    metadata.set_uses(where, facts["use"][-n:])
-                    self._use_up(where)
+            limiter = self._contents.limiter
+            counts = limiter.state_dict()
+            if len(rows):
+                self._contents.insert_saved(rows, facts)
             if is_counted:
-                self._limiter.load_state_dict(counts)
+                limiter.load_state_dict(counts)
 
     @abstractmethod
     def sample(self, *args: Any, **kwargs: Any) -> SampleBatch | list[Any] | None:
@@ -502,11 +676,12 @@ class Table(IBuffer, Closing):
         """
 
         def attempt() -> Rows | None:
-            if not self._limiter.can_sample(size):
+            contents = self._contents
+            if not contents.limiter.can_sample(size):
                 return None
-            batch, lacked_rows = draw(*args), self._lacks_rows
-            self._lacks_rows = batch is None
-            if self._lacks_rows and not lacked_rows and self._waiting:
+            batch, lacked_rows = draw(*args), contents.lacks_rows
+            contents.lacks_rows = batch is None
+            if contents.lacks_rows and not lacked_rows and self._waiting:
                 self._changed.notify_all()  # a push may wait
             return batch
 
@@ -521,7 +696,7 @@ class Table(IBuffer, Closing):
             if batch is None and timeout_s is not None:
                 batch = self._wait_for(attempt, timeout_s)
             if batch is not None:
-                self._limiter.on_sample(size)
+                self._contents.limiter.on_sample(size)
                 self._sampled += size
                 if self._waiting:
                     self._changed.notify_all()
@@ -531,7 +706,7 @@ class Table(IBuffer, Closing):
         if batch is None:
             _log.debug("%s cannot give %d of %d rows", self.instance_name, size, self.count())
         if self._sample_monitor.report_due:
-            self._sample_monitor.report(self.sampled_stats(), self._pushed)
+            self._sample_monitor.report(self.sampled_stats(), self._contents.pushed)
         if monotonic() >= self._throughput.next_report_s:
             self._throughput.report(self.stats())
         return batch
@@ -548,7 +723,7 @@ class Table(IBuffer, Closing):
                 if rest_s <= 0:
                     return None
                 # The limiter's answer may change with time alone.
-                soon_s = self._limiter.retry_after_s()
+                soon_s = self._contents.limiter.retry_after_s()
                 self._changed.wait(rest_s if soon_s is None else min(rest_s, max(soon_s, 0.001)))
                 self._check_open()
             return found
@@ -575,99 +750,28 @@ class Table(IBuffer, Closing):
     def add_listener(self, listener: RowListener) -> None:
         """Call a listener for the stored rows, and for all rows that are added or leave later."""
         with self._lock:
-            for where in self._living():
-                listener.on_insert(self._storage.take(where))  # type: ignore[union-attr]
+            contents = self._contents
+            for where in contents.living():
+                listener.on_insert(cast("Storage", contents.storage).take(where))
             self._listeners.add(listener)
-            self._choose_push_path()
+            contents.choose_push_path()
 
     @contextmanager
-    def locked_limiter(self) -> Iterator[Limiter]:
-        """Hold the lock of the buffer, and yield its limiter."""
+    def locked(self) -> Iterator[Contents]:
+        """Hold the lock of the buffer, and yield its parts; also if the buffer is closed."""
         with self._lock:
-            yield self._limiter
-
-    def limiter_counts(self) -> dict[str, Any]:
-        """Return the counts of the limiter."""
-        with self._lock:
-            return self._limiter.state_dict()
-
-    def track_origins(self) -> Origins:
-        """Count the rows of each payload that leave from now on; the buffer must be empty.
-
-        Raises:
-            ConfigError: there is not enough memory.
-        """
-        with self._lock, memory_for(self._capacity):
-            metadata = self._metadata
-            notes_rows = metadata is not None and metadata.limits_uses
-            self._origins = Origins(self._capacity, notes_rows=notes_rows)
-            self._choose_push_path()
-            return self._origins
-
-    def uses(self) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
-        """Return which rows of each payload are stored, and how often each was sampled.
-
-        Returns:
-            By payload: numbers of rows in it, and uses: int64[n] each. None if a row can be
-            sampled without limit.
-        """
-        with self._lock:
-            metadata = self._metadata
-            if self._origins is None or metadata is None or not metadata.limits_uses:
-                return None
-            where, payloads, rows = self._origins.stored()
-            uses = metadata.uses(where)
-        order = np.argsort(payloads, kind="stable")
-        numbers, first = np.unique(payloads[order], return_index=True)
-        pairs = zip(np.split(rows[order], first[1:]), np.split(uses[order], first[1:]), strict=True)
-        return dict(zip(numbers.tolist(), pairs, strict=False))  # one empty pair of no numbers
-
-    def take_left(self) -> list[tuple[int, str, int]]:
-        """Return ``(payload, reason, rows)`` of the rows that left since the last call."""
-        with self._lock:
-            return [] if self._origins is None else self._origins.take_left()
+            yield self._contents
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
         self.add_listener(RemoveFunction(listener))
 
-    def _living(self) -> Iterator[NDArray[np.int64]]:
-        """Return the positions of all rows that have not left early, oldest first, in pieces."""
-        count = self._remover.count
-        for start in range(0, count, _ROWS_AT_ONCE):
-            ages = np.arange(start, min(start + _ROWS_AT_ONCE, count), dtype=np.int64)
-            living = cast("NDArray[np.int64]", self._living_at(self._remover.by_age(ages)))
-            if len(living):
-                yield living
-
-    def _living_at(self, where: Where) -> Where:
-        """Return those of the positions whose rows have not left early."""
-        return where if self._metadata is None else self._metadata.living(where)
-
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
         with self._change():
-            self._empty()
+            self._contents.clear()
             if self.clear_resets_push_count:
-                self._pushed_before_clear = self._pushed
-
-    def _empty(self) -> None:
-        if self._listeners.departures is not None or self._origins is not None:
-            for where in self._living():
-                self._note_left(where, "cleared")
-        self._left["cleared"] += self._count
-        self._count = 0
-        self._plain_layout = None
-        self._history = secrets.token_hex(16)
-        if self._factory.chooses_storage:
-            self._storage = None
-        elif self._storage is not None:
-            self._storage.clear()
-        self._remover.clear()
-        self._sampler.clear()
-        self._limiter.reset()
-        if self._metadata is not None:
-            self._metadata.clear()
+                self._pushed_before_clear = self._contents.pushed
 
     def start(self) -> None:
         """Do nothing, as the buffer runs no thread; kept for code written for DI-engine."""
@@ -677,11 +781,8 @@ class Table(IBuffer, Closing):
         with self._lock:
             if self._closed:
                 return
-            self._empty()
+            self._contents.close()
             self._closed = True
-            if self._storage is not None:
-                self._storage.close()
-            self._storage = None
             self._changed.notify_all()
             departures = self._listeners.take()
         self._listeners.on_remove(departures)
@@ -702,28 +803,24 @@ class Table(IBuffer, Closing):
         """Hold the buffer's lock, and yield a view that reads the buffer."""
         with self._lock:
             self._check_open()
-            yield TableSnapshot(
-                self._factory,
-                Parts(self._remover, self._limiter, self._sampler, self._metadata, self._storage),
-                self._pushed,
-                self._history,
-                {"push_count": self.push_count, **self._extra_state()},
-            )
+            entries = {"push_count": self.push_count, **self._extra_state()}
+            yield TableSnapshot(self._contents, entries)
 
     @contextmanager
     def column_copy(self) -> Iterator[ColumnCopy]:
         """Yield a copy of the columns of sampler and metadata, which is told of changes."""
+        contents = self._contents
         with self._lock:
             self._check_open()
-            copied = ColumnCopy(self._sampler, self._metadata, self._remover.count)
-            self._copies = (*self._copies, copied)
-            self._choose_push_path()
+            copied = ColumnCopy(contents.sampler, contents.metadata, contents.remover.count)
+            contents.copies = (*contents.copies, copied)
+            contents.choose_push_path()
         try:
             yield copied
         finally:
             with self._lock:
-                self._copies = tuple(each for each in self._copies if each is not copied)
-                self._choose_push_path()
+                contents.copies = tuple(each for each in contents.copies if each is not copied)
+                contents.choose_push_path()
 
     def restore(
         self,
@@ -748,47 +845,14 @@ class Table(IBuffer, Closing):
             CheckpointVersionError, CheckpointCorruptError: the state is wrong.
         """
         # New parts are made first, so that a wrong state changes nothing.
-        parts = Parts.restored(self._factory, self._metadata, saved, count)
-        kind = saved["storage"]
-        if not self._factory.chooses_storage:
-            parts.storage = self._new_storage()
-        elif kind is not None:
-            parts.storage = self._new_storage(kind)
-        first = 0
-        for rows in pieces():
-            where = parts.remover.by_age(np.arange(first, first + len(rows), dtype=np.int64))
-            first += len(rows)
-            if parts.storage is not None:
-                parts.storage.put(where, parts.storage.accept(rows))
-            parts.sampler.on_restore(where, rows)
-            for listener in self._listeners.all:
-                listener.check(rows)
+        contents, new = self._contents, self._contents.restored(saved, count, pieces)
         with self._change():
-            if as_pushed and self._count:
+            if as_pushed and contents.count:
                 return False
-            self._load_extra_state(saved, parts.sampler, parts.metadata)
-            pushed_before = self.push_count
-            self._empty()
-            if self._storage is not None:
-                self._storage.close()
-            self._storage, self._remover = parts.storage, parts.remover
-            self._metadata, self._limiter = parts.metadata, parts.limiter
-            self._sampler = parts.sampler
-            self._choose_push_path()
-            # The rows of the state count as pushed here, so that totals add up. The state does not
-            # contain the reason for which rows left early.
-            self._pushed += count
-            self._count = count if self._metadata is None else self._metadata.live
-            self._limiter.size = self._count
-            self._left["used_up"] += count - self._count
-            push_count = pushed_before + self._count if as_pushed else saved["push_count"]
-            self._pushed_before_clear = self._pushed - push_count
-            for where in self._living() if self._listeners.all else ():
-                self._listeners.on_insert(self._storage.take(where))  # type: ignore[union-attr]
-            if self._metadata is not None and count:
-                # Remove rows that are used up under the settings of this buffer.
-                for where in list(self._living()):
-                    self._use_up(where)
+            self._load_extra_state(saved, new.sampler, new.metadata)
+            push_count = self.push_count + new.count if as_pushed else saved["push_count"]
+            self._pushed_before_clear = contents.pushed + count - push_count
+            contents.replace(new)
         return True
 
     def save_data(self, file: str) -> None:
@@ -905,7 +969,7 @@ def _close_busy_tables() -> None:
         if table._lock.locked():
             table._lock = threading.Lock()
             table._changed = threading.Condition(table._lock)
-            table._closed, table._plain_layout = True, None
+            table._closed, table._contents.plain_layout = True, None
             table._why_closed = "was in use by another thread when this process was forked"
 
 

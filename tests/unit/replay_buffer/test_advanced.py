@@ -183,7 +183,7 @@ def test_overwritten_rows_leave_the_queue_of_stale_rows() -> None:
     buffer = make_buffer(max_staleness=10)
     for n in range(2000):
         buffer.push(batch(n, collect_iter=np.array([n])), 0)
-    metadata: Any = buffer._metadata
+    metadata: Any = buffer._contents.metadata
     assert metadata._queue._size <= 2 * 8 + 1000
     assert facts_at(buffer, 2001) == set(range(1992, 2000))
     assert facts_at(buffer, 2004) == set(range(1995, 2000))

@@ -92,5 +92,5 @@ def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
         new = AdvancedReplayBuffer({**cfg, "seed": 1})
         new.resume_data(str(tmp_path))
         assert equal_states(new.state_dict(), buffer.state_dict()), number
-        assert not buffer._copies
+        assert not buffer._contents.copies
     assert looks >= 40 + 3 * 4

@@ -85,5 +85,6 @@ def test_error_for_a_capacity_above_the_memory_names_its_key(cls: Any) -> None:
 
 
 def test_origins_of_more_rows_than_memory_are_refused() -> None:
+    buffer = make_buffer(replay_buffer_size=10**14)
     with pytest.raises(ConfigError, match="more memory than can be allocated"):
-        make_buffer(replay_buffer_size=10**14).track_origins()
+        buffer._contents.track_origins()

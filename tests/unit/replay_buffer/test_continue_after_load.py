@@ -44,7 +44,7 @@ def test_another_sampler_gets_only_the_priorities(tmp_path: Path, cfg: dict[str,
     new = AdvancedReplayBuffer({"replay_buffer_size": 8, **cfg})
     new.load_data(str(tmp_path))
     assert numbered(new) == list(range(3, 11))
-    assert new._metadata.next_id == 8
+    assert new._contents.metadata.next_id == 8
     assert facts(new, "use") == {n: use + 1 for n, use in uses_of(old).items()}
 
 
@@ -63,7 +63,7 @@ def test_each_row_keeps_its_own_priority_and_uses_over_several_segments(
 
 
 def uses_of(buffer: AdvancedReplayBuffer) -> dict[int, int]:
-    where = buffer._remover.oldest_first()
+    where = buffer._contents.remover.oldest_first()
     uses = buffer.state_dict()["metadata"]["use"][where]
     return dict(zip(numbered(buffer), uses.tolist(), strict=True))
 

@@ -36,7 +36,7 @@ def test_limiter_knows_how_many_rows_there_are(kind: Any, sizes: tuple[int, ...]
     buffer = kind({"replay_buffer_size": 6})
     for n in sizes:
         buffer.push(SampleBatch({"x": np.arange(n)}), 0)
-        limiter = buffer._limiter
+        limiter = buffer._contents.limiter
         assert (limiter.size, limiter.inserts) == (buffer.count(), buffer.push_count)
     buffer.clear()
     assert (limiter.size, limiter.inserts) == (0, 0)
@@ -46,9 +46,9 @@ def test_limiter_does_not_count_used_up_rows() -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 6, "max_use": 1, "seed": 0})
     buffer.push(SampleBatch({"x": np.arange(9)}), 0)
     buffer.sample(4, 0)
-    assert buffer._limiter.size == buffer.count() == 2
+    assert buffer._contents.limiter.size == buffer.count() == 2
     buffer.push(SampleBatch({"x": np.arange(3)}), 0)
-    assert buffer._limiter.size == buffer.count()
+    assert buffer._contents.limiter.size == buffer.count()
 
 
 def test_push_that_waits_is_admitted_when_the_rows_for_a_sample_are_stale() -> None:
@@ -158,7 +158,7 @@ idle, busy = (NaiveReplayBuffer({"replay_buffer_size": 4}, instance_name=n) for 
 for buffer in (idle, busy):
     buffer.push([{"x": 1.0}, {"x": 2.0}], 0)
 busy._listeners.add(Waiting())
-busy._choose_push_path()
+busy._contents.choose_push_path()
 thread = threading.Thread(target=busy.push, args=({"x": 3.0}, 0))
 thread.start()
 is_busy.wait()

@@ -37,8 +37,8 @@ def numbers(buffer: NaiveReplayBuffer | AdvancedReplayBuffer) -> list[int]:
 
 def test_a_part_in_the_class_config_has_its_own_defaults() -> None:
     buffer = RandomlyRemoving({})
-    assert isinstance(buffer._remover, RandomRemover)
-    assert buffer._remover.spread == 3
+    assert isinstance(buffer._contents.remover, RandomRemover)
+    assert buffer._contents.remover.spread == 3
     with pytest.raises(ConfigError) as caught:
         RandomlyRemoving({"remover": {"spread": 0}})
     assert caught.value.path == "remover.spread"

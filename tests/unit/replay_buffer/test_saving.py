@@ -74,7 +74,7 @@ def test_rows_of_a_loaded_state_replace_all_segments(tmp_path: Path) -> None:
     save(tmp_path, buffer, SEGMENT)
     other.push(numbers(1000, 40), 0)
     buffer.load_state_dict(other.state_dict())
-    buffer._pushed -= 40
+    buffer._contents.pushed -= 40
     save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == list(range(1000, 1040))
 
@@ -144,7 +144,7 @@ def test_a_save_has_the_latest_metadata_and_no_removed_rows(
 
 def gone(buffer: AdvancedReplayBuffer, number: int) -> bool:
     where = np.array([number % 40])
-    return bool(buffer._metadata.living(where).size == 0)  # type: ignore[union-attr]
+    return bool(buffer._contents.metadata.living(where).size == 0)  # type: ignore[union-attr]
 
 
 def test_saving_and_loading_need_memory_for_a_few_segments(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_a_huge_timeout_waits(timeout_s: Any) -> None:
     buffer = filled()
     assert len(buffer.sample(2, 0, timeout_s=timeout_s)) == 2
     waits: list[float] = []
-    buffer._changed.wait = lambda rest_s: waits.append(rest_s) or buffer._insert([{"x": 1.0}], 1)
+    contents = buffer._contents
+    buffer._changed.wait = lambda rest_s: waits.append(rest_s) or contents.insert([{"x": 1.0}], 1)
     assert len(buffer.sample(5, 0, timeout_s=timeout_s)) == 5
     assert waits == [pytest.approx(checked_timeout(timeout_s))]
 
