@@ -23,8 +23,8 @@ from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.bounds import BoundsWatch
+from dingsdk.envs.episodes import Episodes
 from dingsdk.envs.guard import RetrySection, close_quietly
-from dingsdk.envs.last_info import ABNORMAL, EPISODE_RETURN, PLAYERS
 from dingsdk.envs.players import player_num
 from dingsdk.envs.saving import set_attributes
 from dingsdk.envs.seeds import EnvSeeds, check_ids
@@ -71,12 +71,7 @@ class EnvManager(Configurable, Closing, ABC):
     """Called once in each step while the envs step, by managers whose envs do not step in the
     caller's thread; the others ignore it."""
 
-    _saved: ClassVar[tuple[str, ...]] = (
-        "_failure_count",
-        "_episodes",
-        "_parked",
-        "_returns",
-    )
+    _saved: ClassVar[tuple[str, ...]] = ("_failure_count",)
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         self.section = self.read(cfg, "env_manager")
@@ -90,12 +85,7 @@ class EnvManager(Configurable, Closing, ABC):
         self._seeds = EnvSeeds(self._env_num)
         self._bounds = BoundsWatch()
         self._failure_count = 0
-        self._episodes = np.zeros(self._env_num, dtype=np.int64)
-        # True where an env takes no actions: DONE, or waiting for a reset by the caller.
-        self._parked = np.zeros(self._env_num, dtype=np.bool_)
-        # Whether an env may have to stop after an episode.
-        self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
-        self._set_players(0)
+        self._episodes = Episodes(self._env_num, self.episode_num, self.section.auto_reset)
 
     @classmethod
     def check_config(cls, section: Mapping[str, Any], path: str) -> None:
@@ -127,7 +117,7 @@ class EnvManager(Configurable, Closing, ABC):
     @property
     def done(self) -> bool:
         """True once every env finished ``episode_num`` episodes."""
-        return bool((self._parked & (self._episodes >= self.episode_num)).all())
+        return self._episodes.are_done
 
     @property
     def failure_count(self) -> int:
@@ -142,7 +132,7 @@ class EnvManager(Configurable, Closing, ABC):
     def player_num(self) -> int:
         """Number of players of an env; with several, rewards and spaces have a player axis."""
         _ = self._spaces
-        return self._player_num
+        return self._episodes.player_num
 
     @property
     def observation_space(self) -> Any:
@@ -164,7 +154,7 @@ class EnvManager(Configurable, Closing, ABC):
         if not self._closed:
             raise EnvError("launch() needs a closed env manager; call close() first", env_id=None)
         self._failure_count = 0
-        self._episodes[:] = 0
+        self._episodes.counts[:] = 0
         self._seeds.apply_again()  # to new envs, even if the manager was seeded before its close
         check_ids(reset_param or {}, self._env_num)
         try:
@@ -220,7 +210,8 @@ class EnvManager(Configurable, Closing, ABC):
         self._check_open()
         envs = self._envs_state()  # may wait for steps under way, which change the rest
         own = {name: capture(getattr(self, name), name) for name in self._saved}
-        return {"manager": {**own, **self._seeds.get_state()}, "envs": envs}
+        own |= {**self._episodes.get_state(), **self._seeds.get_state()}
+        return {"manager": own, "envs": envs}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a manager of the same envs; requires a launched manager.
@@ -231,6 +222,7 @@ class EnvManager(Configurable, Closing, ABC):
         self._check_open()
         self._set_envs_state(state["envs"])
         own = dict(state["manager"])
+        self._episodes.take_state(own)
         self._seeds.take_state(own)
         set_attributes(self, own)
 
@@ -326,14 +318,9 @@ class EnvManager(Configurable, Closing, ABC):
     def _spaces(self) -> tuple[ObservationSchema, ActionChecker]:
         # Before the launch the spaces are read from a temporary env.
         probe = self._env_fns[0]()
-        self._set_players(player_num(probe))
+        self._episodes.set_players(player_num(probe))
         close_quietly(probe)
         return ObservationSchema(probe.observation_space), ActionChecker(probe.action_space)
-
-    def _set_players(self, count: int) -> None:
-        self._player_num = count
-        self._reward_shape = (count,) if count > 1 else ()
-        self._returns = np.zeros((self._env_num, *self._reward_shape), dtype=np.float64)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -343,7 +330,7 @@ class EnvManager(Configurable, Closing, ABC):
 
     def _running(self) -> NDArray[np.bool_]:
         """Return which envs wait for an action."""
-        return ~self._parked
+        return ~self._episodes.parked
 
     def _ready(self) -> list[int]:
         ready: list[int] = np.flatnonzero(self._running()).tolist()
@@ -381,38 +368,3 @@ class EnvManager(Configurable, Closing, ABC):
                 expected=running,
                 found=list(env_ids),
             )
-
-    def _count_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """Count a finished episode for each env, and park those that start no other episode."""
-        self._episodes[env_ids] += 1
-        if not self.section.auto_reset:
-            self._parked[env_ids] = True
-        elif not math.isinf(self.episode_num):
-            self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
-
-    def _timestep(self, env_id: int, obs: Any, reward: Any, info: dict[str, Any]) -> Timestep:
-        """Return one env's step in dict form, and add its reward to the episode's return.
-
-        ``info`` holds ``terminated`` and ``truncated``; it is changed in place.
-        """
-        done = info["terminated"] or info["truncated"]
-        self._returns[env_id] = 0.0 if info.get(ABNORMAL) else self._returns[env_id] + reward
-        infos = [info]
-        if self._reward_shape:
-            own = info.pop(PLAYERS, None) or [{}] * self._player_num
-            infos = [{**info, **each} for each in own]
-        else:
-            reward = float(reward)
-        if done:
-            for each, total in zip(infos, np.atleast_1d(self._returns[env_id]), strict=True):
-                each.setdefault(EPISODE_RETURN, float(total))
-            self._returns[env_id] = 0.0
-        return Timestep(obs, reward, done, infos if self._reward_shape else info)
-
-    def _timestep_of(
-        self, columns: StepColumns, row: int, env_id: int, info: dict[str, Any]
-    ) -> Timestep:
-        """Return a row of columns in dict form; ``info`` is changed in place."""
-        info["terminated"] = bool(columns.terminated[row])
-        info["truncated"] = bool(columns.truncated[row])
-        return self._timestep(env_id, part_of(columns.final_obs, row), columns.reward[row], info)

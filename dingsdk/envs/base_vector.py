@@ -134,11 +134,11 @@ class BaseVectorEnvManager(EnvManager):
                     self._resetting = ended
             self._obs = obs
             # Only a dict may have a mask.
-            if type(obs) is dict and (self._resetting is not None or self._may_park):
+            if type(obs) is dict and (self._resetting is not None or self._episodes.may_park):
                 self._obs = open_masks(obs, ~self._running())
             step = StepColumns(self._obs, obs, reward, terminated, truncated, valid)
             if (
-                self._may_park
+                self._episodes.may_park
                 or (has_ended and (self._resetting is None or self._info_numbers))
                 or (infos and not _UNUSUAL.isdisjoint(infos))
             ):
@@ -171,7 +171,7 @@ class BaseVectorEnvManager(EnvManager):
             if row in columns.episode_info:
                 info[EPISODE_INFO] = own = columns.episode_info[row]
                 info |= {key: own[key] for key in (EPISODE_RETURN,) if key in own}
-            timesteps[row] = self._timestep_of(columns, row, row, info)
+            timesteps[row] = self._episodes.timestep_of(columns, row, row, info)
         if not self._ready() and self._resetting is not None:
             self.step_batch(self._fillers())
         return timesteps
@@ -181,7 +181,7 @@ class BaseVectorEnvManager(EnvManager):
         self._autoreset = AutoresetMode(vec.metadata.get("autoreset_mode", self._autoreset))
         # Looked up once, as members of an Enum take half a microsecond each.
         self._resets_next_step = self._autoreset is AutoresetMode.NEXT_STEP
-        self._set_players(1)
+        self._episodes.set_players(1)
         self._spaces = (
             ObservationSchema(vec.single_observation_space),
             ActionChecker(vec.single_action_space),
@@ -208,7 +208,7 @@ class BaseVectorEnvManager(EnvManager):
         if len(env_ids) < self._env_num or any(kwargs.values()):
             raise _only_single_envs("one reset, without arguments,", dict(kwargs))
         seed = self._seeds.take(env_ids)[0]
-        self._parked[:] = False
+        self._episodes.begin(env_ids)
         try:
             self._reset_vec(self._seeds.fixed(0) if seed is None else seed)
         except Exception as error:
@@ -221,7 +221,7 @@ class BaseVectorEnvManager(EnvManager):
         obs, _ = self._vec.reset(seed=seed, **kwargs)
         self._obs = self._spaces[0].conform_columns(obs, self._env_num)
         if rows is None:
-            self._returns[:] = 0.0
+            self._episodes.returns[:] = 0.0
             self._resetting = None
 
     def _recover(self, error: Exception) -> None:
@@ -251,7 +251,9 @@ class BaseVectorEnvManager(EnvManager):
     def _settle(self, step: StepColumns, infos: Mapping[str, Any]) -> StepColumns:
         """Finish a step in which an env ended, failed or took no action."""
         obs, final_obs, reward, terminated, truncated, not_resetting, *_ = step
-        valid = ~self._parked if not_resetting is None else ~self._parked & not_resetting
+        valid = ~self._episodes.parked
+        if not_resetting is not None:
+            valid &= not_resetting
         abnormal = np.asarray(infos.get(ABNORMAL, False), dtype=np.bool_) & valid
         valid &= ~abnormal
         ended = terminated | truncated
@@ -267,7 +269,7 @@ class BaseVectorEnvManager(EnvManager):
             obs = self._obs
         rows = np.flatnonzero(ended & valid)
         if rows.size:
-            self._count_episodes(rows)
+            self._episodes.end(rows)
         infos_of_episodes = self._episode_info(rows)
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, infos_of_episodes
@@ -281,7 +283,7 @@ class BaseVectorEnvManager(EnvManager):
         self._infos = {ERROR: [text] * count, ABNORMAL: [True] * count}
         reward = np.zeros(count, dtype=np.float32)
         terminated, truncated, valid = np.zeros((3, count), dtype=np.bool_)
-        obs, abnormal = self._obs, ~self._parked
+        obs, abnormal = self._obs, ~self._episodes.parked
         return step_columns(obs, obs, reward, terminated, truncated, valid, abnormal, {})
 
     def _episode_info(self, rows: NDArray[np.int64]) -> Mapping[int, Mapping[str, Any]]:
@@ -295,7 +297,8 @@ class BaseVectorEnvManager(EnvManager):
         return {row: info for row, info in found.items() if info}
 
     def _running(self) -> NDArray[np.bool_]:
-        return ~(self._parked if self._resetting is None else self._parked | self._resetting)
+        parked = self._episodes.parked
+        return ~(parked if self._resetting is None else parked | self._resetting)
 
     @staticmethod
     def _wrong_envs(expected: Sequence[int], found: Sequence[int]) -> PolicyOutputError:

@@ -76,7 +76,7 @@ class InProcessEnvManager(EnvManager):
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         checked = self._checked(actions)
         timesteps = {
-            env_id: self._timestep(
+            env_id: self._episodes.timestep(
                 env_id, obs, reward, {**info, "terminated": terminated, "truncated": truncated}
             )
             for env_id, (obs, reward, terminated, truncated, info, *_) in zip(
@@ -102,14 +102,14 @@ class InProcessEnvManager(EnvManager):
         count = len(ids)
         actions = checker.batch(actions, count)
         schema.require_columns()
-        is_parked = self._parked.tolist()
+        is_parked = self._episodes.parked.tolist()
         pairs = zip(ids, actions, strict=True)
         stepped = iter(self._play_all({i: action for i, action in pairs if not is_parked[i]}))
         played = [self._idle(i) if is_parked[i] else next(stepped) for i in ids]
         last_obs, rewards, terminations, truncations, infos, following, _ = (
             list(zip(*played, strict=True)) or [()] * 7
         )
-        reward = np.array(rewards, dtype=np.float32).reshape(count, *self._reward_shape)
+        reward = np.array(rewards, dtype=np.float32).reshape(count, *self._episodes.reward_shape)
         terminated, truncated = np.array((terminations, truncations), dtype=np.bool_)
         valid = np.array([not is_parked[i] for i in ids], dtype=np.bool_)
         abnormal = np.zeros(count, dtype=np.bool_)
@@ -133,7 +133,7 @@ class InProcessEnvManager(EnvManager):
     def _idle(self, env_id: int) -> Played:
         """Return the place of an env that takes no action in the results of a step."""
         obs = self._obs[env_id]
-        return obs, np.zeros(self._reward_shape, np.float32), False, False, {}, obs, 0
+        return obs, np.zeros(self._episodes.reward_shape, np.float32), False, False, {}, obs, 0
 
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
         seeds = zip(env_ids, self._seeds.take(env_ids), strict=True)
@@ -143,15 +143,13 @@ class InProcessEnvManager(EnvManager):
         for env_id, (obs, failures) in zip(env_ids, restarted, strict=True):
             self._obs[env_id] = obs
             self._failure_count += failures
-            self._returns[env_id], self._parked[env_id] = 0.0, False
+        self._episodes.begin(env_ids)
 
     def _play_all(self, actions: Mapping[int, Any]) -> Sequence[Played]:
         """Step envs by ``GuardedEnv.play``; return the results in the order of ``actions``."""
         goes_on: Iterable[bool] = repeat(True)
-        if self._may_park:
-            # Whether an env begins another episode after its current one.
-            more = (self._episodes + 1 < self.episode_num) & self.section.auto_reset
-            goes_on = more[list(actions)].tolist()
+        if self._episodes.may_park:
+            goes_on = self._episodes.goes_on(list(actions)).tolist()
         envs = [self._envs[env_id] for env_id in actions]
         played = list(
             self._map(GuardedEnv.play, envs, actions.values(), goes_on, meanwhile=self.meanwhile)
@@ -161,7 +159,7 @@ class InProcessEnvManager(EnvManager):
         ):
             self._failure_count += failures
             if terminated or truncated:
-                self._count_episodes([env_id])
+                self._episodes.end([env_id])
         return played
 
     def _map(
@@ -178,7 +176,7 @@ class InProcessEnvManager(EnvManager):
             ObservationSchema(self._envs[0].observation_space),
             ActionChecker(self._envs[0].action_space),
         )
-        self._set_players(self._envs[0].player_num)
+        self._episodes.set_players(self._envs[0].player_num)
         if self.section.threads:
             self._threads = _Threads(min(self.section.threads, self._env_num))
 

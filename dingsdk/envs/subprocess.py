@@ -128,12 +128,12 @@ class SubprocessEnvManager(EnvManager):
         else:
             self._check_running(env_ids.tolist())
         self._board.actions[env_ids] = self._spaces[1].batch(actions, len(env_ids))
-        self._send(env_ids[~self._parked[env_ids]], _STEP)
+        self._send(env_ids[~self._episodes.parked[env_ids]], _STEP)
         self._wait(for_all=True)
         return self._take(env_ids)[0]
 
     def _running(self) -> NDArray[np.bool_]:
-        is_running: NDArray[np.bool_] = ~(self._parked | self._under_way)
+        is_running: NDArray[np.bool_] = ~(self._episodes.parked | self._under_way)
         for group in self._busy.values():
             is_running[group.env_ids] = False  # a process runs one command at a time
         return is_running
@@ -150,9 +150,7 @@ class SubprocessEnvManager(EnvManager):
         asked = env_ids[~self._lost[env_ids]]
         self._lost[env_ids] = False
         self._board.asked[asked] = True
-        self._board.goes_on[asked] = self.section.auto_reset & (
-            self._episodes[asked] + 1 < self.episode_num
-        )
+        self._board.goes_on[asked] = self._episodes.goes_on(asked)
         groups: Iterable[_Group] = self._groups
         if len(asked) < self._env_num:
             groups = dict.fromkeys(self._group_of[env_id] for env_id in asked.tolist())
@@ -213,7 +211,7 @@ class SubprocessEnvManager(EnvManager):
             column[env_ids]
             for column in (board.reward, board.terminated, board.truncated, board.abnormal)
         )
-        parked = self._parked[env_ids]
+        parked = self._episodes.parked[env_ids]
         abnormal &= ~parked
         valid = ~(parked | abnormal)
         rows = np.flatnonzero((terminated | truncated) & valid)
@@ -222,7 +220,7 @@ class SubprocessEnvManager(EnvManager):
             ended = env_ids[rows]
             last = [part_of(board.final_obs, env_id) for env_id in ended]
             final_obs = schema.replace(obs, rows.tolist(), last)
-            self._count_episodes(ended)
+            self._episodes.end(ended)
             for row, env_id in zip(rows.tolist(), ended.tolist(), strict=True):
                 self._group_of[env_id].failures_in_row = 0
                 if info := infos.get(env_id, {}).get(EPISODE_INFO):
@@ -241,7 +239,7 @@ class SubprocessEnvManager(EnvManager):
             return {}
         columns, infos = self._take(ids)
         return {
-            env_id: self._timestep_of(columns, row, env_id, infos.get(env_id, {}))
+            env_id: self._episodes.timestep_of(columns, row, env_id, infos.get(env_id, {}))
             for row, env_id in enumerate(ids.tolist())
         }
 
@@ -293,9 +291,9 @@ class SubprocessEnvManager(EnvManager):
             spaces = group.answer(wait=True)
             if self._memory is None:
                 schema, checker = ObservationSchema(spaces[0]), ActionChecker(spaces[1])
-                self._set_players(spaces[2])
+                self._episodes.set_players(spaces[2])
                 self._spaces = (schema, checker)
-                shape = (self._env_num, *self._reward_shape)
+                shape = (self._env_num, *self._episodes.reward_shape)
                 size = _Board(schema, checker, shape).size
                 self._memory = SharedMemory(create=True, size=size)
                 self._board = _Board(schema, checker, shape, self._memory.buf)
@@ -326,8 +324,8 @@ class SubprocessEnvManager(EnvManager):
         self._reset_kwargs.update({i: kwargs[i] for i in env_ids if kwargs.get(i)})
         seeds = dict(zip(env_ids, self._seeds.take(env_ids), strict=True))
         rows = list(env_ids)
-        self._under_way[rows] = self._lost[rows] = self._parked[rows] = False
-        self._returns[rows] = 0.0
+        self._under_way[rows] = self._lost[rows] = False
+        self._episodes.begin(rows)
         for group in dict.fromkeys(self._group_of[env_id] for env_id in env_ids):
             given = {
                 env_id: {"seed": seeds[env_id], **(kwargs.get(env_id) or {})}

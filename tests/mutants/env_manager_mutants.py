@@ -34,11 +34,17 @@ class LosesTheLastObservation(Mutant):
 
 @mutant(5)
 class TellsNoTruncation(Mutant):
-    def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
-        step = super()._timestep(env_id, obs, reward, info)
-        if info["truncated"]:
-            info.update(terminated=True, truncated=False)
-        return step
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        timestep = self._episodes.timestep
+
+        def told_as_terminated(*args: Any) -> Timestep:
+            step = timestep(*args)
+            if args[-1]["truncated"]:
+                args[-1].update(terminated=True, truncated=False)
+            return step
+
+        self._episodes.timestep = told_as_terminated  # type: ignore[method-assign]
 
 
 @mutant(7)
@@ -56,9 +62,9 @@ class UsesItsColumnsAgain(Mutant):
 @mutant(8)
 class KeepsTheReturnOverAReset(Mutant):
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
-        before = self._returns.copy()
+        before = self._episodes.returns.copy()
         super()._reset_envs(env_ids, kwargs)
-        self._returns[:] = before
+        self._episodes.returns[:] = before
 
 
 @mutant(9)
@@ -91,15 +97,21 @@ class ForgetsTheArguments(Mutant):
 @mutant(14)
 class PlaysOnAfterItsEpisodes(Mutant):
     def step_batch(self, actions: Any, env_ids: Any = None) -> StepColumns:
-        self._parked[:] = False
+        self._episodes.parked[:] = False
         return super().step_batch(actions, env_ids)
 
 
 @mutant(15)
 class ResetsByItself(Mutant):
-    def _count_episodes(self, env_ids: Any) -> None:
-        super()._count_episodes(env_ids)
-        self._parked[env_ids] = self._episodes[env_ids] >= self.episode_num
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        episodes, end = self._episodes, self._episodes.end
+
+        def end_and_reset(env_ids: Any) -> None:
+            end(env_ids)
+            episodes.parked[env_ids] = episodes.counts[env_ids] >= self.episode_num
+
+        episodes.end = end_and_reset  # type: ignore[method-assign]
 
 
 @mutant(16)
@@ -122,12 +134,18 @@ class PassesTheRewardOfAFailureOn(Mutant):
 
 @mutant(17)
 class AddsUpOverAFailure(Mutant):
-    def _timestep(self, env_id: int, obs: Any, reward: float, info: dict[str, Any]) -> Timestep:
-        before = self._returns[env_id]
-        step = super()._timestep(env_id, obs, reward, info)
-        if info.get("abnormal"):
-            self._returns[env_id] = before
-        return step
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        episodes, timestep = self._episodes, self._episodes.timestep
+
+        def keep_the_return(env_id: int, *args: Any) -> Timestep:
+            before = episodes.returns[env_id]
+            step = timestep(env_id, *args)
+            if args[-1].get("abnormal"):
+                episodes.returns[env_id] = before
+            return step
+
+        episodes.timestep = keep_the_return  # type: ignore[method-assign]
 
 
 @mutant(19)
@@ -206,4 +224,7 @@ class ForgetsTheRandomStreams(Mutant):
 
 @mutant(28)
 class ForgetsItsEpisodes(Mutant):
-    _saved = tuple(name for name in InProcessEnvManager._saved if name != "_episodes")
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        counts = self._episodes.counts.copy()
+        super().set_state(state)
+        self._episodes.counts = counts
