@@ -170,6 +170,7 @@ def test_nesting_up_to_the_limit_is_allowed_both_ways() -> None:
         ({"x": torch.zeros(1)}, "$.x"),
         ({"x": 1j}, "$.x"),
         ({"x": lambda: None}, "$.x"),
+        ({"x" * 900: 1j}, f"$.{'x' * 198}"),
         ("\ud800", "$"),
     ],
 )

@@ -154,20 +154,28 @@ def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("at_import", "expected"), [(True, ["short", "middle", "pages"]), (False, ["short", "long"])]
+    ("at_import", "covered", "expected"),
+    [
+        (True, True, ["short", "middle", "pages"]),
+        (False, True, ["short", "long"]),
+        (False, False, ["short", "importer"]),  # as lines of compiled functions
+    ],
 )
 def test_slow_tests_are_skipped_except_the_reference_pages(
-    at_import: bool, expected: list[str]
+    at_import: bool, covered: bool, expected: list[str]
 ) -> None:
     class Recorded:
-        def tests_of_module(self, path: str, scope: tuple[int, int]) -> list[RecordedTest]:
-            return [RecordedTest("long", 90.0), RecordedTest("middle", 50.0), *self.quick]
+        def tests_of_module(
+            self, path: str, scope: tuple[int, int] | None = None
+        ) -> list[RecordedTest]:
+            middle = RecordedTest("importer" if scope is None else "middle", 50.0)
+            return [RecordedTest("long", 90.0), middle, *self.quick]
 
         def tests_of_file(self, name: str) -> list[RecordedTest]:
             return [RecordedTest("pages", 300.0)]
 
         def tests_of_line(self, path: str, line: int) -> list[RecordedTest]:
-            return [RecordedTest("long", 90.0), *self.quick]
+            return [RecordedTest("long", 90.0), *self.quick] if covered else []
 
         quick = (RecordedTest("short", 1.0),)
 

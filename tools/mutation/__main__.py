@@ -209,7 +209,7 @@ def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
         tests, limit_s = coverage_map.tests_of_line(mutant.path, mutant.line), LONGEST_S
     if not (tests or always):
         # Coverage does not see lines that are compiled, run in a killed process, or at import.
-        tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S / 2
+        tests, limit_s = coverage_map.tests_of_module(mutant.path), LONGEST_S / 2
     module = Path(mutant.path).stem  # tests that have its name come first
     tests = sorted(set(tests) - set(always), key=lambda t: (module not in t.file, t.duration_s))
     total_s = 0.0

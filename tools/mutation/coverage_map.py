@@ -210,13 +210,19 @@ class CoverageMap:
         """Return the tests that run a line."""
         return self._tests(self._by_line.get((path, line), set()))
 
-    def tests_of_module(self, path: str, scope: tuple[int, int]) -> list[Test]:
+    def tests_of_module(self, path: str, scope: tuple[int, int] | None = None) -> list[Test]:
         """Return tests that run a line of a scope, or else a line of its module or its importers.
 
         Includes all other tests of their files: a test may use a default without running its line.
+
+        Args:
+            path: The module.
+            scope: First and last line; None for compiled functions, of which coverage sees only
+                the header, in the test that happened to import it first.
         """
         by_line = {line: tests for (file, line), tests in self._by_line.items() if file == path}
-        inside = [tests for line, tests in by_line.items() if scope[0] <= line <= scope[1]]
+        first, last = scope or (0, -1)
+        inside = [tests for line, tests in by_line.items() if first <= line <= last]
         if not inside:
             files = {path, *self._tree.importers(path)}
             inside = [tests for (file, _), tests in self._by_line.items() if file in files]

@@ -113,7 +113,6 @@ class Gateway:
         with self._lock, self._policies.opened(policy_id) as place:
             there = self._policies.versions(place)[:1]
             if not there:
-                self._newest.pop(policy_id, None)
                 return None
             known, version, reference = self._newest.get(policy_id, ([], 0, None))
             if there != known:

@@ -113,10 +113,11 @@ def test_newest_policy_comes_from_the_object_store_of_ray(
     kept.clear()  # the object is lost with its node
     assert policies.newest("p") is None
     policies.discard("p")
-    policies.publish("p", {"w": torch.ones(1)}, 1)
+    assert here.gateway._newest == {}  # which would keep the object in the store
+    policies.publish("p", {"w": torch.ones(1)}, 4)
     again = policies.newest("p")
     assert again is not None
-    assert again[0] == 1
+    assert (again[0], again[1]["w"].tolist()) == (4, [1.0])
 
 
 @pytest.fixture

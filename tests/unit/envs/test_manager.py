@@ -52,6 +52,9 @@ def test_native_mode_refuses_unsupported_operations() -> None:
         with pytest.raises(PolicyOutputError, match="in_process") as caught:
             manager.step_batch(np.zeros(1, int), np.array([1]))
         assert (caught.value.facts["expected"], caught.value.facts["found"]) == ([0, 1], [1])
+        with pytest.raises(PolicyOutputError, match="in_process") as caught:
+            manager.step({1: 0})
+        assert (caught.value.facts["expected"], caught.value.facts["found"]) == ([0, 1], [1])
     with pytest.raises(ConfigError, match="no vector env of its own"):
         make(NATIVE, env_id="MountainCar-v0")
 

@@ -114,7 +114,7 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(
     [
         ({"obs": np.zeros(5, np.float32)}, "obs", [4], [5]),
         ({"image": np.ones((2, 3), np.float32)}, "image", "uint8", "float32"),
-        ({"image": np.full((2, 3), 256, np.uint16)}, "image", "uint8 (0 to 255)", 256),
+        ({"image": np.eye(2, 3, dtype=np.uint16) * 256}, "image", "uint8 (0 to 255)", 256),
         ({"nested": {"on": True, "pos": LOW - 1}}, "nested.pos", RANGE, -(2**15) - 1),
         ({"nested": {"on": True, "pos": HIGH + 1}}, "nested.pos", RANGE, 2**15),
         ({"obs": np.full(4, 1e39)}, "obs", "numbers of float32", "larger ones"),

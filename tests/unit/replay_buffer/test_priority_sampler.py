@@ -147,6 +147,7 @@ def test_a_row_that_replaces_another_gets_its_own_rank() -> None:
         ({"alpha": 0.5}, CheckpointVersionError),
         ({"alpha": None}, CheckpointVersionError),
         ({"max_priority": float("inf")}, CheckpointCorruptError),
+        ({"max_priority": 0.0}, CheckpointCorruptError),
         ({"max_priority": "1"}, CheckpointCorruptError),
         ({"weights": [1.0, float("nan")]}, CheckpointCorruptError),
         ({"weights": [-1.0, 1.0]}, CheckpointCorruptError),

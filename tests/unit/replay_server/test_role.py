@@ -61,6 +61,8 @@ def test_worker_always_has_a_job_and_reports_its_resources(tmp_path: Path) -> No
     worker = worker_of(tmp_path, {"type": "in_memory"}, "auto", 0)
     assert (worker.has_job, worker.info.role) == (True, "replay-server")
     assert worker.info.resource == {"cpu": os.cpu_count()}
+    assert worker._is_alive(0.0)
+    assert worker.close()  # before it has started
 
 
 @pytest.mark.parametrize("enabled", [False, True])
