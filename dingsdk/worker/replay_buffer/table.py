@@ -155,10 +155,9 @@ class Contents:
             layout.put_row(where.start if type(where) is slice else int(where[0]), rows)
         self.pushed += n
         limiter, count = self.limiter, self.count
-        if count < self.remover.capacity:
-            self.count = count = min(count + n, self.remover.capacity)
         limiter.inserts += n
-        limiter.size = count
+        if count < self.remover.capacity:
+            self.count = limiter.size = min(count + n, self.remover.capacity)
 
     def insert(self, rows: Any, n: int) -> None:
         """Store ``n`` rows (a dict is one), or raise and change nothing."""
