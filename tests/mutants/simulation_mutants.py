@@ -103,7 +103,7 @@ worker.comm.slave:Slave._run 8
 # A task kills every worker that gets it
 
 a task that kills its workers is retried forever
-worker.coordinator.scheduler_state:SchedulerState._losses 16
+worker.coordinator.retries:Retries._losses 16
 - (*(at for at in before if now - at < LOSS_WINDOW_S), now)
 + (now,)
 
@@ -120,8 +120,8 @@ worker.coordinator.live_payloads:LivePayloads.restart 18
 + pass
 
 the limiter of a new home counts from zero
-worker.coordinator.coordinator:Coordinator.new_home 78
-- payloads.home_counts or None
+worker.coordinator.live_payloads:LivePayloads.for_new_home 78
+- self.home_counts or None
 + None
 
 the limiter of a new home counts rows twice
@@ -173,8 +173,8 @@ worker.coordinator.live_payloads:LivePayloads.load_state_dict 11
 + state["trained_rows"]
 
 the leases of an earlier coordinator never end
-worker.coordinator.dispatcher:Dispatcher.expire_orphans 33
-- self._state.expire_orphan(task)
+worker.coordinator.orphan_tasks:OrphanTasks.expire 33
+- self._end(task)
 + pass
 
 # The learner is killed, and then the coordinator
@@ -280,7 +280,7 @@ worker.coordinator.live_payloads:LivePayloads._leave 1
 + >= payload.rows - 1
 
 a report of the home is processed twice
-worker.coordinator.live_payloads:LivePayloads.note_reports 1
+worker.coordinator.live_payloads:LivePayloads.settle 1
 - report.number > self.confirmed
 + True
 
@@ -391,7 +391,7 @@ worker.learner.hooks:SaveCkptHook.__call__ 24
 # A worker is lost again and again in a long run
 
 the losses of a task are never forgotten
-worker.coordinator.scheduler_state:SchedulerState._losses 36
+worker.coordinator.retries:Retries._losses 36
 - () if has_progressed else state.losses
 + state.losses
 
@@ -446,9 +446,9 @@ worker.comm.training:OnPolicyTraining.while_waiting 586
 # The disk is full when an on-policy training ends
 
 payloads are deleted before the journal records their training
-worker.coordinator.coordinator:Coordinator._take_garbage 11
-- [] if self.keeper.is_behind else payloads
-+ payloads
+worker.coordinator.live_payloads:LivePayloads.take_garbage 11
+- if self.is_behind():
++ if False:
 """
 
 

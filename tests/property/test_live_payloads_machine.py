@@ -118,7 +118,7 @@ class PayloadMachine(RuleBasedStateMachine):
         self.payloads.rejoin(self.home.known_ids())
 
     def look(self) -> None:
-        self.payloads.check()
+        self.payloads.recounted().check()
         assert self.payloads.counts().evicted == sum(self.evicted.values(), Counter())
         assert [*self.payloads.live_ids()] == [each for each in self.rows if not self.is_gone(each)]
         assert self.payloads.home_counts is not None

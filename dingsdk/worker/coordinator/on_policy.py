@@ -61,7 +61,7 @@ class OnPolicyPayloads(LivePayloads):
         return is_begun and self.waiting < self.admission.n_sample
 
     @property
-    def has_news(self) -> bool:
+    def _has_news(self) -> bool:
         """Whether a training may begin now."""
         return self._train_iter is not None and self.can_train and not self.is_training
 

@@ -53,7 +53,7 @@ def saved_state(state: SchedulerState) -> dict[str, Any]:
 def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
     """Restore what ``saved_state`` returned into a new state.
 
-    Its running tasks wait for their workers to rejoin, see ``SchedulerState.orphans``.
+    Its running tasks wait for their workers to rejoin, see ``OrphanTasks``.
 
     Raises:
         CheckpointCorruptError: it is not a state, or of another run.
@@ -146,6 +146,15 @@ def apply(state: SchedulerState, fact: Fact) -> None:
             payloads.begin_training(fact.train_iter)
         else:
             raise ValueError("the journal is of an on-policy run")
+
+
+def change_limit(state: SchedulerState, learner_cfg: Mapping[str, Any]) -> None:
+    """Set ``train_iterations`` of this section for all running and queued learner tasks."""
+    limit = {"train_iterations": learner_cfg["train_iterations"]}
+    for task in (*state.running.values(), *state.queues["learner"]):
+        if task.role == "learner":
+            changed = {**task.task["learner_cfg"], **limit}
+            task.task = {**task.task, "learner_cfg": changed}
 
 
 def _task_of(state: SchedulerState, record: TaskRecord) -> TaskState:
