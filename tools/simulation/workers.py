@@ -108,7 +108,7 @@ class _Collecting:
             self._send_all()
             worker.send_metadata({**self._progress(), "collector_done": True})
 
-    def _is_look_due(self) -> bool:
+    def _note_look_if_due(self) -> bool:
         return True  # a step takes longer than the interval between two looks
 
     def _is_admitted(self, path: str, steps: int) -> bool:
