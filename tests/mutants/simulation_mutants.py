@@ -439,8 +439,8 @@ worker.comm.collector:BaseCommCollector.deal_with_collector_go_on 583
 # The newest policy of an on-policy learner is damaged
 
 collectors wait for a damaged policy
-worker.comm.training:OnPolicyTraining.while_waiting 586
-- elif self._read_version != self._version:
+worker.comm.publisher:LearnerPublisher.while_waiting 586
+- elif self.send_policy_freq is None and self._read_version != self.version:
 + elif False:
 
 # The disk is full when an on-policy training ends

@@ -408,11 +408,11 @@ class Simulation:
             home.buffer.add_listener(_Watched(self, number))
         report = home.report
 
-        def made() -> dict[str, Any]:
-            before, counts = home._reported, report()
+        def made(confirmed: int = 0) -> dict[str, Any]:
+            before, found = home._reported, report(confirmed)
             if home._reported > before:
                 self.judge(self.oracle.reported, number, home._reports[-1], home.count())
-            return counts
+            return found
 
         home.report = made  # type: ignore[method-assign]
 

@@ -202,8 +202,8 @@ class BaseCommCollector(CommWorker):
         info: dict[str, Any] = {**collector.get_finish_info(), **self.task_ids()}
         model, self._policy_model = self._policy_model, None
         if model is not None:  # of an evaluation
-            publisher, task_id = PolicyPublisher(self), str(info["task_id"])
-            if publisher.publish(task_id, model, int(info.get("train_iter", 0)), is_last=True):
+            task_id, version = str(info["task_id"]), int(info.get("train_iter", 0))
+            if PolicyPublisher(self, task_id).publish(model, version, is_last=True):
                 info["policy_id"] = task_id
         return info
 

@@ -64,16 +64,12 @@ class Run:
 
     def report(self) -> None:
         """Let the coordinator process the learner's answer."""
-        self.home.report()
         self.payloads.settle(
             {
+                **self.home.report(self.payloads.confirmed),
                 "learner_step": self.train_iter,
-                "reports": self.home.reports(self.payloads.confirmed),
                 "is_idle": False,
                 "trained_rows": self.trained_rows,
-                "counts": {},
-                "count": self.home.count(),
-                "figures": None,
             }
         )
 

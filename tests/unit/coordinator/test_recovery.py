@@ -66,16 +66,12 @@ class Learner:
                 self.home.end_batch()
 
     def info(self, confirmed: int) -> dict[str, Any]:
-        counts = self.home.report()
         return {
+            **self.home.report(confirmed),
             "learner_step": self.train_iter,
             "learner_done": False,
             "priority_info": {},
-            "reports": self.home.reports(confirmed),
             "trained_rows": self.trained_rows,
-            "count": self.home.count(),
-            "counts": counts,
-            "figures": None,
             "is_idle": False,
         }
 
@@ -481,6 +477,7 @@ def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
         assert learner.exchange(life) == ["p2"]  # its report is true: the journal is behind
         assert life.keeper.is_behind
         assert not life.payloads(task).has_news
+        assert life.payloads(task).to_confirm == 0
         life.keeper.save_if_due()
         assert not life.push(collector, "p3")
     assert life.keeper.is_behind
