@@ -173,7 +173,7 @@ worker.coordinator.live_payloads:LivePayloads.load_state_dict 11
 + state["trained_rows"]
 
 the leases of an earlier coordinator never end
-worker.coordinator.orphan_tasks:OrphanTasks.expire 33
+worker.coordinator.recovery:OrphanTasks.expire 33
 - self._end(task)
 + pass
 

@@ -79,7 +79,7 @@ class BaseCommCollector(CommWorker):
         self._delivered: Mapping[str, Any] = {}
         """The last report of env steps and policy, for an on-policy learner."""
         self._stored: dict[str, dict[str, Any]] = {}
-        """Data to announce of each payload: size and digest."""
+        """What is announced of each payload besides its metadata: the digest, if it has one."""
         self._unsent: dict[str, SampleBatch] = {}
         """Samples for the replay server that are not announced yet."""
         self._held_up_by = ""
@@ -288,7 +288,7 @@ class BaseCommCollector(CommWorker):
                 continue
             self._held_up_by = ""
             if info is not None:
-                known |= {"size_bytes": info.size_bytes, "digest": info.digest}
+                known["digest"] = info.digest
             return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:

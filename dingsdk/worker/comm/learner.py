@@ -489,11 +489,7 @@ def _checkpoint_folder(run_dir: Path, task_info: Mapping[str, Any]) -> Path | No
 def _table_home(task: Mapping[str, Any], learner: Any, load: Load, resumes: bool) -> TableHome:
     """Return the home that holds the table of a task's replay buffer.
 
-    Args:
-        task: The learner's task.
-        learner: The task's learner.
-        load: Returns a payload by its id and its digest.
-        resumes: Whether the learner continues from a checkpoint of the run.
+    ``resumes``: whether the learner continues from a checkpoint of the run.
     """
     buffer_cfg, policy_cfg, home = task["replay_buffer_cfg"], task["policy"], task["home"]
     buffer = create_buffer(buffer_cfg, tb_logger=learner.tb_logger, exp_name=learner.exp_name)

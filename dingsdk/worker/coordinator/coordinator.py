@@ -62,7 +62,6 @@ class CoordinatorStatus:
     buffer_count: int
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
-    running_tasks: int
     episodes: int
     """Complete episodes of collector tasks that have ended."""
     samples: SampleCounts
@@ -212,7 +211,6 @@ class Coordinator(Configurable):
                 train_iter=now.train_iter,
                 buffer_count=sum(each.count() for each in now.buffers.values()),
                 workers=now.pool.counts(),
-                running_tasks=len(now.running),
                 episodes=now.totals.episodes,
                 samples=now.samples(),
                 held_up_by=now.outage.text,

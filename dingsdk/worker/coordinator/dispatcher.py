@@ -12,8 +12,8 @@ from dingsdk.plugins import observe
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
-from dingsdk.worker.coordinator.orphan_tasks import OrphanTasks
 from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.coordinator.recovery import OrphanTasks
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.tasks import TaskState
 

@@ -84,12 +84,10 @@ class WorkerPool:
         now = self._clock()
         return [(info, self._lease_ends[name] - now) for name, info in self._workers.items()]
 
-    def renew(self, worker_id: str) -> bool:
-        """Renew a lease; False for a worker that is not joined."""
-        if worker_id not in self._workers:
-            return False
-        self._lease_ends[worker_id] = self._clock() + self._lease_s
-        return True
+    def renew(self, worker_id: str) -> None:
+        """Renew a lease; a worker that is not joined has none."""
+        if worker_id in self._workers:
+            self._lease_ends[worker_id] = self._clock() + self._lease_s
 
     def silent(self) -> list[WorkerInfo]:
         """Return the workers whose lease is over."""

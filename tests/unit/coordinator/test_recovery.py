@@ -23,7 +23,7 @@ from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
-from dingsdk.worker.coordinator.orphan_tasks import OrphanTasks
+from dingsdk.worker.coordinator.recovery import OrphanTasks
 from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.table import Table
 from tools.os_calls import failing_calls

@@ -15,8 +15,7 @@ from dingsdk.worker.coordinator.clock import RunClock
 from dingsdk.worker.coordinator.dispatcher import QuietWatch
 from dingsdk.worker.coordinator.journal import Progressed
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
-from dingsdk.worker.coordinator.orphan_tasks import OrphanTasks
-from dingsdk.worker.coordinator.recovery import apply, change_limit
+from dingsdk.worker.coordinator.recovery import OrphanTasks, apply, change_limit
 from dingsdk.worker.coordinator.retries import LOSS_WINDOW_S
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.run_end import RunEnd
