@@ -130,14 +130,14 @@ worker.replay_buffer.home:TableHome._insert 61
 + is_counted=False
 
 a learner that continues from a checkpoint forgets how often it used rows
-worker.replay_buffer.home:TableHome.restore_uses 6
+worker.replay_buffer.home:TableHome.restore_uses 18
 - uses.items()
 + ()
 
 # The learner is killed while it saves a checkpoint
 
 a checkpoint becomes the newest before it is written
-worker.learner.hooks:save_checkpoint 149
+worker.learner.hooks:save_checkpoint 20
 - if ask().write_checkpoint(path=path, contents=contents) is not True:
 + pointer = encode_json(_POINTER_KIND, {'stem': stem, 'iteration': iteration})
 +         folder.write_atomic(_POINTER, [pointer])
@@ -292,7 +292,7 @@ worker.coordinator.roles:LearnerRole._train 6
 # An answer is repeated, late, or for another worker's task
 
 an answer counts as often as it is delivered
-worker.comm.requests.handler:Mailbox.take 12
+worker.comm.requests.handler:Mailbox.take 56
 - if number > self.answered and not self.is_closed:
 + if not self.is_closed:
 
@@ -339,7 +339,7 @@ worker.coordinator.journal:Journal._read_owner 21
 # The run is closed while workers wait
 
 close waits for room in the buffer
-worker.coordinator.roles:_acknowledge 26
+worker.coordinator.roles:_acknowledge 37
 - coordinator.is_ending or coordinator.deal_with_collector_send_data
 + coordinator.deal_with_collector_send_data
 
@@ -360,7 +360,7 @@ worker.coordinator.coordinator:Coordinator.deal_with_collector_send_data 24
 # A policy is read while others replace it
 
 an older policy replaces a newer one
-worker.comm.files.policy_versions:VersionedPolicyStore.publish 71
+worker.comm.files.policy_versions:VersionedPolicyStore.publish 69
 - if there and there[0].number >= version:
 + if False:
 
@@ -405,7 +405,7 @@ worker.coordinator.admission:Admission.begin 33
 # Collectors of an on-policy learner are slow, or differ in speed
 
 payloads that arrive while the learner publishes are not noticed
-worker.comm.learner:BaseCommLearner._wait_for_samples 9
+worker.comm.learner:BaseCommLearner._wait_for_samples 90
 - if home.announced > announced:
 + if False:
 
@@ -427,12 +427,12 @@ worker.coordinator.admission:Admission.forget 0
 + str(task_id)
 
 rows of a saved but unreported training are trained on again
-worker.coordinator.on_policy:OnPolicyPayloads.begin_training 192
+worker.coordinator.on_policy:OnPolicyPayloads.begin_training 139
 - self.began_at = train_iter
 + self.began_at = train_iter + 1
 
 unacknowledged rows count as delivered
-worker.comm.collector:BaseCommCollector.deal_with_collector_go_on 583
+worker.comm.collector:BaseCommCollector.deal_with_collector_go_on 329
 - {} if self._reports else self._delivered
 + self._delivered
 
