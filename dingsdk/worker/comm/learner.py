@@ -159,7 +159,7 @@ class BaseCommLearner(CommWorker):
         return {"message": "learner task has started"}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take new announcements; answer when there is nothing to train on, or after a while.
+        """Take announcements; answer after ``Home.exchange_s``, or sooner if it has no data.
 
         Returns:
             The learner's ``info``, and ``held_up_by``: why it waits for storage, or "".
@@ -341,6 +341,7 @@ class BaseCommLearner(CommWorker):
     def note_loaded(self) -> None:
         """Record that the learner has loaded its checkpoint, if it continues from one."""
         if self._phase == "loads":
+            # Statistics change in place, so that the policy that is published next has them.
             self._the_home().observe_dataset()
             with self.condition:
                 self._phase = "trains"

@@ -134,12 +134,11 @@ class Coordinator(Configurable):
         self._policy_num = type(commander).policy_num(cfg)
         # Renewals come more often than this.
         renewal_s = self.cfg.lease_s / RENEWALS
-        run_clock = RunClock(clock, renewal_s)
         self.state = SchedulerState(
             self.roles,
             commander,
             self.cfg,
-            run_clock,
+            RunClock(clock, renewal_s),
             self._new_payloads,
             begins_at.env_steps * self._policy_num,
         )

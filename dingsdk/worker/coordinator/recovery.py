@@ -155,8 +155,7 @@ def change_limit(state: SchedulerState, learner_cfg: Mapping[str, Any]) -> None:
     limit = {"train_iterations": learner_cfg["train_iterations"]}
     for task in (*state.running.values(), *state.queues["learner"]):
         if task.role == "learner":
-            changed = {**task.task["learner_cfg"], **limit}
-            task.task = {**task.task, "learner_cfg": changed}
+            task.task = {**task.task, "learner_cfg": {**task.task["learner_cfg"], **limit}}
 
 
 class OrphanTasks:
