@@ -476,8 +476,10 @@ def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
         assert "ENOSPC" in life.scheduler.outage.text
         assert learner.exchange(life) == ["p2"]  # its report is true: the journal is behind
         assert life.keeper.is_behind
-        assert not life.payloads(task).has_news
-        assert life.payloads(task).to_confirm == 0
+        payloads = life.payloads(task)
+        payloads.rejoin(())
+        assert (payloads.has_news, payloads.take_news(), payloads.to_confirm) == (False, [], 0)
+        payloads.rejoin(learner.home.known)
         life.keeper.save_if_due()
         assert not life.push(collector, "p3")
     assert life.keeper.is_behind

@@ -266,8 +266,8 @@ def test_learner_that_is_closed_early_has_not_trained_out(what: str) -> None:
     assert control.noted("finish") == [("learner_close_task", False)]
 
 
-@pytest.mark.parametrize("what", ["ending", "news"])
-def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str) -> None:
+@pytest.mark.parametrize("what", ["ending", "closed", "news"])
+def test_idle_learner_is_not_asked_until_there_is_news_or_its_task_ends(what: str) -> None:
     control = Control(learned(1, is_idle=True), learned(2, is_idle=True))
     control.data, control.done_at, control.closing = [[], []], {2}, learned(2)
     state, waits = TaskState("t", "learner", TASK), list[Any]()
@@ -277,14 +277,28 @@ def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str
             before = predicate()
             control.is_ending = what == "ending"
             assert control.payloads is not None
-            control.payloads._has_news = not control.is_ending
+            control.payloads._has_news = what == "news"
+            control.data = [None] if what == "closed" else control.data
             waits.append((state.waits_for, timeout, before, predicate()))
 
     control.condition = Noted(threading.Lock())
     LearnerRole({}, RUN_CFG).drive(control, state, state.task)
     assert waits == [("samples to train on", WAIT_S, False, True)]
     assert state.waits_for == ""
-    assert control.noted("info") == ([1, 2] if what == "ending" else [1, 2, 2])
+    assert control.noted("info") == ([1, 2, 2] if what == "news" else [1, 2])
+
+
+def test_new_home_is_told_the_pace_of_episodes() -> None:
+    control = Control()
+    control.is_ending, control.closing = True, learned(1)
+    learn, other = {"update_per_collect": 3, "batch_size": 16}, {"replay_buffer": {}}
+    policy = {"collect": {"n_episode": 4}, "learn": learn, "other": other}
+    LearnerRole({}, {**RUN_CFG, "policy": policy}).drive(
+        control, TaskState("t", "learner", TASK), TASK
+    )
+    home = control.messages[0]["task_info"]["home"]
+    assert (home["counts"], home["trained_rows"]) == (None, 0)
+    assert (home["pace"]["n_episode"], home["pace"]["updates"]) == (4, 3)
 
 
 # Roles of a run -----------------------------------------------------------------------------
