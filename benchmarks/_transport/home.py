@@ -79,10 +79,9 @@ def _fill(cluster: Cluster, names: Sequence[str], seconds: float) -> tuple[list[
             news.append(announced.get_nowait())
         table_home.announce(each for _, each in news)
         table_home.sample(BATCH_ROWS, 0)
-        table_home.report()
         for index, _ in news:
             counts[index] += 1
-        reports = table_home.reports(reported)
+        reports = table_home.report(reported)["reports"]
         reported = reports[-1]["number"] if reports else reported
         left = {data_id for report in reports for data_id, _, _ in report["left"]}
         store.delete(left - table_home.known)

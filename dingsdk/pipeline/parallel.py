@@ -137,7 +137,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         reason = _watch(context, coordinator, workers, results)
         # The updates that serial mode would have made until the last env step. They have no time
         # limit of their own; the deadlines of the tasks apply.
-        while reason == "limit" and not coordinator.train_out(POLL_S):
+        while reason == "limit" and not coordinator.end.train_out(POLL_S):
             workers.poll()
             if context.stop.is_set():
                 reason = "interrupted"
@@ -303,7 +303,7 @@ def _watch(
     """Wait for the end of the run; return its reason."""
     tb_logger = results.tb_logger()
     paces_at = time.monotonic()
-    while not coordinator.wait(POLL_S):
+    while not coordinator.end.wait(POLL_S):
         if context.stop.is_set():
             return "interrupted"
         results.save_best()
@@ -327,7 +327,7 @@ def _finish_evaluations(
 ) -> Reason:
     """Wait for the last evaluation, which may be the best one or reach the stop value."""
     left_s = coordinator.cfg.last_evaluation_s * max(1, len(coordinator.status().players))
-    while not coordinator.finish_evaluations(min(POLL_S, left_s)):
+    while not coordinator.end.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
         if context.stop.is_set():
             _log.warning("the last evaluation was cut off; it does not count")

@@ -48,7 +48,7 @@ def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCapture
             cluster.expect(lambda: "ENOSPC" in coordinator.status().held_up_by)
             cluster.running("collector")
             # Longer than collectors wait for a policy of a learner that sends no messages.
-            assert not coordinator.wait(2.5 * POLICY_TIMEOUT_S)
+            assert not coordinator.end.wait(2.5 * POLICY_TIMEOUT_S)
             assert coordinator.status().env_steps == 0
         cluster.expect(lambda: cluster.train_iter() > 20)
         assert coordinator.status().held_up_by == ""
@@ -62,7 +62,7 @@ def test_run_without_room_ends_after_its_timeout_and_says_what_to_do(tmp_path: P
         started(tmp_path, "system.coordinator.storage_timeout_s=0.5") as (_, coordinator),
         coordinator.outage,
     ):
-        assert coordinator.wait(40.0)
+        assert coordinator.end.wait(40.0)
     failure = coordinator.end.failure
     assert isinstance(failure, StorageFullError)
     assert "system.coordinator.storage_timeout_s" in str(failure)

@@ -48,7 +48,7 @@ def test_lost_learner_resumes_from_its_checkpoint_with_the_same_experience(
 def test_repeatedly_lost_learner_ends_the_run(cluster: JobCluster) -> None:
     task_id = cluster.lose_over_and_over("learner")
 
-    assert cluster.coordinator.wait(40.0)
+    assert cluster.coordinator.end.wait(40.0)
     failure = cluster.coordinator.end.failure
     assert isinstance(failure, PoisonTaskError)
     assert (failure.task_id, failure.attempts, failure.worker_id) == (task_id, 3, "learner-0")

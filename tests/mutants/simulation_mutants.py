@@ -103,7 +103,7 @@ worker.comm.slave:Slave._run 8
 # A task kills every worker that gets it
 
 a task that kills its workers is retried forever
-worker.coordinator.scheduler_state:SchedulerState._losses 16
+worker.coordinator.retries:Retries._losses 16
 - (*(at for at in before if now - at < LOSS_WINDOW_S), now)
 + (now,)
 
@@ -120,8 +120,8 @@ worker.coordinator.live_payloads:LivePayloads.restart 18
 + pass
 
 the limiter of a new home counts from zero
-worker.coordinator.coordinator:Coordinator.new_home 78
-- payloads.home_counts or None
+worker.coordinator.live_payloads:LivePayloads.for_new_home 78
+- self.home_counts or None
 + None
 
 the limiter of a new home counts rows twice
@@ -130,14 +130,14 @@ worker.replay_buffer.home:TableHome._insert 61
 + is_counted=False
 
 a learner that continues from a checkpoint forgets how often it used rows
-worker.replay_buffer.home:TableHome.restore_uses 6
+worker.replay_buffer.home:TableHome.restore_uses 18
 - uses.items()
 + ()
 
 # The learner is killed while it saves a checkpoint
 
 a checkpoint becomes the newest before it is written
-worker.learner.hooks:save_checkpoint 149
+worker.learner.hooks:save_checkpoint 20
 - if ask().write_checkpoint(path=path, contents=contents) is not True:
 + pointer = encode_json(_POINTER_KIND, {'stem': stem, 'iteration': iteration})
 +         folder.write_atomic(_POINTER, [pointer])
@@ -173,8 +173,8 @@ worker.coordinator.live_payloads:LivePayloads.load_state_dict 11
 + state["trained_rows"]
 
 the leases of an earlier coordinator never end
-worker.coordinator.dispatcher:Dispatcher.expire_orphans 33
-- self._state.expire_orphan(task)
+worker.coordinator.recovery:OrphanTasks.expire 33
+- self._end(task)
 + pass
 
 # The learner is killed, and then the coordinator
@@ -280,7 +280,7 @@ worker.coordinator.live_payloads:LivePayloads._leave 1
 + >= payload.rows - 1
 
 a report of the home is processed twice
-worker.coordinator.live_payloads:LivePayloads.note_reports 1
+worker.coordinator.live_payloads:LivePayloads.settle 1
 - report.number > self.confirmed
 + True
 
@@ -292,7 +292,7 @@ worker.coordinator.roles:LearnerRole._train 6
 # An answer is repeated, late, or for another worker's task
 
 an answer counts as often as it is delivered
-worker.comm.requests.handler:Mailbox.take 12
+worker.comm.requests.handler:Mailbox.take 56
 - if number > self.answered and not self.is_closed:
 + if not self.is_closed:
 
@@ -339,7 +339,7 @@ worker.coordinator.journal:Journal._read_owner 21
 # The run is closed while workers wait
 
 close waits for room in the buffer
-worker.coordinator.roles:_acknowledge 26
+worker.coordinator.roles:_acknowledge 37
 - coordinator.is_ending or coordinator.deal_with_collector_send_data
 + coordinator.deal_with_collector_send_data
 
@@ -360,7 +360,7 @@ worker.coordinator.coordinator:Coordinator.deal_with_collector_send_data 24
 # A policy is read while others replace it
 
 an older policy replaces a newer one
-worker.comm.files.policy_versions:VersionedPolicyStore.publish 71
+worker.comm.files.policy_versions:VersionedPolicyStore.publish 69
 - if there and there[0].number >= version:
 + if False:
 
@@ -391,7 +391,7 @@ worker.learner.hooks:SaveCkptHook.__call__ 24
 # A worker is lost again and again in a long run
 
 the losses of a task are never forgotten
-worker.coordinator.scheduler_state:SchedulerState._losses 36
+worker.coordinator.retries:Retries._losses 36
 - () if has_progressed else state.losses
 + state.losses
 
@@ -405,7 +405,7 @@ worker.coordinator.admission:Admission.begin 33
 # Collectors of an on-policy learner are slow, or differ in speed
 
 payloads that arrive while the learner publishes are not noticed
-worker.comm.learner:BaseCommLearner._wait_for_samples 9
+worker.comm.learner:BaseCommLearner._wait_for_samples 90
 - if home.announced > announced:
 + if False:
 
@@ -427,28 +427,28 @@ worker.coordinator.admission:Admission.forget 0
 + str(task_id)
 
 rows of a saved but unreported training are trained on again
-worker.coordinator.on_policy:OnPolicyPayloads.begin_training 192
+worker.coordinator.on_policy:OnPolicyPayloads.begin_training 139
 - self.began_at = train_iter
 + self.began_at = train_iter + 1
 
 unacknowledged rows count as delivered
-worker.comm.collector:BaseCommCollector.deal_with_collector_go_on 583
+worker.comm.collector:BaseCommCollector.deal_with_collector_go_on 329
 - {} if self._reports else self._delivered
 + self._delivered
 
 # The newest policy of an on-policy learner is damaged
 
 collectors wait for a damaged policy
-worker.comm.training:OnPolicyTraining.while_waiting 586
-- elif self._read_version != self._version:
+worker.comm.publisher:LearnerPublisher.while_waiting 586
+- elif self.send_policy_freq is None and self._read_version != self.version:
 + elif False:
 
 # The disk is full when an on-policy training ends
 
 payloads are deleted before the journal records their training
-worker.coordinator.coordinator:Coordinator._take_garbage 11
-- [] if self.keeper.is_behind else payloads
-+ payloads
+worker.coordinator.live_payloads:LivePayloads.take_garbage 11
+- if self.is_behind():
++ if False:
 """
 
 

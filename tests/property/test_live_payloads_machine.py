@@ -97,9 +97,10 @@ class PayloadMachine(RuleBasedStateMachine):
     @rule(deletes=st.booleans())
     def report(self, deletes: bool) -> None:
         """Let a report arrive, with all earlier ones of this home again."""
-        info = {"is_idle": False, "trained_rows": 0, "count": 0, "counts": self.home.report()}
-        self.old_reports += self.home.reports(self.payloads.confirmed)
-        self.payloads.settle({**info, "reports": self.old_reports})
+        found = self.home.report(self.payloads.confirmed)
+        self.old_reports += found["reports"]
+        info = {**found, "reports": self.old_reports, "is_idle": False, "trained_rows": 0}
+        self.payloads.settle(info)
         self.inserted |= self.loaded
         self.evicted |= {name: Counter(each) for name, each in self.left.items()}
         self.look()
@@ -118,7 +119,7 @@ class PayloadMachine(RuleBasedStateMachine):
         self.payloads.rejoin(self.home.known_ids())
 
     def look(self) -> None:
-        self.payloads.check()
+        self.payloads.recounted().check()
         assert self.payloads.counts().evicted == sum(self.evicted.values(), Counter())
         assert [*self.payloads.live_ids()] == [each for each in self.rows if not self.is_gone(each)]
         assert self.payloads.home_counts is not None

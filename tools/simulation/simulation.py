@@ -408,11 +408,11 @@ class Simulation:
             home.buffer.add_listener(_Watched(self, number))
         report = home.report
 
-        def made() -> dict[str, Any]:
-            before, counts = home._reported, report()
+        def made(confirmed: int = 0) -> dict[str, Any]:
+            before, found = home._reported, report(confirmed)
             if home._reported > before:
                 self.judge(self.oracle.reported, number, home._reports[-1], home.count())
-            return counts
+            return found
 
         home.report = made  # type: ignore[method-assign]
 
@@ -868,14 +868,11 @@ class _WatchedCoordinator(Coordinator):
 
         self.master._on_join, self.master._on_lost = join_one, lose_one
 
-    def new_home(self, state: Any) -> Mapping[str, Any]:
-        home = super().new_home(state)
-        return {**home, "number": self._home}
-
     def _new_payloads(self, state: Any) -> Any:
         self.payloads = payloads = super()._new_payloads(state)
         simulation, oracle = self._simulation, self._simulation.oracle
         push, restart, settle = payloads.push, payloads.restart, payloads.settle
+        for_new_home = payloads.for_new_home
 
         def push_one(meta: Mapping[str, Any], envstep: int) -> bool:
             is_new = push(meta, envstep)
@@ -900,6 +897,7 @@ class _WatchedCoordinator(Coordinator):
 
         payloads.push, payloads.restart = push_one, restart_all  # type: ignore[method-assign]
         payloads.settle = settle_all  # type: ignore[method-assign]
+        payloads.for_new_home = lambda: {**for_new_home(), "number": self._home}  # type: ignore[method-assign]
         return payloads
 
 

@@ -11,7 +11,6 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DataMissingError
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
-from dingsdk.worker.comm.training import Training
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.hooks import SaveCkptHook
 from dingsdk.worker.replay_buffer.home import Home
@@ -108,7 +107,7 @@ class _Collecting:
             self._send_all()
             worker.send_metadata({**self._progress(), "collector_done": True})
 
-    def _is_look_due(self) -> bool:
+    def _note_look_if_due(self) -> bool:
         return True  # a step takes longer than the interval between two looks
 
     def _is_admitted(self, path: str, steps: int) -> bool:
@@ -166,13 +165,9 @@ class SimulatedLearner(_Simulated, BaseCommLearner):
         self.simulation.build(self)
         return _Learning(self, task_info)
 
-    def _create_training(self, task_info: Mapping[str, Any]) -> Training:
-        training = super()._create_training(task_info)
-        training.exchange_s = 1.0
-        return training
-
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         home, self.home_number = super()._create_home(task_info), task_info["home"]["number"]
+        home.exchange_s = 1.0
         self.simulation.watch(home, self.home_number, self._learner.train_iter)
         return home
 
@@ -241,8 +236,8 @@ class _Learning:
 
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation
-        worker._training.publish_newest(self)
-        worker.note_begin()
+        worker._publisher.publish_newest(self)
+        worker.note_loaded()
         while not self._is_closed:
             batch = worker.get_batch(self._batch_size)
             if not isinstance(batch, SampleBatch):
@@ -256,7 +251,7 @@ class _Learning:
                 self._priorities = {**found, "priority": np.ones(len(batch))}
             worker.send_learn_info(self.learn_info)
             if self.train_iter % SAVE_ITERS == 0 and not simulation.setting.on_policy:
-                worker._training.publish_newest(self)
+                worker._publisher.publish_newest(self)
             engine: Any = self
             self._save(engine)
 

@@ -304,7 +304,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             steps: Env steps that the task has taken.
         """
         is_admitted = steps < self._step_limit
-        if is_admitted and not self._is_look_due():
+        if is_admitted and not self._note_look_if_due():
             return True
         update = self.get_policy_update_info(path)
         if is_admitted and (update is None or self._mixes_versions):
@@ -340,7 +340,7 @@ class ZerglingParallelCollector(BaseParallelCollector):
             self._look_for_policies()
 
     def _look_for_policies(self) -> None:
-        if self._eval_flag or self._is_on_policy or not self._is_look_due():
+        if self._eval_flag or self._is_on_policy or not self._note_look_if_due():
             return
         updated = zip(self._paths, self._are_updated, strict=True)
         for path in dict.fromkeys(path for path, is_updated in updated if is_updated):
@@ -348,8 +348,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
             if update is not None:
                 self._load(path, update)
 
-    def _is_look_due(self) -> bool:
-        """Whether to look for a newer policy now; the next look is due some time after it."""
+    def _note_look_if_due(self) -> bool:
+        """Return whether to look for a newer policy now; if so, the next look is due later."""
         now = self.clock()
         is_due = now - self._last_update >= self._section.update_policy_second
         if is_due:

@@ -79,7 +79,7 @@ class BaseCommCollector(CommWorker):
         self._delivered: Mapping[str, Any] = {}
         """The last report of env steps and policy, for an on-policy learner."""
         self._stored: dict[str, dict[str, Any]] = {}
-        """Data to announce of each payload: size and digest."""
+        """What is announced of each payload besides its metadata: the digest, if it has one."""
         self._unsent: dict[str, SampleBatch] = {}
         """Samples for the replay server that are not announced yet."""
         self._held_up_by = ""
@@ -202,8 +202,8 @@ class BaseCommCollector(CommWorker):
         info: dict[str, Any] = {**collector.get_finish_info(), **self.task_ids()}
         model, self._policy_model = self._policy_model, None
         if model is not None:  # of an evaluation
-            publisher, task_id = PolicyPublisher(self), str(info["task_id"])
-            if publisher.publish(task_id, model, int(info.get("train_iter", 0)), is_last=True):
+            task_id, version = str(info["task_id"]), int(info.get("train_iter", 0))
+            if PolicyPublisher(self, task_id).publish(model, version, is_last=True):
                 info["policy_id"] = task_id
         return info
 
@@ -288,7 +288,7 @@ class BaseCommCollector(CommWorker):
                 continue
             self._held_up_by = ""
             if info is not None:
-                known |= {"size_bytes": info.size_bytes, "digest": info.digest}
+                known["digest"] = info.digest
             return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:

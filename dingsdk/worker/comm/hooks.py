@@ -40,6 +40,25 @@ class SendLearnInfoHook(LearnerHook):
         engine.send_learn_info(engine.learn_info)
 
 
+def sending_hooks(send_policy_freq: int | None) -> list[LearnerHook]:
+    """Return the hooks that make a learner send its policy and report.
+
+    Args:
+        send_policy_freq: Train iterations from one policy to the next; None for only the policies
+            before the first and after the last iteration.
+    """
+    hooks: list[LearnerHook] = [
+        SendPolicyHook("send_policy", position="before_run"),
+        SendPolicyHook("send_policy", position="after_run"),
+        SendLearnInfoHook("send_learn_info", 100, position="after_iter"),
+        SendLearnInfoHook("send_learn_info", 100, position="after_run"),
+    ]
+    if send_policy_freq is None:
+        return hooks
+    freq = {"send_policy_freq": send_policy_freq}
+    return [SendPolicyHook("send_policy", position="after_iter", ext_args=freq), *hooks]
+
+
 class SaveAtIntervalsHook(SaveCkptHook):
     """Saves a checkpoint at intervals, from which a run continues whose learner was killed.
 

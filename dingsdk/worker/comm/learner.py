@@ -1,4 +1,27 @@
-"""The comm learner: runs learners for a coordinator."""
+"""The comm learner: runs learners for a coordinator.
+
+A task of a learner, step by step. Its messages are sent by ``LearnerRole``, and each is answered by
+the function in brackets, while the learner's own loop runs on another thread, the *job*:
+
+1. ``learner_start_task`` (``deal_with_learner_start``) builds the publisher of the policy, the
+   learner, and the home of its samples, and starts the job (``_train``).
+2. In the job, hooks of the learner load a checkpoint, if there is one, and publish the first policy
+   (``send_policy``), so that collectors can begin.
+3. ``learner_learn_task`` (``deal_with_learner_learn``) comes a few dozen times a second. It brings
+   announcements of payloads for the home (``Home.announce``), and wakes a job that waits. The
+   answer (``_info``) has the learner's progress, and which payloads the home has inserted and no
+   longer needs (``Home.report``).
+4. Meanwhile, in the job, the learner gets each batch by ``get_batch``: the home loads what was
+   announced (``_load_payload``), inserts it, and draws a batch (``Home.sample``); without a batch
+   the job waits for announcements. After each iteration, hooks call ``send_learn_info``, which
+   gives the home its priorities, and at intervals ``send_policy``.
+5. After the last iteration an answer says so, and ``learner_close_task``
+   (``deal_with_learner_close``) ends the job and returns the last ``_info``. It also comes earlier,
+   when the run ends.
+
+After a restart of the coordinator, ``learner_go_on_task`` (``deal_with_learner_go_on``) comes in
+place of the first step; the job has continued.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +40,29 @@ from dingsdk.errors import (
     WorkerCrashedError,
     WorkerLostError,
 )
+from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.runtime.files import Patience
-from dingsdk.worker.collector.dataset import no_batch
-from dingsdk.worker.comm.hooks import SaveAtIntervalsHook
+from dingsdk.worker.collector.dataset import no_batch, push_recorded
+from dingsdk.worker.collector.factory import takes_env_steps
+from dingsdk.worker.comm.hooks import SaveAtIntervalsHook, sending_hooks
+from dingsdk.worker.comm.publisher import LearnerPublisher
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
-from dingsdk.worker.comm.training import OffPolicyTraining, OnPolicyTraining, Training
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import CommWorker
-from dingsdk.worker.factory import create_learner
+from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
+from dingsdk.worker.factory import create_buffer, create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
-from dingsdk.worker.replay_buffer.home import Home, TableHome
+from dingsdk.worker.replay_buffer.config import PATH
+from dingsdk.worker.replay_buffer.home import Home, Load, TableHome, TrainingHome
+from dingsdk.worker.replay_buffer.pace import EpisodePace
+from dingsdk.worker.replay_buffer.table import Table
 from dingsdk.worker.replay_server import ReplayClient
+from dingsdk.worker.replay_server.home import ServedHome
 
 _log = logging.getLogger(__name__)
 
@@ -46,15 +75,6 @@ PART_CLOSE_S = 4.0
 
 class BaseCommLearner(CommWorker):
     """Builds the learner of each task with the home of its samples, and publishes its policies.
-
-    A task has two sides. The *job* is the learner's loop on its own thread (``_train``): it gets
-    each batch from the home by ``get_batch``, trains, and calls ``send_policy`` and
-    ``send_learn_info``. The *tasks* of the coordinator (``deal_with_...``) come a few dozen times a
-    second: they bring announcements of payloads for the home, and answer with what the home has
-    inserted and no longer needs, and with the learner's progress.
-
-    Whether the policy is on-policy decides which ``Training`` a task has: it makes the home of the
-    samples and publishes the policy.
 
     The policy's ``observe`` gets each payload once, from the home: when its rows are inserted, or
     after the training on them if the policy is on-policy. It gets the samples of a data set when
@@ -93,11 +113,11 @@ class BaseCommLearner(CommWorker):
         super().__init__(cfg, transport, worker_id)
         self._learner: Any = None
         self._ranks: LearnerAggregator | None = None
-        self._training: Training
         self._home: Home | None = None
         """Where the samples are that the task trains on."""
+        self._publisher: LearnerPublisher
         self._load_until = 0.0
-        self._state: Literal["loads", "trains", "waits", "done"] = "loads"
+        self._phase: Literal["loads", "trains", "waits", "done"] = "loads"
         """The job loads its checkpoint, trains, waits for samples, or its training is over and the
         hooks after it have saved the result."""
         self._trained_rows = self._earlier_rows = 0
@@ -119,9 +139,9 @@ class BaseCommLearner(CommWorker):
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's learner and run it; raises as ``building``."""
         with self.building(task_info):
-            self._state, self._checkpoint = "loads", {}
+            self._phase, self._checkpoint = "loads", {}
             self._close_home()
-            self._training = self._create_training(task_info)
+            self._publisher = self._create_publisher(task_info)
             self._learner = self._create_learner(task_info)
             self._earlier_rows = int(task_info["home"]["trained_rows"])
             saved = int(self._checkpoint.get("trained_rows", 0))
@@ -139,8 +159,7 @@ class BaseCommLearner(CommWorker):
         return {"message": "learner task has started"}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take new announcements; answer when it has no data, or after
-        ``Training.exchange_s``.
+        """Take announcements; answer after ``Home.exchange_s``, or sooner if it has no data.
 
         Returns:
             The learner's ``info``, and ``held_up_by``: why it waits for storage, or "".
@@ -151,13 +170,13 @@ class BaseCommLearner(CommWorker):
             if data["announcements"]:
                 home.announce(data["announcements"])
                 self._load_until = self._clock() + LOAD_TIMEOUT_S
-                self._state = "trains" if self._state == "waits" else self._state
+                self._phase = "trains" if self._phase == "waits" else self._phase
                 self.condition.notify_all()
             self._wait_for_checkpoint()
-            self.task_wait(lambda: self._state in ("waits", "done"), self._training.exchange_s)
+            self.task_wait(lambda: self._phase in ("waits", "done"), home.exchange_s)
         self.raise_job_error()
         info = self._info(int(data["confirmed"]))
-        return {"info": info, "held_up_by": self._training.held_up_by, **self.task_ids()}
+        return {"info": info, "held_up_by": self._publisher.held_up_by, **self.task_ids()}
 
     def deal_with_learner_go_on(self, task_id: str, confirmed: int) -> Mapping[str, Any]:
         """Continue for a new coordinator, which has processed the reports up to ``confirmed``.
@@ -193,25 +212,20 @@ class BaseCommLearner(CommWorker):
 
         The coordinator assumes that the first iteration reported is the checkpoint's.
         """
-        self.task_wait(lambda: self._state != "loads", math.inf)
+        self.task_wait(lambda: self._phase != "loads", math.inf)
 
     def _info(self, confirmed: int = 0) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
-        home, state = self._the_home(), self._state
-        is_idle = state in ("waits", "done") or home.is_idle
-        counts = home.report()
+        home, phase = self._the_home(), self._phase
+        is_idle = phase in ("waits", "done") or home.is_idle
         return {
             **self._learner.learn_info,
-            "learner_done": state == "done",
+            "learner_done": phase == "done",
             "priority_info": {},  # priorities stay in this process
-            "reports": home.reports(confirmed),
+            **home.report(confirmed),
             "trained_rows": self._trained_rows,
-            "dataset_rows": home.dataset_rows,
-            "count": home.count(),
-            "counts": counts,
-            "figures": home.figures(),
             "is_idle": is_idle,
-            "lag": list(self._training.lags.lag or ()),
+            "lag": list(self._publisher.lags.lag or ()),
         }
 
     def _the_home(self) -> Home:
@@ -253,14 +267,12 @@ class BaseCommLearner(CommWorker):
         if left < 1:
             learner.train_iterations = 0  # not allowed in a config
 
-        def publish(state: Mapping[str, Any]) -> None:
-            self.note_begin()  # the hooks that load a checkpoint run before this one
-            # In place, so that the state has the new statistics.
-            self._training.observe_dataset(learner.policy)
+        def send_policy(state: Mapping[str, Any]) -> None:
+            self.note_loaded()  # the hooks that load a checkpoint run before this one
             self.send_policy(state)
 
         learner.get_data = self.data_source
-        learner.send_policy = publish
+        learner.send_policy = send_policy
         learner.send_learn_info = self.send_learn_info
         policy_cfg, seed = task_info["policy"], task_info.get("seed")
         learner.policy = create_policy(policy_cfg, enable_field=["learn"], seed=seed).learn_mode
@@ -287,21 +299,28 @@ class BaseCommLearner(CommWorker):
     @property
     def hooks4call(self) -> list[LearnerHook]:
         """The hooks that make a learner publish its policy and report."""
-        return self._training.hooks()
+        return sending_hooks(self._publisher.send_policy_freq)
 
-    def _create_training(self, task_info: Mapping[str, Any]) -> Training:
-        policy_id = str(task_info["policy_id"])
-        if task_info["policy"].get("on_policy"):
-            return OnPolicyTraining(self, policy_id)
-        # Otherwise the rows of the newest published policy could all be stale, and no training
-        # would follow after which another one is published.
-        staleness = (task_info.get("replay_buffer_cfg") or {}).get("max_staleness") or math.inf
-        freq = int(min(self._cfg.send_policy_freq, staleness))
-        return OffPolicyTraining(self, policy_id, freq)
+    def _create_publisher(self, task_info: Mapping[str, Any]) -> LearnerPublisher:
+        policy_id, freq = str(task_info["policy_id"]), None
+        if not task_info["policy"].get("on_policy"):
+            # Otherwise the rows of the newest published policy could all be stale, and no training
+            # would follow after which another one is published.
+            staleness = (task_info.get("replay_buffer_cfg") or {}).get("max_staleness") or math.inf
+            freq = int(min(self._cfg.send_policy_freq, staleness))
+        return LearnerPublisher(self, policy_id, freq)
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
+        policy_cfg = task_info["policy"]
+        if policy_cfg.get("on_policy"):
+            trainings = int(policy_cfg["learn"].get("update_per_collect", 1))
+            return TrainingHome(self._load_payload, trainings)
+        if self.replay is not None:
+            kind = default_manager().class_of("buffers", task_info["replay_buffer_cfg"], PATH)
+            wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
+            return ServedHome(self.replay, wait_s, REPLAY_PAUSE_S, getattr(kind, "draws", "rows"))
         resumes = _checkpoint_folder(self.run_dir, task_info) is not None
-        return self._training.create_home(task_info, self._learner, self._load_payload, resumes)
+        return _table_home(task_info, self._learner, self._load_payload, resumes)
 
     # Run in the job of a task: the learner, and what it calls.
     def _train(self) -> None:
@@ -319,11 +338,13 @@ class BaseCommLearner(CommWorker):
             start = f"the checkpoint of iteration {self._learner.train_iter}"
             raise _rank_lost(self.info.worker_id, error, start) from error
 
-    def note_begin(self) -> None:
+    def note_loaded(self) -> None:
         """Record that the learner has loaded its checkpoint, if it continues from one."""
-        if self._state == "loads":
+        if self._phase == "loads":
+            # Statistics change in place, so that the policy that is published next has them.
+            self._the_home().observe_dataset()
             with self.condition:
-                self._state = "trains"
+                self._phase = "trains"
                 self.condition.notify_all()
 
     @property
@@ -386,27 +407,27 @@ class BaseCommLearner(CommWorker):
             batch = home.sample(batch_size, train_iter)
             if batch is not None:
                 self._trained_rows += home.rows_of(batch)
-                self._training.lags.count(batch, train_iter)
+                self._publisher.lags.count(batch, train_iter)
                 return batch
             if home.dataset_rows:
                 raise no_batch(cast(TableHome, home).buffer, train_iter)
-            self._training.before_wait(self._learner)
+            self._publisher.before_wait(self._learner)
             self._wait_for_samples(home, announced)
         return None
 
     def _wait_for_samples(self, home: Home, announced: int) -> None:
         """Wait until the home, which had taken ``announced`` announcements, may have a batch."""
         if home.retry_s is not None:
-            self._training.while_waiting(self._learner)
+            self._publisher.while_waiting(self._learner)
             self.pause(home.retry_s, lambda: home.announced > announced)
             return
         with self.condition:
             if home.announced > announced:
                 return  # some arrived since the job looked
-            self._state = "waits"
+            self._phase = "waits"
             self.condition.notify_all()
-            meanwhile = partial(self._training.while_waiting, self._learner)
-            self.job_wait(lambda: self._state == "trains", meanwhile)
+            meanwhile = partial(self._publisher.while_waiting, self._learner)
+            self.job_wait(lambda: self._phase == "trains", meanwhile)
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
         timeout_s = max(0.0, self._load_until - self._clock())
@@ -423,7 +444,7 @@ class BaseCommLearner(CommWorker):
         if info["learner_done"]:
             home.end_batch(is_last=True)
             with self.condition:
-                self._state = "done"
+                self._phase = "done"
                 self.condition.notify_all()
 
     def send_policy(self, state: Mapping[str, Any]) -> None:
@@ -432,7 +453,8 @@ class BaseCommLearner(CommWorker):
         If the disk is full, the previous version stays the newest. It is tried again after
         ``send_policy_freq`` iterations, and while the learner waits for data.
         """
-        self._training.publish(state, is_last=bool(self._learner.learn_info["learner_done"]))
+        is_last = bool(self._learner.learn_info["learner_done"])
+        self._publisher.publish(state["model"], int(state["iter"]), is_last=is_last)
 
     def _stops_after(self, seconds: float) -> bool:
         """Wait; return whether the job has to stop."""
@@ -463,6 +485,28 @@ def _checkpoint_folder(run_dir: Path, task_info: Mapping[str, Any]) -> Path | No
     """Return the folder of the checkpoints to continue from; None for new weights."""
     found = player_folder(run_dir, task_info.get("player")) / "ckpt"
     return found if task_info.get("resume") and can_resume(found) else None
+
+
+def _table_home(task: Mapping[str, Any], learner: Any, load: Load, resumes: bool) -> TableHome:
+    """Return the home that holds the table of a task's replay buffer.
+
+    ``resumes``: whether the learner continues from a checkpoint of the run.
+    """
+    buffer_cfg, policy_cfg, home = task["replay_buffer_cfg"], task["policy"], task["home"]
+    buffer = create_buffer(buffer_cfg, tb_logger=learner.tb_logger, exp_name=learner.exp_name)
+    buffer.clear()  # rows on disk, of a learner that was lost, are announced again
+    if (demonstrations := task.get("demonstrations")) is not None:
+        from dingsdk.worker.demonstrations import add_demonstrations
+
+        buffer = add_demonstrations(buffer, demonstrations, buffer_cfg, policy_cfg)
+    pace = None if home["pace"] is None else EpisodePace(**home["pace"])
+    table = TableHome(cast(Table, buffer), load, pace, home["counts"])
+    if not takes_env_steps(policy_cfg):
+        # A run that continues has the statistics of the data set in its checkpoint. Others may
+        # load one too, of another run, so the data set is observed after that.
+        keep = None if resumes else table.unobserved.append
+        table.dataset_rows = push_recorded(buffer, policy_cfg, keep)
+    return table
 
 
 def _rank_lost(worker_id: str, error: WorkerCrashedError, start: str) -> Exception:

@@ -1,13 +1,17 @@
-"""Publishes a worker's policies; a full disk delays them without an error."""
+"""Publishes the policies of a worker; a full disk delays them without an error."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dingsdk.errors import StorageFullError
 from dingsdk.worker.comm.worker import CommWorker
+from dingsdk.worker.policy_lag import LagCounter
+
+if TYPE_CHECKING:
+    from dingsdk.worker.comm.learner import BaseCommLearner
 
 _log = logging.getLogger(__name__)
 
@@ -18,33 +22,39 @@ _PAUSE_S = 0.2
 
 
 class PolicyPublisher:
-    """Publishes policies; if the disk is full, a policy is skipped and the next one is tried.
+    """Publishes versions of a policy; if the disk is full, one is skipped and the next one tried.
 
-    The first policy is tried until there is room, as collectors cannot begin without it. Use it
+    The first version is tried until there is room, as collectors cannot begin without it. Use it
     from one thread at a time.
 
     Attributes:
+        version: The version that it was given last; -1 before the first.
         is_behind: Whether the newest one was skipped.
-        held_up_by: Why the first policy is not published yet; empty otherwise.
+        held_up_by: Why the first version is not published yet; empty otherwise.
     """
 
-    def __init__(self, worker: CommWorker) -> None:
-        self._worker = worker
-        self._has_any = False
+    def __init__(self, worker: CommWorker, policy_id: str) -> None:
+        self.version = -1
         self.is_behind = False
         self.held_up_by = ""
+        self._worker = worker
+        self._policy_id = policy_id
+        self._has_any = False
 
-    def publish(
-        self, policy_id: str, model: Mapping[str, Any], version: int, *, is_last: bool = False
-    ) -> bool:
+    def publish(self, model: Mapping[str, Any], version: int, *, is_last: bool = False) -> bool:
         """Publish a version; return whether there was room for it.
 
         Args:
+            model: Tensors by name.
             version: Number of updates that the weights have seen.
-            is_last: Whether no other policy follows; it is then tried for ``LAST_POLICY_S``.
+            is_last: Whether no other version follows; it is then tried for ``LAST_POLICY_S``.
         """
+        store, self.version = self._worker.policy_store, version
+        if is_last and store.newest(self._policy_id, version) is not None:
+            # Newer weights were lost with another learner; the last evaluation must not use them.
+            store.discard(self._policy_id)
         tries_left = int(LAST_POLICY_S / _PAUSE_S) if is_last else 0
-        while not self._try(policy_id, model, version):
+        while not self._try(model, version):
             if tries_left:
                 tries_left -= 1
                 with self._worker.condition:
@@ -56,8 +66,8 @@ class PolicyPublisher:
                 return False
         return True
 
-    def _try(self, policy_id: str, model: Mapping[str, Any], version: int) -> bool:
-        store, was_behind = self._worker.policy_store, self.is_behind
+    def _try(self, model: Mapping[str, Any], version: int) -> bool:
+        store, policy_id, was_behind = self._worker.policy_store, self._policy_id, self.is_behind
         try:
             store.publish(policy_id, model, version)
         except StorageFullError as error:
@@ -73,3 +83,61 @@ class PolicyPublisher:
             text = "version %d of policy %s is published: there is room again"
             _log.warning(text, version, policy_id)
         return True
+
+
+class LearnerPublisher(PolicyPublisher):
+    """Publishes the policy of a learner's task, before the first and after the last iteration too.
+
+    Off-policy, it is published every ``send_policy_freq`` updates. On-policy, it is published after
+    each training, as collectors wait for that version. A version that was skipped is tried again
+    with the next one, and while the learner waits for samples.
+
+    Args:
+        worker: The comm learner.
+        policy_id: Id of the policy in the policy store.
+        send_policy_freq: Train iterations from one version to the next; None if on-policy.
+
+    Attributes:
+        lags: Counts how many versions old the rows are that the learner trains on.
+    """
+
+    _worker: BaseCommLearner
+
+    def __init__(
+        self, worker: BaseCommLearner, policy_id: str, send_policy_freq: int | None
+    ) -> None:
+        super().__init__(worker, policy_id)
+        self.send_policy_freq = send_policy_freq
+        self._versions: list[int] = []  # on-policy
+        self._read_version = -1  # that was last checked to be readable
+        self.lags = LagCounter(self._versions, every=1)
+        if send_policy_freq is not None:
+            self.lags = LagCounter(send_policy_freq)
+
+    def publish(self, model: Mapping[str, Any], version: int, *, is_last: bool = False) -> bool:
+        if self.send_policy_freq is None and version > self.version:
+            self._versions.append(version)
+        return super().publish(model, version, is_last=is_last)
+
+    def publish_newest(self, learner: Any) -> None:
+        """Publish the weights that the learner has now, through ``send_policy``."""
+        model = learner.policy.state_dict()["model"]
+        self._worker.send_policy({"model": model, "iter": learner.train_iter})
+
+    def before_wait(self, learner: Any) -> None:
+        """On-policy, publish the version of the training that has just ended.
+
+        It comes before the report of the training, as collectors need the new version by then.
+        """
+        if self.send_policy_freq is None and learner.train_iter != self.version:
+            self.publish_newest(learner)
+
+    def while_waiting(self, learner: Any) -> None:
+        """Publish again what the store lacks; called regularly while the learner waits."""
+        if self.is_behind:
+            self.publish_newest(learner)
+        elif self.send_policy_freq is None and self._read_version != self.version:
+            # Collectors wait for this version, and cannot load it if it is damaged.
+            self._read_version = self.version
+            if self._worker.policy_store.newest(self._policy_id, self.version - 1) is None:
+                self.publish_newest(learner)

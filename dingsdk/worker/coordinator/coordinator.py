@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -31,15 +30,15 @@ from dingsdk.worker.coordinator.keeper import Keeper
 from dingsdk.worker.coordinator.live_payloads import LivePayloads, ServedPayloads, episodes_of
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.recovery import restore_state, saved_state
-from dingsdk.worker.coordinator.role import WAIT_S, Role, create_roles
+from dingsdk.worker.coordinator.recovery import change_limit, restore_state, saved_state
+from dingsdk.worker.coordinator.role import Role, create_roles
 from dingsdk.worker.coordinator.run_end import RunEnd
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
+from dingsdk.worker.coordinator.step_limits import StepLimits
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_parallel_commander
 from dingsdk.worker.policy_lag import PolicyLag
-from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
@@ -63,7 +62,6 @@ class CoordinatorStatus:
     buffer_count: int
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
-    running_tasks: int
     episodes: int
     """Complete episodes of collector tasks that have ended."""
     samples: SampleCounts
@@ -136,31 +134,31 @@ class Coordinator(Configurable):
         self._policy_num = type(commander).policy_num(cfg)
         # Renewals come more often than this.
         renewal_s = self.cfg.lease_s / RENEWALS
-        run_clock = RunClock(clock, renewal_s)
         self.state = SchedulerState(
             self.roles,
             commander,
             self.cfg,
-            run_clock,
+            RunClock(clock, renewal_s),
             self._new_payloads,
             begins_at.env_steps * self._policy_num,
         )
         """Tasks, workers, buffers and counts; guarded by ``condition``."""
-        last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
-        self.end = RunEnd(
-            self.state, last_env_step, self.cfg.answer_timeout_s, clock, self._policy_num
-        )
-        """When tasks end; guarded by ``condition``."""
+        close_s = self.cfg.answer_timeout_s
+        self.end = RunEnd(self.state, self.condition, cfg, close_s, self._policy_num)
+        """When the run is over and its tasks end."""
+        self.limits = StepLimits(self.state, cfg)
+        """How many env steps each collector may take; guarded by ``condition``."""
         self.keeper = Keeper(journal, self.state, clock, renewal_s)
+        """Keeps the journal up to date; guarded by ``condition``."""
         if journal is not None:
             self.state.note = self._note_task
         self.dispatcher = Dispatcher(self, transport, tick_s)
+        """Watches workers, gives tasks to idle ones, and runs the drivers of tasks."""
         self.master = self.dispatcher.master
         self._rejoin_s = rejoin_s
         self._loss: float | None = None
         self._policy_lag: PolicyLag | None = None
         self._is_started = False
-        self._max_env_steps = cfg["system"].get("max_env_steps")
 
     def start(self) -> str:
         """Accept workers and begin; return the address that workers connect to.
@@ -189,30 +187,6 @@ class Coordinator(Configurable):
                 self.state.close_buffer(buffer_id)
         return stuck
 
-    def train_out(self, timeout_s: float) -> bool:
-        """Wait for the remaining updates after the env steps of the run are used up.
-
-        Collectors then end by themselves, or are closed with their samples after
-        ``answer_timeout_s``.
-
-        Returns:
-            Whether no learner has a batch left to train on, or the run does not wait for that.
-        """
-        with self.condition:
-            return self.condition.wait_for(lambda: self.end.is_trained_out, timeout_s)
-
-    def finish_evaluations(self, timeout_s: float) -> bool:
-        """End the training, and evaluate the final policies; also wait for running evaluations.
-
-        Returns:
-            Whether all evaluations have ended. ``close`` cuts off the others, and they do not
-            count.
-        """
-        with self.condition:
-            self.end.finish()
-            self.condition.notify_all()
-            return self.condition.wait_for(lambda: self.end.is_evaluated, timeout_s)
-
     @property
     def system_shutdown_flag(self) -> bool:
         """Whether the run is over by its own rules: stop value reached, or training finished."""
@@ -227,11 +201,6 @@ class Coordinator(Configurable):
         """Return whether to close the task now; an evaluation may outlive the training."""
         return self.end.must_end(state)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until the run ends by its own rules or by an error; return whether it has ended."""
-        with self.condition:
-            return self.condition.wait_for(lambda: self.is_ending, timeout_s)
-
     def status(self) -> CoordinatorStatus:
         """Return the state of the run, for progress displays and logs."""
         with self.condition:
@@ -241,7 +210,6 @@ class Coordinator(Configurable):
                 train_iter=now.train_iter,
                 buffer_count=sum(each.count() for each in now.buffers.values()),
                 workers=now.pool.counts(),
-                running_tasks=len(now.running),
                 episodes=now.totals.episodes,
                 samples=now.samples(),
                 held_up_by=now.outage.text,
@@ -256,7 +224,7 @@ class Coordinator(Configurable):
         """Raise SamplesLostError unless every acknowledged sample is accounted for."""
         with self.condition:
             for payloads in self.state.buffers.values():
-                payloads.check()
+                payloads.recounted().check()
             self.state.samples().check()
 
     def info(self, text: str) -> None:
@@ -296,21 +264,14 @@ class Coordinator(Configurable):
         """Restore the run from the journal, if it has one."""
         with self.condition:
             garbage = self.keeper.recover()
-            self.state.change_limit(self._cfg["policy"]["learn"]["learner"])
-            for state in self.state.orphans:
-                payloads = self.state.payloads_of(state)
-                if payloads is None or payloads.admission is None:
-                    continue
-                if state.kind == "collector":
-                    # Trainings wait for it: it may have collected rows with any policy.
-                    payloads.admission.rejoin(state.task_id, admitted=1, used=0, policy_iter=0)
+            change_limit(self.state, self._cfg["policy"]["learn"]["learner"])
+            self.dispatcher.orphans.wait(self.clock() + self._rejoin_s)
         self.data_store.delete(garbage)
         if not self._rejoin_s:
             # Learners go back to their checkpoints. A store keeps its newest version, so collectors
             # and the last evaluation would use weights that are lost.
             for learner in map(self.state.learner_of, self.state.buffers):
                 self.policy_store.discard(str(learner.task["policy_id"]))
-        self.dispatcher.orphans_until = self.clock() + self._rejoin_s
         self.keeper.save_state()  # it includes what was decided here
 
     # Called by the drivers of tasks, each in its own job, without holding the condition, unless the
@@ -339,7 +300,9 @@ class Coordinator(Configurable):
             ) from error
 
     def _new_payloads(self, learner: TaskState) -> LivePayloads:
-        return _new_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
+        made = _empty_payloads(self._cfg, getattr(self.state.commander, "max_players", 1))
+        made.is_behind = lambda: self.keeper.is_behind
+        return made
 
     def deal_with_task_started(self, state: TaskState) -> None:
         """Record that the worker is ready to work on the task."""
@@ -354,14 +317,9 @@ class Coordinator(Configurable):
         if first is not None:
             first()
 
-    @property
-    def held_up_by(self) -> str:
-        """Why workers wait for free storage; empty while they do not."""
-        return self.state.outage.text
-
     def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
         """Store why a worker waits for free storage; empty if it does not wait."""
-        if held_up_by or self.held_up_by:
+        if held_up_by or self.state.outage.text:
             with self.condition:
                 self.state.outage.note(state.task_id, held_up_by)
 
@@ -387,14 +345,12 @@ class Coordinator(Configurable):
                 # Unless it is reported again, after all its rows have left.
                 why = "" if payloads.knows(data_id) else "vanished before it was acknowledged"
                 level = logging.WARNING
-            elif not payloads.can_push(int(meta["rows"])) or not self._may_push(
-                payloads, state, meta
-            ):
+            elif not self._may_push(payloads, state, meta):
                 return False
             else:
                 payloads.push(meta, self.state.env_steps)
                 self.state.outage.note_progress()
-                garbage = self._take_garbage(payloads)
+                garbage = payloads.take_garbage()
             if state is not None:
                 rows = state.waiting.pop(data_id, 0)
                 self.state.totals.unacknowledged_rows += rows if why else 0
@@ -404,56 +360,6 @@ class Coordinator(Configurable):
         if garbage:
             self.data_store.delete(garbage)
         return True
-
-    def wants_end_of(self, state: TaskState) -> bool:
-        """Return whether a collector task is to end now, before its last episode.
-
-        Call with the condition held.
-        """
-        # Looked at here too, as the dispatcher looks only now and then.
-        if not state.is_evaluation and self.end.look_at_env_steps():
-            return True
-        return self.state.commander.wants_end_of(state.task_id)
-
-    def limits_of(self, state: TaskState) -> dict[str, int | None]:
-        """Return ``step_limit``: how many env steps a task may take in total, None for no limit.
-
-        On-policy, the result also has ``policy_iter``: the train iteration of the policy that a
-        collector must have before it takes them. Call with the condition held.
-        """
-        payloads = self.state.payloads_of(state)
-        if state.is_evaluation:
-            return {"step_limit": None}
-        if isinstance(payloads, OnPolicyPayloads):
-            return {**payloads.admit(state.task_id)}
-        if self._cfg["policy"].get("on_policy"):
-            return {"step_limit": 0}  # its buffer is closed
-        if self._max_env_steps is None:
-            return {"step_limit": None}
-        return {"step_limit": self.state.grant_steps(state, self._max_env_steps)}
-
-    def collector_demand(self, state: TaskState, starved_at: int | None) -> dict[str, Any]:
-        """Return the next message to a collector; wait while it can take no env step.
-
-        Args:
-            starved_at: Env steps that it has taken if it waits for a higher limit; None if it does
-                not.
-        """
-        demand: dict[str, Any] = {"name": "collector_data_task"}
-
-        def can_go_on() -> bool:
-            demand.update(self.limits_of(state), ends_now=self.wants_end_of(state))
-            limit = demand["step_limit"]
-            is_starved = None not in (starved_at, limit) and limit <= starved_at
-            return not is_starved or demand["ends_now"] or self.must_end(state)
-
-        with self.condition:
-            self.condition.wait_for(can_go_on, WAIT_S)
-            demand["is_held_up"] = bool(self.held_up_by)
-            setting = self.state.commander.get_collect_setting(state.task_id)
-            if setting not in (None, state.collect_setting):
-                demand["collect_setting"] = state.collect_setting = setting
-        return demand
 
     def deal_with_collector_judge_finish(self, task_id: str, data: Mapping[str, Any]) -> bool:
         """Process a progress report; return whether the collector is done."""
@@ -476,21 +382,16 @@ class Coordinator(Configurable):
 
     def _may_push(self, payloads: LivePayloads, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Record in the journal that a payload is acknowledged; False if there is no room."""
+        data_id, rows = str(meta["data_id"]), int(meta["rows"])
+        if not payloads.can_push(rows):
+            return False
         if self._is_served or self.state.note is None:  # without a journal
             return True
-        if payloads.knows(str(meta["data_id"])):
+        if payloads.knows(data_id):
             return not self.keeper.is_behind
-        return self.keeper.acknowledge(
-            Pushed(
-                state.buffer_id,
-                str(meta["data_id"]),
-                int(meta["rows"]),
-                int(meta["policy_iter"]),
-                self.state.env_steps,
-                meta.get("digest"),
-                episodes_of(meta),
-            )
-        )
+        facts = int(meta["policy_iter"]), self.state.env_steps, meta.get("digest")
+        fact = Pushed(state.buffer_id, data_id, rows, *facts, episodes_of(meta))
+        return self.keeper.acknowledge(fact)
 
     def deal_with_collector_finish_task(self, task_id: str, finished: Mapping[str, Any]) -> None:
         """Process the result of a collector task; that of an unknown task is dropped.
@@ -543,7 +444,7 @@ class Coordinator(Configurable):
         with self.condition:
             self._learner(task_id)
             payloads = self.state.buffers.get(buffer_id)
-            if payloads is None or self.keeper.is_behind:
+            if payloads is None:
                 return None
             news = payloads.take_news(batch_size)
             if news and isinstance(payloads, OnPolicyPayloads):
@@ -566,14 +467,14 @@ class Coordinator(Configurable):
             if payloads is None:
                 return
             train_iter = int(info["learner_step"])
-            self.state.note_progress(state, train_iter)
+            state.progress = train_iter
             self._loss = info.get("loss", self._loss)
             if payloads.settle(info):
                 home = {name: info.get(name) for name in _OF_HOME}
                 self.keeper.note(Settled(task_id, train_iter, home))
                 if payloads.dataset_rows:
                     self.keeper.note(Progressed(task_id, 0, self.state.clock.elapsed_s))
-            garbage = self._take_garbage(payloads)
+            garbage = payloads.take_garbage()
             if info.get("lag"):
                 self._policy_lag = PolicyLag(*info["lag"])
             self.condition.notify_all()
@@ -582,54 +483,11 @@ class Coordinator(Configurable):
         if garbage:
             self.data_store.delete(garbage)
 
-    def _take_garbage(self, payloads: LivePayloads) -> list[str]:
-        """Return the ids of payloads to delete now."""
-        # A restarted coordinator needs all payloads whose end is not in the journal yet.
-        return [] if self.keeper.is_behind else payloads.take_garbage()
-
     def _learner(self, task_id: str) -> TaskState:
         state = self.state.running.get(task_id)
         if state is None:
             raise ClosedError(f"there is no learner task {task_id!r}, or it is over", what="task")
         return state
-
-    def deal_with_learner_known(self, state: TaskState, known: Collection[str]) -> None:
-        """Take the ids of the payloads that a learner has from an earlier coordinator."""
-        with self.condition:
-            payloads = self.state.payloads_of(state)
-            if payloads is not None:
-                payloads.rejoin(known)
-
-    def confirmed_of(self, state: TaskState) -> int | None:
-        """Return the number of the newest report that a task's home need not repeat.
-
-        0 while the journal lacks reports, which a restarted coordinator would miss. None: the
-        buffer is closed.
-        """
-        with self.condition:
-            payloads = self.state.payloads_of(state)
-            if payloads is None:
-                return None
-            return 0 if self.keeper.is_behind else payloads.confirmed
-
-    def has_news(self, state: TaskState) -> bool:
-        """Return whether a task's home can be told something; call with the condition held."""
-        payloads = self.state.payloads_of(state)
-        return payloads is None or (payloads.has_news and not self.keeper.is_behind)
-
-    def new_home(self, state: TaskState) -> Mapping[str, Any]:
-        """Return what the new home of a buffer must know.
-
-        These are the ``counts`` of an earlier home, and the ``pace`` of episodes.
-        """
-        with self.condition:
-            payloads = self.state.buffers[state.buffer_id]
-            pace = EpisodePace.of(self._cfg)
-            return {
-                "counts": payloads.home_counts or None,
-                "trained_rows": payloads.trained_rows,
-                "pace": None if pace is None else dataclasses.asdict(pace),
-            }
 
     def deal_with_learner_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         """Return whether the learner task is to end; errors as ``deal_with_learner_send_info``."""
@@ -647,7 +505,8 @@ class Coordinator(Configurable):
         """
         with self.condition:
             state = self._learner(task_id)
-            self.state.finish_learner(state, finished)
+            buffer_id = self.state.commander.finish_learner_task(state.task_id, finished)
+            self.state.close_buffer(buffer_id)
             self.state.totals.learner_tasks += has_trained_out
             if self.state.totals.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
                 self.end.is_over = True
@@ -668,20 +527,12 @@ class Coordinator(Configurable):
             self.state.commander.decrease_collector_task_space()
 
 
-def _is_paced(cfg: Mapping[str, Any]) -> bool:
-    """Return whether the buffer limits the learner to as many updates as serial mode makes."""
-    policy = cfg["policy"]
-    limiter = policy["other"]["replay_buffer"].get("limiter") or {}
-    is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
-    return bool(policy.get("on_policy") or is_limited)
-
-
 def _is_served(cfg: Mapping[str, Any]) -> bool:
     """Return whether collectors insert their samples into a replay server."""
     return (cfg["system"].get("replay") or {}).get("type") == "server"
 
 
-def _new_payloads(cfg: Mapping[str, Any], players: int) -> LivePayloads:
+def _empty_payloads(cfg: Mapping[str, Any], players: int) -> LivePayloads:
     """Return the empty payloads of a buffer.
 
     Args:

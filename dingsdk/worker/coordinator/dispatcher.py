@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dingsdk.errors import DingError, TaskTimeoutError, error_text
@@ -14,6 +13,7 @@ from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.coordinator.recovery import OrphanTasks
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.tasks import TaskState
 
@@ -76,7 +76,7 @@ class Dispatcher:
 
     Attributes:
         master: The connections to the workers.
-        orphans_until: When tasks of an earlier coordinator are given to other workers.
+        orphans: The tasks of an earlier coordinator.
     """
 
     def __init__(self, run: Coordinator, transport: Transport, tick_s: float) -> None:
@@ -88,7 +88,7 @@ class Dispatcher:
         self._jobs: list[Job] = []
         self._swept_at = run.clock()
         self._has_news = False
-        self.orphans_until = -math.inf
+        self.orphans = OrphanTasks(run.state)
         self.master = Master(
             transport.master_end(),
             run.scheduler,
@@ -123,7 +123,7 @@ class Dispatcher:
         roles = self._state.roles
         with self._condition:
             self._state.pool.add(info)
-            task = None if self._end.is_near else self._adopted(info)
+            task = None if self._end.is_near else self.orphans.adopt(info)
         _log.info("worker %s joined", info.worker_id)
         if task is not None:
             _log.info("it continues with task %s", task.task_id)
@@ -132,22 +132,6 @@ class Dispatcher:
             text = "worker %s joined as %r, for which this run has no tasks; its roles: %s"
             _log.warning(text, info.worker_id, info.role, ", ".join(roles))
         self.notify()
-
-    def _adopted(self, info: WorkerInfo) -> TaskState | None:
-        """Return the task that a worker kept from an earlier coordinator, now assigned again."""
-        task = info.resource.get("task")
-        role = self._state.roles.get(info.role)
-        if role is None or not role.rejoins or not isinstance(task, Mapping):
-            return None
-        kept = str(task.get("task_id")), str(task.get("payload_prefix"))
-        orphan = self._state.orphan(*kept, info)
-        if orphan is not None and task.get("is_over"):
-            # Its last answer did not arrive, so another worker begins the task anew.
-            self._state.expire_orphan(orphan)
-            return None
-        if orphan is not None:
-            orphan.worker = info
-        return orphan
 
     def renew(self, worker_id: str) -> None:
         """Renew the lease of a worker."""
@@ -195,25 +179,17 @@ class Dispatcher:
         with self._condition:
             if not self._end.is_near and self._run.keeper.save_if_due():
                 self._condition.notify_all()
-            self.expire_orphans()
+            if self._end.is_near or self._clock() >= self.orphans.until:
+                self.orphans.expire()
             given = self._assign()
         for task in given:
             self._start(task)
-
-    def expire_orphans(self) -> None:
-        """Queue the tasks of workers that did not rejoin in time; the condition is held."""
-        if self._clock() >= self.orphans_until or self._end.is_near:
-            for task in self._state.orphans:
-                self._state.expire_orphan(task)
 
     def _assign(self) -> list[TaskState]:
         given: list[TaskState | None] = []
         is_over = self._end.look_at_env_steps()
         for role in () if self._end.is_near else self._state.roles:
-            if is_over and role == "collector":
-                self._state.produce_evaluation()
-            else:
-                self._state.produce(role)
+            self._state.produce(role, ends_collecting=is_over)
             given.append(self._state.assign(role))
         if self._end.owed_evaluations:
             given.append(self._end.assign_evaluation())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +56,15 @@ class LivePayloads:
     """Passes announcements on to the home of a buffer, and deletes what the home needs no more.
 
     A payload is live from its acknowledgement until the home reports that all its rows have left.
-    The caller locks.
+    While the journal lacks facts (``is_behind``), the home is told nothing and nothing is deleted:
+    a coordinator that is restarted then would not know of it. The caller locks.
 
     Args:
         ahead_rows: Rows that may wait for the home before collectors have to.
 
     Attributes:
         trained_rows: Number of rows trained on in total; repeated rows count again.
+        is_behind: Returns whether the journal lacks facts; without a journal it never does.
         confirmed: Number of the newest report of the home that was processed.
         is_idle: Whether the home had nothing to train on when it answered last.
         home_counts: The newest ``counts()`` of the home.
@@ -95,11 +97,26 @@ class LivePayloads:
         self.is_idle = False
         self.confirmed = 0
         self.home_counts: Mapping[str, Any] | None = None
+        self.is_behind: Callable[[], bool] = bool
 
     @property
     def has_news(self) -> bool:
+        """Whether the home can be told something now."""
+        return self._has_news and not self.is_behind()
+
+    @property
+    def _has_news(self) -> bool:
         """Whether there are announcements that the home has not had."""
         return bool(self._news)
+
+    @property
+    def to_confirm(self) -> int:
+        """Number of the newest report that the home need not repeat."""
+        return 0 if self.is_behind() else self.confirmed
+
+    def for_new_home(self) -> dict[str, Any]:
+        """Return what a new home must know: the ``counts`` of the earlier one, and its training."""
+        return {"counts": self.home_counts or None, "trained_rows": self.trained_rows}
 
     def knows(self, data_id: str) -> bool:
         """Return whether a payload was announced before."""
@@ -149,6 +166,8 @@ class LivePayloads:
 
     def take_news(self, limit: int = MOST_ANNOUNCED) -> list[dict[str, Any]]:
         """Return up to ``limit`` announcements that the home has not had, in order of arrival."""
+        if not self.has_news:
+            return []
         names = list(itertools.islice(self._news, limit))
         for name in names:
             del self._news[name]
@@ -175,14 +194,6 @@ class LivePayloads:
         """Announce the payloads that are not among ``known`` to a home that has kept its rows."""
         had = set(known)
         self._news = dict.fromkeys(name for name in self._live if name not in had)
-
-    def note_reports(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Process reports of the home in order; those that were processed before are ignored."""
-        for each in reports:
-            report = msgspec.convert(each, HomeReport)
-            if report.number > self.confirmed:
-                self.confirmed = report.number
-                self._note(report)
 
     def _note(self, report: HomeReport) -> None:
         for name in report.inserted:
@@ -212,7 +223,11 @@ class LivePayloads:
     def settle(self, info: Mapping[str, Any]) -> bool:
         """Process what the home reports with an answer; return whether to record it."""
         before = self.confirmed
-        self.note_reports(info["reports"])
+        for each in info["reports"]:
+            report = msgspec.convert(each, HomeReport)
+            if report.number > self.confirmed:  # else it was processed before
+                self.confirmed = report.number
+                self._note(report)
         self.is_idle = bool(info["is_idle"])
         self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
         self.home_counts = dict(info["counts"])
@@ -222,7 +237,9 @@ class LivePayloads:
         return self.confirmed > before or self.dataset_rows > 0
 
     def take_garbage(self) -> list[str]:
-        """Return the ids of payloads to delete."""
+        """Return the ids of payloads to delete now."""
+        if self.is_behind():
+            return []
         garbage, self._garbage = self._garbage, []
         return garbage
 
@@ -244,10 +261,6 @@ class LivePayloads:
         """Count the rows of the live payloads that have not left, and those of a data set."""
         announced = sum(each.rows - each.left.total() for each in self._live.values())
         return announced + self.dataset_rows
-
-    def check(self) -> None:
-        """Raise SamplesLostError unless the live payloads have all rows that were not evicted."""
-        self.recounted().check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts and live payloads as plain data."""
@@ -310,7 +323,7 @@ class ServedPayloads(LivePayloads):
         not known."""
 
     @property
-    def has_news(self) -> bool:
+    def _has_news(self) -> bool:
         """True: the learner finds out by asking the server."""
         return True
 

@@ -61,7 +61,7 @@ class OnPolicyPayloads(LivePayloads):
         return is_begun and self.waiting < self.admission.n_sample
 
     @property
-    def has_news(self) -> bool:
+    def _has_news(self) -> bool:
         """Whether a training may begin now."""
         return self._train_iter is not None and self.can_train and not self.is_training
 
@@ -70,7 +70,7 @@ class OnPolicyPayloads(LivePayloads):
         return self.is_training or self.admission.may_train(self.waiting)
 
     def admit(self, task_id: str) -> dict[str, int]:
-        """Return the limits to send to a collector, as ``Coordinator.limits_of``."""
+        """Return the limits to send to a collector, as ``StepLimits.of``."""
         admission = self.admission
         steps = admission.admit(task_id, self.waiting, is_training=self.is_training)
         return {"step_limit": steps, "policy_iter": admission.newest_iter}

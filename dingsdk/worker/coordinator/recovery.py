@@ -1,4 +1,4 @@
-"""The state of a run as plain data, and how another coordinator restores it from the journal."""
+"""The state of a run as plain data, and how another coordinator goes on from the journal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from dingsdk.errors import (
     ConflictError,
     ProtocolError,
     SchemaMismatchError,
+    WorkerLostError,
 )
+from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.coordinator.journal import (
     EvaluationRecorded,
     Fact,
@@ -53,7 +55,7 @@ def saved_state(state: SchedulerState) -> dict[str, Any]:
 def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
     """Restore what ``saved_state`` returned into a new state.
 
-    Its running tasks wait for their workers to rejoin, see ``SchedulerState.orphans``.
+    Its running tasks wait for their workers to rejoin, see ``OrphanTasks``.
 
     Raises:
         CheckpointCorruptError: it is not a state, or of another run.
@@ -146,6 +148,69 @@ def apply(state: SchedulerState, fact: Fact) -> None:
             payloads.begin_training(fact.train_iter)
         else:
             raise ValueError("the journal is of an on-policy run")
+
+
+def change_limit(state: SchedulerState, learner_cfg: Mapping[str, Any]) -> None:
+    """Set ``train_iterations`` of this section for all running and queued learner tasks."""
+    limit = {"train_iterations": learner_cfg["train_iterations"]}
+    for task in (*state.running.values(), *state.queues["learner"]):
+        if task.role == "learner":
+            task.task = {**task.task, "learner_cfg": {**task.task["learner_cfg"], **limit}}
+
+
+class OrphanTasks:
+    """Running tasks without a worker: those of an earlier coordinator. The caller locks.
+
+    Args:
+        state: The state of the run, restored from the journal.
+
+    Attributes:
+        until: When the tasks are given to other workers.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.until = -math.inf
+        self._state = state
+
+    def wait(self, until: float) -> None:
+        """Let the tasks wait for their workers until a time, and trainings for the collectors."""
+        self.until = until
+        for task in self.tasks:
+            payloads = self._state.payloads_of(task)
+            if task.kind == "collector" and payloads is not None and payloads.admission is not None:
+                # It may have collected rows with any policy.
+                payloads.admission.rejoin(task.task_id, admitted=1, used=0, policy_iter=0)
+
+    @property
+    def tasks(self) -> list[TaskState]:
+        """The tasks whose workers have not rejoined."""
+        return [task for task in self._state.running.values() if task.worker is None]
+
+    def adopt(self, worker: WorkerInfo) -> TaskState | None:
+        """Assign a task to the worker that rejoined with it; None if it continues no task."""
+        kept = worker.resource.get("task")
+        role = self._state.roles.get(worker.role)
+        if role is None or not role.rejoins or not isinstance(kept, Mapping):
+            return None
+        ids = worker.role, str(kept.get("task_id")), str(kept.get("payload_prefix"))
+        for task in self.tasks:
+            if (task.role, task.task_id, task.payload_prefix) == ids:
+                if kept.get("is_over"):
+                    # Its last answer did not arrive, so another worker begins the task anew.
+                    self._end(task)
+                    return None
+                task.worker = worker
+                return task
+        return None
+
+    def expire(self) -> None:
+        """Let other workers try the tasks whose workers did not rejoin."""
+        for task in self.tasks:
+            self._end(task)
+
+    def _end(self, task: TaskState) -> None:
+        text = f"the worker of {task.kind} task {task.task_id} has not come back"
+        self._state.end(task, WorkerLostError(text, reason=LEFT))
 
 
 def _task_of(state: SchedulerState, record: TaskRecord) -> TaskState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -17,6 +18,7 @@ from dingsdk.worker.coordinator.role import WAIT_S, Role, extra_roles
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
+from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_server import ReplayClient
 from dingsdk.worker.replay_server.client import FOLDER
 
@@ -70,7 +72,10 @@ class LearnerRole(Role):
 
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a learner, exchange messages with it until it is done, then close it."""
-        home = coordinator.new_home(state)
+        with coordinator.condition:
+            home = coordinator.state.buffers[state.buffer_id].for_new_home()
+        pace = EpisodePace.of(self.run_cfg)
+        home["pace"] = None if pace is None else dataclasses.asdict(pace)
         start = {"name": "learner_start_task", "task_info": {**task, "home": home}}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)
@@ -78,38 +83,52 @@ class LearnerRole(Role):
 
     def go_on(self, coordinator: Coordinator, state: TaskState) -> None:
         """Take what the learner reports and has from an earlier coordinator, then as ``drive``."""
-        confirmed = coordinator.confirmed_of(state)
+        with coordinator.condition:
+            payloads = coordinator.state.payloads_of(state)
+            confirmed = 0 if payloads is None else payloads.to_confirm
         kept = {"name": "learner_go_on_task", "task_id": state.task_id, "confirmed": confirmed}
         answer = coordinator.ask(state, kept, "learn_timeout_s")
         coordinator.deal_with_task_started(state)
         coordinator.deal_with_learner_send_info(state.task_id, state.buffer_id, answer["info"])
-        coordinator.deal_with_learner_known(state, answer["known"])
+        if payloads is not None:
+            with coordinator.condition:
+                payloads.rejoin(answer["known"])
         self._train(coordinator, state)
 
     def _train(self, coordinator: Coordinator, state: TaskState) -> None:
         """Pass announcements on to the learner, and its reports to the coordinator."""
         ids, is_done = (state.task_id, state.buffer_id), False
         while not is_done and not coordinator.is_ending:
-            confirmed = coordinator.confirmed_of(state)
-            if confirmed is None:  # the buffer is closed
-                break
-            news = coordinator.deal_with_learner_get_data(*ids, MOST_ANNOUNCED, state.progress)
-            data = {"announcements": news or [], "confirmed": confirmed}
             with coordinator.condition:
-                data["env_steps"] = coordinator.state.env_steps_of(state)
+                payloads = coordinator.state.payloads_of(state)
+                if payloads is None:  # the buffer is closed
+                    break
+                confirmed = payloads.to_confirm
+                env_steps = coordinator.state.env_steps_of(state)
+            news = coordinator.deal_with_learner_get_data(*ids, MOST_ANNOUNCED, state.progress)
+            data = {"announcements": news or [], "confirmed": confirmed, "env_steps": env_steps}
             learn = {"name": "learner_learn_task", "data": data}
             answer = coordinator.ask(state, learn, "learn_timeout_s")
             coordinator.deal_with_learner_send_info(*ids, answer["info"])
             coordinator.deal_with_storage(state, answer["held_up_by"])
             is_done = coordinator.deal_with_learner_judge_finish(state.task_id, answer["info"])
             if answer["info"]["is_idle"] and not is_done:
-                with _waiting(state, "samples to train on"), coordinator.condition:
-                    coordinator.condition.wait_for(
-                        lambda: coordinator.is_ending or coordinator.has_news(state), WAIT_S
-                    )
+                self._wait_for_news(coordinator, state, payloads)
         finished = coordinator.ask(state, {"name": "learner_close_task"})
         coordinator.deal_with_learner_send_info(*ids, finished["info"])
         coordinator.deal_with_learner_finish_task(state.task_id, finished, has_trained_out=is_done)
+
+    def _wait_for_news(
+        self, coordinator: Coordinator, state: TaskState, payloads: LivePayloads
+    ) -> None:
+        """Wait until a learner that has nothing to train on can be told something."""
+
+        def can_go_on() -> bool:
+            is_closed = coordinator.state.payloads_of(state) is not payloads
+            return coordinator.is_ending or is_closed or payloads.has_news
+
+        with _waiting(state, "samples to train on"), coordinator.condition:
+            coordinator.condition.wait_for(can_go_on, WAIT_S)
 
 
 class CollectorRole(Role):
@@ -155,7 +174,7 @@ class CollectorRole(Role):
             if payloads is not None and not state.is_evaluation:
                 task = {**task, "payload_rows": PAYLOAD_ROWS}
             if payloads is None or payloads.admission is None or state.is_evaluation:
-                task = {**task, **coordinator.limits_of(state)}
+                task = {**task, **coordinator.limits.of(state)}
             else:
                 task = {**task, "step_limit": 0}  # others would wait while it builds its envs
         start = {"name": "collector_start_task", "task_info": task}
@@ -182,7 +201,7 @@ class CollectorRole(Role):
         is_done, starved_at = False, None
         answers_left = LAST_ANSWERS
         while answers_left and not coordinator.must_end(state):
-            answer = coordinator.ask(state, coordinator.collector_demand(state, starved_at))
+            answer = coordinator.ask(state, self._demand(coordinator, state, starved_at))
             coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports, starved_at = answer["reports"], answer.get("starved_at")
             state.waiting = {str(r["data_id"]): int(r["rows"]) for r in reports if "data_id" in r}
@@ -196,6 +215,32 @@ class CollectorRole(Role):
             answers_left -= is_done
         finished = coordinator.ask(state, {"name": "collector_close_task"})
         coordinator.deal_with_collector_finish_task(state.task_id, finished)
+
+    def _demand(
+        self, coordinator: Coordinator, state: TaskState, starved_at: int | None
+    ) -> dict[str, Any]:
+        """Return the next message to a collector; wait while it can take no env step.
+
+        Args:
+            starved_at: Env steps that it has taken if it waits for a higher limit; None if it does
+                not.
+        """
+        demand: dict[str, Any] = {"name": "collector_data_task"}
+
+        def can_go_on() -> bool:
+            demand.update(coordinator.limits.of(state))
+            demand["ends_now"] = coordinator.end.wants_end_of(state)
+            limit = demand["step_limit"]
+            is_starved = None not in (starved_at, limit) and limit <= starved_at
+            return not is_starved or demand["ends_now"] or coordinator.must_end(state)
+
+        with coordinator.condition:
+            coordinator.condition.wait_for(can_go_on, WAIT_S)
+            demand["is_held_up"] = bool(coordinator.state.outage.text)
+            setting = coordinator.state.commander.get_collect_setting(state.task_id)
+            if setting not in (None, state.collect_setting):
+                demand["collect_setting"] = state.collect_setting = setting
+        return demand
 
 
 def _replay_of(role: Role, transport: Transport) -> ReplayClient | None:
@@ -239,7 +284,7 @@ def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str
     with _waiting(state, f"room for {rows} rows in the replay buffer"):
         while True:
             with coordinator.condition:
-                if coordinator.held_up_by:  # the buffer has room, the disk has none
+                if coordinator.state.outage.text:  # the buffer has room, the disk has none
                     coordinator.condition.wait_for(lambda: coordinator.is_ending, REFUSED_PAUSE_S)
                 coordinator.condition.wait_for(can_go_on, WAIT_S)
             # Another collector may take the room between the wait and the push.

@@ -5,7 +5,6 @@ It holds state only and never waits: the coordinator calls it with its condition
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,25 +12,20 @@ from typing import Any
 import msgspec
 
 from dingsdk.data.container import encode_json
-from dingsdk.errors import DingError, PoisonTaskError, TaskTimeoutError, WorkerLostError
-from dingsdk.worker.comm.transport import LEFT, WorkerInfo
-from dingsdk.worker.commander.base import BaseParallelCommander, Task
+from dingsdk.errors import DingError
+from dingsdk.worker.comm.transport import WorkerInfo
+from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.coordinator.clock import RunClock
 from dingsdk.worker.coordinator.journal import Fact, Place, TaskChanged, TaskRecord
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.outage import StorageOutage
 from dingsdk.worker.coordinator.pace import PaceBoard
+from dingsdk.worker.coordinator.retries import LOSSES, Retries
 from dingsdk.worker.coordinator.role import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts
 
-LOSSES = (WorkerLostError, TaskTimeoutError)
-"""Errors that end a task because its worker was lost."""
-LOSS_WINDOW_S = 600.0
-"""How long a lost worker counts against its task."""
-LEAST_GRANT, LARGEST_GRANT = 64, 4096
-"""Env steps that a collector may get at once: others wait for those that it does not take."""
 TASK_TIMEOUT_S = 600.0
 """How long a task may wait for a worker if the role has no ``<role>_task_timeout``."""
 
@@ -90,12 +84,10 @@ class WorkerPool:
         now = self._clock()
         return [(info, self._lease_ends[name] - now) for name, info in self._workers.items()]
 
-    def renew(self, worker_id: str) -> bool:
-        """Renew a lease; False for a worker that is not joined."""
-        if worker_id not in self._workers:
-            return False
-        self._lease_ends[worker_id] = self._clock() + self._lease_s
-        return True
+    def renew(self, worker_id: str) -> None:
+        """Renew a lease; a worker that is not joined has none."""
+        if worker_id in self._workers:
+            self._lease_ends[worker_id] = self._clock() + self._lease_s
 
     def silent(self) -> list[WorkerInfo]:
         """Return the workers whose lease is over."""
@@ -143,8 +135,7 @@ class SchedulerState:
         self.note: Callable[[Fact], None] | None = None
         self._cfg = cfg
         self._new_payloads = new_payloads
-        self._given_up: Counter[str] = Counter()
-        """By kind: number of tasks given up since a task of the kind last finished."""
+        self._retries = Retries(cfg.max_attempts, cfg.lease_s, clock)
 
     @property
     def train_iter(self) -> int:
@@ -164,20 +155,24 @@ class SchedulerState:
         made = self.buffers[learner.buffer_id] = self._new_payloads(learner)
         return made
 
-    def produce(self, role: str) -> None:
-        """Request a task if a worker is idle and no task is queued, so that tasks are recent."""
-        self._produce(role, lambda: self.roles[role].next_task(self.commander))
+    def produce(self, role: str, *, ends_collecting: bool = False) -> None:
+        """Request a task if a worker is idle and no task is queued, so that tasks are recent.
 
-    def produce_evaluation(self) -> None:
-        """As ``produce``, but only for evaluations; other queued collector tasks are withdrawn."""
-        for state in [each for each in self.queues["collector"] if not each.is_evaluation]:
-            self._withdraw(state)
-        self._produce("collector", self.commander.get_eval_task)
-
-    def _produce(self, role: str, ask: Callable[[], Task | None]) -> None:
+        Args:
+            role: Role of the worker.
+            ends_collecting: Whether collectors only evaluate from now on; other queued tasks of
+                theirs are withdrawn.
+        """
+        only_evaluates = ends_collecting and role == "collector"
+        for state in list(self.queues[role]) if only_evaluates else ():
+            if not state.is_evaluation:
+                self.withdraw(state)
         if self.queues[role] or self.idle(role) is None:
             return
-        task = ask()
+        commander = self.commander
+        task = (
+            commander.get_eval_task() if only_evaluates else self.roles[role].next_task(commander)
+        )
         if task is not None:
             self._queue(TaskState(task["task_id"], role, task, self.clock()))
 
@@ -204,7 +199,7 @@ class SchedulerState:
         state = queue[0]
         limit_s = float(getattr(self._cfg, f"{role}_task_timeout", TASK_TIMEOUT_S))
         if self.clock() - state.start_time > limit_s:
-            self._withdraw(state)
+            self.withdraw(state)
             return None
         if not self.roles[role].can_run(state, self.buffers):
             return None
@@ -212,38 +207,9 @@ class SchedulerState:
         if worker is None:
             return None
         queue.popleft()
-        return self._give(state, worker)
+        return self.give(state, worker)
 
-    def assign_last_evaluation(self) -> tuple[TaskState | None, bool]:
-        """Assign a last evaluation to a worker; return it, and whether to call again.
-
-        It waits until all other tasks have ended, as the learner publishes its last policy at its
-        end. Queued collector tasks are withdrawn to free their places.
-        """
-        worker = self.idle("collector")
-        if self.running or worker is None:
-            return None, True
-        for state in list(self.queues["collector"]):
-            self._withdraw(state)
-        task = self.commander.get_last_eval_task()
-        if task is None:
-            return None, False
-        state = TaskState(task["task_id"], "collector", task, self.clock())
-        return self._give(state, worker), False
-
-    def is_trained_out(self) -> bool:
-        """Return whether no task collects and no learner has a batch left to train on."""
-        return not self.queues["learner"] and not any(
-            state.kind == "collector" or (state.role == "learner" and self._can_train(state))
-            for state in self.running.values()
-        )
-
-    def _can_train(self, state: TaskState) -> bool:
-        """Return whether a learner trains or can get a batch."""
-        payloads = self.buffers.get(state.buffer_id)
-        return payloads is None or payloads.can_train
-
-    def _withdraw(self, state: TaskState) -> None:
+    def withdraw(self, state: TaskState) -> None:
         """Report a queued task to the commander as failed."""
         self.queues[state.role].remove(state)
         self.notify_fail(state)
@@ -256,7 +222,8 @@ class SchedulerState:
             self.totals.ended_iter = state.progress
             self.close_buffer(state.buffer_id)
 
-    def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
+    def give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
+        """Assign a task, which is not queued, to an idle worker; return the task."""
         state.worker = worker
         state.attempt += 1
         self.running[state.task_id] = state
@@ -271,18 +238,12 @@ class SchedulerState:
         if state.is_evaluation:
             state.run_env_steps = self.env_steps_of(state)
 
-    def note_progress(self, state: TaskState, total: int) -> None:
-        """Store the progress of a task: env steps, or iterations of a learner."""
-        state.progress = total
-
     def end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
         """Remove a task that ended; return its final error, and whether that error ends the run.
 
         ``error`` is one of ``LOSSES`` if its worker was lost, another error if its code raised.
-        A lost worker's task is tried again on another worker. It is given up after
-        ``max_attempts`` lost workers; losses that were followed by progress, or are older than
-        ``LOSS_WINDOW_S``, do not count. A task that is given up ends the run if its role says so,
-        or if ``max_attempts`` tasks of its kind were given up in a row.
+        A lost worker's task is tried again on another worker, as often as ``Retries`` allows. A
+        task that is given up ends the run if its role says so, or if it is one of many in a row.
         """
         outcome, is_fatal = self._end(state, error)
         if any(each.task_id == state.task_id for each in self.queued):
@@ -305,7 +266,7 @@ class SchedulerState:
         if state.worker is not None and is_lost:  # its driver may notice the loss first
             self.pool.remove(state.worker)
         if error is None:
-            self._given_up[state.kind] = 0
+            self._retries.note_finished(state)
             return None, False
         if not is_lost:
             self.notify_fail(state)
@@ -314,11 +275,7 @@ class SchedulerState:
         if not role.can_run(state, self.buffers):  # nobody needs its samples
             self.notify_fail(state)
             return None, False
-        if error.facts.get("reason") == LEFT:
-            state.attempt -= 1
-        else:
-            state.losses = self._losses(state)
-        if len(state.losses) < self._cfg.max_attempts:
+        if self._retries.allows(state, error):
             retried = TaskState(
                 state.task_id,
                 state.role,
@@ -334,16 +291,8 @@ class SchedulerState:
             self._queue(retried)
             return None, False
         self.notify_fail(state)
-        self._given_up[state.kind] += 1
-        is_fatal = role.ends_run or self._given_up[state.kind] >= self._cfg.max_attempts
-        return _poison(state, error), is_fatal
-
-    def _losses(self, state: TaskState) -> tuple[float, ...]:
-        """Return the losses that count against a task whose worker was just lost."""
-        now = self.clock()
-        has_progressed = state.progress > state.mark and now - state.began_at >= self._cfg.lease_s
-        before = () if has_progressed else state.losses
-        return (*(at for at in before if now - at < LOSS_WINDOW_S), now)
+        outcome, is_fatal = self._retries.give_up(state, error)
+        return outcome, is_fatal or role.ends_run
 
     def payloads_of(self, state: TaskState) -> LivePayloads | None:
         """Return the payloads that a task works for; None if its buffer is closed."""
@@ -364,7 +313,7 @@ class SchedulerState:
 
     def progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         """Report a collector's progress to the commander; return whether the collector is done."""
-        self.note_progress(state, int(report["cur_step"]))
+        state.progress = int(report["cur_step"])
         if not state.is_evaluation:
             state.env_steps = max(state.env_steps, int(report["cur_step"]))
             report = {**report, "cur_step": state.env_steps + state.lost_env_steps}
@@ -373,41 +322,12 @@ class SchedulerState:
             self.commander.judge_collector_finish(state.task_id, report)
         )
 
-    def grant_steps(self, state: TaskState, last_env_step: int) -> int:
-        """Return how many env steps a collecting task may take in total.
-
-        Steps are granted in shares, so that all collectors together take ``last_env_step`` steps.
-        """
-        collecting = [each for each in self.running.values() if each.kind == "collector"]
-        others = (
-            max(0, each.step_limit - each.env_steps) for each in collecting if each is not state
-        )
-        left = max(0.0, last_env_step - self.env_steps - sum(others))
-        count = max(len(collecting), self.roles["collector"].worker_num)
-        share = max(LEAST_GRANT, math.ceil(left / max(1, count)))
-        more = int(min(left, share, LARGEST_GRANT))
-        state.step_limit = max(state.step_limit, state.env_steps + more)
-        return int(state.step_limit)
-
-    def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> None:
-        """Report a learner's result to the commander, and close its buffer."""
-        buffer_id = self.commander.finish_learner_task(state.task_id, finished)
-        self.close_buffer(buffer_id)
-
     def close_buffer(self, buffer_id: str) -> None:
         """Forget the payloads of a buffer, but keep their counts."""
         payloads = self.buffers.pop(buffer_id, None)
         if payloads is not None:
             # Counted once more, so that a check of the ended run finds rows that were lost.
             self.totals.ended_counts += payloads.recounted()
-
-    def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
-        """Set ``train_iterations`` of this section for all running and queued learner tasks."""
-        limit = {"train_iterations": learner_cfg["train_iterations"]}
-        for state in (*self.running.values(), *self.queues["learner"]):
-            if state.role == "learner":
-                task = state.task
-                state.task = {**task, "learner_cfg": {**task["learner_cfg"], **limit}}
 
     def learner_of(self, buffer_id: str) -> TaskState:
         """Return the learner task that owns a buffer; raises LookupError."""
@@ -425,23 +345,6 @@ class SchedulerState:
         """The tasks that wait for a worker."""
         return [state for queue in self.queues.values() for state in queue]
 
-    @property
-    def orphans(self) -> list[TaskState]:
-        """Running tasks of an earlier coordinator whose workers have not rejoined."""
-        return [state for state in self.running.values() if state.worker is None]
-
-    def orphan(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
-        """Return the task that waits for a worker to rejoin; None if it waits for another one."""
-        state = self.running.get(task_id)
-        if state is None or state.worker is not None or state.role != worker.role:
-            return None
-        return state if state.payload_prefix == payload_prefix else None
-
-    def expire_orphan(self, state: TaskState) -> None:
-        """Let another worker try a task whose worker did not rejoin."""
-        text = f"the worker of {state.kind} task {state.task_id} has not come back"
-        self.end(state, WorkerLostError(text, reason=LEFT))
-
     def commander_state(self) -> bytes:
         """Return the state of the commander, encoded."""
         return encode_json("commander", self.commander.state_dict())
@@ -451,11 +354,6 @@ class SchedulerState:
             totals = self.totals
             counts = (totals.ended_env_steps, totals.episodes, totals.learner_tasks)
             self.note(TaskChanged(place, TaskRecord.of(state), self.commander_state(), *counts))
-
-    @property
-    def is_evaluating(self) -> bool:
-        """Whether an evaluation is running."""
-        return any(state.is_evaluation for state in self.running.values())
 
     def find_live(self) -> Callable[[str], bool]:
         """Return a function that returns whether a payload may still be announced or read.
@@ -487,16 +385,3 @@ class SchedulerState:
         return self.totals.ended_env_steps + sum(
             [state.env_steps for state in self.running.values()]
         )
-
-
-def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:
-    worker_id = "" if state.worker is None else state.worker.worker_id
-    error = PoisonTaskError(
-        f"{state.kind} task {state.task_id} is given up: {len(state.losses)} workers were lost "
-        f"over it, at last {worker_id!r} ({cause})",
-        task_id=state.task_id,
-        attempts=len(state.losses),
-        worker_id=worker_id,
-    )
-    error.__cause__ = cause
-    return error

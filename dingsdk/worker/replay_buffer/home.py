@@ -72,12 +72,14 @@ class HomeReport(msgspec.Struct):
 class Home(ABC):
     """Where a learner's samples are: the learner gets all its batches from its home.
 
-    ``announce`` and ``reports`` may be called from any thread, the others from the thread that
+    ``announce`` and ``report`` may be called from any thread, the others from the thread that
     trains.
 
     Attributes:
         known: Ids of the announced payloads that the home still needs.
         announced: Number of announcements that it has taken.
+        exchange_s: Seconds that a learner with data trains between two exchanges with its
+            coordinator. Each takes about a millisecond of CPU.
         retry_s: Seconds to wait before asking again for a batch; None: until an announcement.
         dataset_rows: Rows of a data set that it holds and that no collector sends; nothing is
             announced to such a home.
@@ -85,6 +87,7 @@ class Home(ABC):
             at most once, so not again for those that an earlier home has inserted.
     """
 
+    exchange_s = 0.05
     retry_s: float | None = None
     dataset_rows = 0
     observe: Callable[[Any], None] | None = None
@@ -117,6 +120,9 @@ class Home(ABC):
         self.known.update(fresh)
         self._waiting.extend(fresh.values())  # at once, as a training needs all its payloads
         self.announced += len(fresh)
+
+    def observe_dataset(self) -> None:  # noqa: B027, most have no data set
+        """Call ``observe`` with the samples of a data set, if there is one and it was not done."""
 
     @abstractmethod
     def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
@@ -162,11 +168,17 @@ class Home(ABC):
         """Return ``(payload id, reason, rows)`` of rows that left since the last call."""
         return []
 
-    def report(self) -> dict[str, Any]:
-        """Make a report of all changes since the last one, if there are any.
+    def report(self, confirmed: int = 0) -> dict[str, Any]:
+        """Return what the coordinator must know, as plain data.
+
+        Args:
+            confirmed: Number of the newest report that is not to be repeated: the coordinator, or
+                its successor, will not ask for it again.
 
         Returns:
-            The ``counts`` that belong to it: of what is reported as inserted, and no more.
+            ``reports``: the later reports, the last one of all changes since the last call, if
+            there are any; ``counts``: those that belong to it, of what is reported as inserted and
+            no more; ``count``, ``figures`` and ``dataset_rows``.
         """
         with self._lock:
             left = self._take_left()
@@ -176,16 +188,15 @@ class Home(ABC):
             if inserted or lost or left:
                 self._reported += 1
                 self._reports.append(HomeReport(self._reported, inserted, lost, left))
-        return counts
-
-    def reports(self, after: int) -> list[dict[str, Any]]:
-        """Return the reports with a number above ``after`` as plain data, and drop the others.
-
-        The coordinator, or its successor, will not ask for reports up to ``after`` again.
-        """
-        while self._reports and self._reports[0].number <= after:
+        while self._reports and self._reports[0].number <= confirmed:
             self._reports.popleft()
-        return [msgspec.to_builtins(each) for each in self._reports]
+        return {
+            "reports": [msgspec.to_builtins(each) for each in self._reports],
+            "counts": counts,
+            "count": self.count(),
+            "figures": self.figures(),
+            "dataset_rows": self.dataset_rows,
+        }
 
     def _loaded(self, announced: Announcement, load: Load) -> SampleBatch | None:
         """Return a payload; record that it is lost and return None if it cannot be read."""
@@ -232,12 +243,19 @@ class TableHome(Home):
         self._stored: dict[int, int] = {}  # how many elements of each payload the buffer holds
         self._numbers = 0
         self._earlier_uses: dict[str, NDArray[np.int64]] = {}
+        self.unobserved: list[Any] = []
+        """Samples of a data set that ``observe`` was not called with."""
         with buffer.locked() as contents:
             self._origins = contents.track_origins()
             if counts is not None:
                 contents.limiter.load_state_dict(counts["limiter"])
         if counts is not None and pace is not None:
             pace.episodes, pace.batches = counts["pace"]
+
+    def observe_dataset(self) -> None:
+        samples, self.unobserved = self.unobserved, []
+        for each in samples if self.observe is not None else ():
+            self.observe(each)  # type: ignore[misc]
 
     def _insert_waiting(self) -> bool:
         """Insert announced payloads in order; return False once the limiter refuses one."""
@@ -403,6 +421,8 @@ class TrainingHome(Home):
         load: Returns a payload by its id and its digest.
         trainings: How many batches a training consists of; each batch has all rows.
     """
+
+    exchange_s = 0.1  # during a training there is nothing to announce
 
     def __init__(self, load: Load, trainings: int = 1) -> None:
         super().__init__()

@@ -82,13 +82,13 @@ class ServedHome(Home):
     def _ask(self) -> None:
         self._figures, self._asked_at, self._is_news = self._client.stats(), time.monotonic(), True
 
-    def report(self) -> dict[str, Any]:
-        """Make a report whenever there are new counts; it says no more than that."""
+    def report(self, confirmed: int = 0) -> dict[str, Any]:
+        """As ``Home.report``; a report says only that there are new counts."""
         if self._is_news:
             self._is_news = False
             self._reported += 1
             self._reports.append(HomeReport(self._reported, [], [], []))
-        return {}
+        return super().report(confirmed)
 
     def count(self) -> int:
         return self._figures.get("count", 0)

@@ -95,13 +95,13 @@ class CrashingLearner(FlaskFileSystemLearner):
         home: Any = super()._create_home(task_info)
         report = home.report
 
-        def crashing_report() -> Any:
+        def crashing_report(confirmed: int) -> Any:
             if home._inserted:
                 die_at("inserted")
-            counts = report()
+            found = report(confirmed)
             if home._reports and home._reports[-1].left:
                 die_at("evicted")
-            return counts
+            return found
 
         home.report = crashing_report
         return home

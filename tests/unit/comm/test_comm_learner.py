@@ -22,7 +22,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommLearner, Master
 from dingsdk.worker.comm.hooks import SaveAtIntervalsHook
-from dingsdk.worker.comm.training import OffPolicyTraining, OnPolicyTraining
+from dingsdk.worker.comm.publisher import LearnerPublisher
 from dingsdk.worker.learner.hooks import SaveCkptHook
 from dingsdk.worker.replay_buffer.home import TableHome, TrainingHome
 
@@ -39,7 +39,7 @@ def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     made.start(master.start())
     made._home = TableHome(create_buffer(BUFFER), made._load_payload)
     made._learner = LEARNER
-    made._training = OffPolicyTraining(made, "p", 10)
+    made._publisher = LearnerPublisher(made, "p", 10)
     yield made
     made.close()
     master.close()
@@ -84,7 +84,7 @@ def test_row_function_takes_a_decompressor() -> None:
 def test_on_policy_learner_publishes_once_before_it_waits_for_the_next_training(
     learner: BaseCommLearner,
 ) -> None:
-    learner._training = OnPolicyTraining(learner, "p")
+    learner._publisher = LearnerPublisher(learner, "p", None)
     policy = SimpleNamespace(state_dict=lambda: {"model": {"w": np.ones(1)}})
     known = {"learn_info": {"learner_done": False}, "policy": policy}
     learner._learner = SimpleNamespace(**known, train_iter=5)
@@ -129,10 +129,10 @@ def test_waiting_on_policy_learner_publishes_a_damaged_version_again_once(
         newest=newest, publish=lambda *given: None
     )
     learner.send_policy = lambda state: found.append(state["iter"])  # type: ignore[method-assign]
-    training = OnPolicyTraining(learner, "p")
-    training.publish({"model": {}, "iter": 5}, is_last=False)
+    publisher = LearnerPublisher(learner, "p", None)
+    publisher.publish({}, 5)
     for _ in range(3):
-        training.while_waiting(trained)
+        publisher.while_waiting(trained)
     assert found == sent
     assert asked == [("p", 4)]
 
@@ -156,7 +156,7 @@ def test_waiting_learner_publishes_its_policy_after_the_disk_was_full(
     )
     learner.send_policy({"model": {}, "iter": 3})
     for _ in range(3):
-        learner._training.while_waiting(learner._learner)
+        learner._publisher.while_waiting(learner._learner)
     assert stored == [5]
 
 
@@ -203,7 +203,7 @@ def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLea
     now, asked = [100.0], list[tuple[Any, ...]]()
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
-    learner._state = "waits"
+    learner._phase = "waits"
     store: Any = SimpleNamespace(get=lambda *given: asked.append(given))
     learner.data_store = store
     learner.task_wait = lambda *given, **named: True  # type: ignore[method-assign]

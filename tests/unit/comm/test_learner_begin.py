@@ -13,9 +13,9 @@ import pytest
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import BaseCommLearner, Master
-from dingsdk.worker.comm.training import OffPolicyTraining
 from dingsdk.worker.commander.tasks import learner_task
 from dingsdk.worker.learner.hooks import LoadCkptHook
+from dingsdk.worker.replay_buffer.home import Home
 
 PATIENCE_S = 30.0
 SETS = (
@@ -33,7 +33,7 @@ def test_first_report_of_a_resumed_learner_has_the_iteration_of_its_checkpoint(
     load = LoadCkptHook.__call__
 
     def load_slowly(hook: LoadCkptHook, engine: Any) -> None:
-        threading.Event().wait(4 * OffPolicyTraining.exchange_s)
+        threading.Event().wait(4 * Home.exchange_s)
         load(hook, engine)
 
     with closing(default_manager().create("transports", section, tmp_path)) as transport:

@@ -63,7 +63,7 @@ def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> No
     learner.start(cluster.address)
     collector.start(cluster.address)
 
-    assert cluster.coordinator.wait(20.0)
+    assert cluster.coordinator.end.wait(20.0)
     assert cluster.coordinator.end.failure is None
     assert cluster.coordinator.status().train_iter == 5
     # The collector may get a second task before the learner is done.

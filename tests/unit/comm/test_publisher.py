@@ -59,15 +59,15 @@ def test_outage_keeps_the_old_version_and_is_logged_once(
     worker: CommWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "dingsdk.worker.comm")
-    publisher, store = PolicyPublisher(worker), worker.policy_store
+    publisher, store = PolicyPublisher(worker, "p"), worker.policy_store
     assert isinstance(store, NarrowStore)
-    assert publisher.publish("p", MODEL, 1)
+    assert publisher.publish(MODEL, 1)
     store.refusals = 3
-    assert [publisher.publish("p", MODEL, version) for version in (2, 3, 4)] == [False] * 3
+    assert [publisher.publish(MODEL, version) for version in (2, 3, 4)] == [False] * 3
     assert (store.version(), publisher.is_behind) == (1, True)
     assert len(caplog.records) == 1
 
-    assert publisher.publish("p", MODEL, 5)
+    assert publisher.publish(MODEL, 5)
     assert (store.version(), publisher.is_behind) == (5, False)
     assert caplog.messages == [
         "version 2 of policy p is not published, an older one stays, if any: no room",
@@ -91,29 +91,29 @@ def test_last_policy_waits_for_room(worker: CommWorker) -> None:
     store, worker.condition = worker.policy_store, Noting()
     assert isinstance(store, NarrowStore)
     store.refusals = 2
-    publisher = PolicyPublisher(worker)
-    assert publisher.publish("p", MODEL, 9, is_last=True)
+    publisher = PolicyPublisher(worker, "p")
+    assert publisher.publish(MODEL, 9, is_last=True)
     assert store.version() == 9
     assert worker.condition.waits == [(0.2, False)] * 2
 
 
 def test_first_policy_is_tried_until_there_is_room(worker: CommWorker) -> None:
-    publisher, store = PolicyPublisher(worker), worker.policy_store
+    publisher, store = PolicyPublisher(worker, "p"), worker.policy_store
     pauses: list[tuple[float, str]] = []
     worker.pause = lambda seconds: pauses.append(  # type: ignore[method-assign]
         (seconds, publisher.held_up_by)
     )
     assert isinstance(store, NarrowStore)
     store.refusals = 2
-    assert publisher.publish("p", MODEL, 0)
+    assert publisher.publish(MODEL, 0)
     assert (store.version(), publisher.held_up_by) == (0, "")
     assert pauses == [(0.2, "no room")] * 2
 
 
 def test_stopping_worker_gives_up_its_first_policy(worker: CommWorker) -> None:
-    publisher, store = PolicyPublisher(worker), worker.policy_store
+    publisher, store = PolicyPublisher(worker, "p"), worker.policy_store
     worker.is_stopping = True
     assert isinstance(store, NarrowStore)
     store.refusals = 2
-    assert not publisher.publish("p", MODEL, 0)
+    assert not publisher.publish(MODEL, 0)
     assert (store.refusals, publisher.held_up_by) == (1, "")

@@ -31,7 +31,7 @@ from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.admission import Admission
-from dingsdk.worker.coordinator.live_payloads import ServedPayloads
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, ServedPayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyPayloads
 
 from .commander import Commander
@@ -84,8 +84,15 @@ class Site:
         running.clear()
         running.update(before)
 
-    def open_buffer(self, learner: TaskState) -> None:
+    def open_buffer(self, learner: TaskState) -> LivePayloads:
         self.coordinator.state.begin_home(learner)
+        return self.coordinator.state.buffers[learner.buffer_id]
+
+    def demand(self, task: TaskState, starved_at: int | None = None) -> dict[str, Any]:
+        """Return the next message to a collector."""
+        role: Any = self.coordinator.roles["collector"]
+        found: dict[str, Any] = role._demand(self.coordinator, task, starved_at)
+        return found
 
     def finish(self, *, is_evaluation: bool, **finished: Any) -> dict[str, Any]:
         info = {"step_count": 7, **finished}
@@ -105,9 +112,10 @@ class Site:
 
     def hear(self, learner: TaskState, step: int = 0, **info: Any) -> None:
         """Report what a learner's home has done; ``left`` has (payload, rows) that left it."""
+        payloads = self.coordinator.state.payloads_of(learner)
         left, reason = info.pop("left", []), info.pop("reason", "used_up")
         report = {
-            "number": (self.coordinator.confirmed_of(learner) or 0) + 1,
+            "number": (payloads.confirmed if payloads else 0) + 1,
             "inserted": [name for name, _ in left],
             "lost": info.pop("lost", []),
             "left": [(name, reason, rows) for name, rows in left],
@@ -229,10 +237,10 @@ def test_incomplete_evaluation_counts_as_failed(site: Site) -> None:
 
 def test_run_ends_when_its_goal_is_reached(site: Site) -> None:
     site.commander.goal_is_reached = True
-    assert not site.coordinator.wait(0.0)
+    assert not site.coordinator.end.wait(0.0)
     site.finish(is_evaluation=True, collector_done=True)
     assert site.coordinator.end.has_reached_goal
-    assert site.coordinator.wait(0.0)
+    assert site.coordinator.end.wait(0.0)
     assert not site.coordinator.must_end(site.task(is_evaluation=True))
 
 
@@ -252,9 +260,9 @@ def test_close_before_start_does_not_end_the_run(site: Site) -> None:
     assert site.coordinator.close() == []
     assert not site.coordinator.is_ending
     task = site.task()
-    assert not site.coordinator.wants_end_of(task)
+    assert not site.coordinator.end.wants_end_of(task)
     assert not site.coordinator.must_end(task)
-    assert site.coordinator.train_out(0.0)
+    assert site.coordinator.end.train_out(0.0)
     assert list(site.coordinator.state.running.values()) == []
 
     assert site.coordinator.start()
@@ -296,7 +304,7 @@ def test_changes_wake_waiting_threads(site: Site) -> None:
     assert site.hears(coordinator.dispatcher.notify)
     assert site.hears(lambda: site.send("a"))
     assert site.hears(lambda: site.hear(learner))
-    assert site.hears(lambda: coordinator.finish_evaluations(0.0))
+    assert site.hears(lambda: coordinator.end.finish_evaluations(0.0))
     assert site.hears(lambda: coordinator.dispatcher.fail(DingError("x")))
 
 
@@ -424,19 +432,17 @@ def test_worker_of_an_unknown_role_is_logged(site: Site, caplog: pytest.LogCaptu
 def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> None:
     learner, coordinator = site.task("learner"), site.coordinator
     assert site.announced(learner) == [], "it has no buffer"
-    assert coordinator.confirmed_of(learner) is None
-    assert coordinator.has_news(learner)
-    site.open_buffer(learner)
+    payloads = site.open_buffer(learner)
     site.finish(is_evaluation=False)
-    assert (coordinator.confirmed_of(learner), coordinator.state.env_steps_of(learner)) == (0, 7)
+    assert (payloads.to_confirm, coordinator.state.env_steps_of(learner)) == (0, 7)
     assert site.send("b", "a", "b") == [True] * 3
-    assert coordinator.has_news(learner)
+    assert payloads.has_news
     assert site.announced(learner, most=1) == ["b"]
-    assert coordinator.has_news(learner)
+    assert payloads.has_news
     assert site.announced(learner) == ["a"]
-    assert not coordinator.has_news(learner)
+    assert not payloads.has_news
     site.hear(learner, left=[("b", 1)], count=7)
-    assert coordinator.confirmed_of(learner) == 1
+    assert payloads.to_confirm == 1
     assert site.announced(learner) == []
     status = coordinator.status()
     assert (status.buffer_count, status.samples.live) == (7, 7)
@@ -446,24 +452,22 @@ def test_learner_is_told_each_payload_once_in_order_of_arrival(site: Site) -> No
 def test_new_home_of_a_buffer_is_told_all_live_payloads_and_the_counts_of_the_last(
     site: Site,
 ) -> None:
-    learner, coordinator = site.task("learner"), site.coordinator
-    site.open_buffer(learner)
-    new = {"counts": None, "trained_rows": 0, "pace": None}
-    assert coordinator.new_home(learner) == new
+    learner = site.task("learner")
+    payloads = site.open_buffer(learner)
+    assert payloads.for_new_home() == {"counts": None, "trained_rows": 0}
     site.send("a", "b", "c")
     assert site.announced(learner) == ["a", "b", "c"]
     site.hear(learner, left=[("a", 4), ("b", 1)], counts={"limiter": 3}, trained_rows=6)
     site.open_buffer(learner)  # for another worker
-    assert coordinator.new_home(learner) == {**new, "counts": {"limiter": 3}, "trained_rows": 6}
-    assert coordinator.confirmed_of(learner) == 0
+    assert payloads.for_new_home() == {"counts": {"limiter": 3}, "trained_rows": 6}
+    assert payloads.to_confirm == 0
     assert site.announced(learner) == ["b", "c"]
-    coordinator.deal_with_learner_known(learner, ["c"])  # as after a restart of the coordinator
+    payloads.rejoin(["c"])  # as after a restart of the coordinator
     assert site.announced(learner) == ["b"]
 
 
 def test_payload_is_deleted_when_no_buffer_needs_it(site: Site) -> None:
     learner = site.task("learner")
-    site.coordinator.deal_with_learner_known(learner, ["a"])  # it has no buffer
     assert site.send("a") == [True]
     assert site.stored("a") == [False]
     site.open_buffer(learner)
@@ -519,14 +523,14 @@ def test_env_steps_of_a_task_are_limited_by_those_of_the_run(
 ) -> None:
     with closing(Site(tmp_path, *sets, example=example)) as site:
         site.open_buffer(site.task("learner"))
-        assert site.coordinator.limits_of(site.task())["step_limit"] == limit
-        assert site.coordinator.limits_of(site.task(is_evaluation=True)) == {"step_limit": None}
+        assert site.coordinator.limits.of(site.task())["step_limit"] == limit
+        assert site.coordinator.limits.of(site.task(is_evaluation=True)) == {"step_limit": None}
 
 
 def test_new_collect_setting_is_sent_once(site: Site) -> None:
     task, settings = site.task(), iter([{"eps": 0.5}, {"eps": 0.5}, {"eps": 0.4}, None])
     site.commander.get_collect_setting = lambda task_id: next(settings)  # type: ignore[attr-defined]
-    demands = [site.coordinator.collector_demand(task, None) for _ in range(4)]
+    demands = [site.demand(task) for _ in range(4)]
     found = [demand.get("collect_setting") for demand in demands]
     assert found == [{"eps": 0.5}, None, {"eps": 0.4}, None]
 
@@ -547,9 +551,9 @@ def test_collector_without_steps_is_asked_again_when_it_may_take_more_or_must_en
         return waits[-1]
 
     limits: dict[str, int | None] = {"step_limit": 40}
-    monkeypatch.setattr(coordinator, "limits_of", lambda state: limits)
+    monkeypatch.setattr(coordinator.limits, "of", lambda state: limits)
     monkeypatch.setattr(coordinator.condition, "wait_for", wait_for)
-    demand = coordinator.collector_demand(site.task(), 40)
+    demand = site.demand(site.task(), 40)
     assert waits == [False, what != "nothing"]
     assert (demand["step_limit"], demand["ends_now"]) == (limits["step_limit"], what == "commander")
 
@@ -573,7 +577,7 @@ def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_pa
         coordinator.deal_with_storage(task, "the disk is full")
         coordinator.dispatcher.run_task(task)  # its worker has not joined, so it counts as lost
         assert not payloads.admission.is_any_outstanding
-        assert coordinator.held_up_by == ""
+        assert coordinator.state.outage.text == ""
 
 
 @pytest.mark.parametrize("is_ending", [False, True])
@@ -639,7 +643,10 @@ def test_quiet_run_is_logged_but_not_while_it_waits_for_storage(
     assert caplog.text.count("nothing has happened for 30 s: no learner has joined") == 1
     caplog.clear()
     site.coordinator.deal_with_storage(site.task(), "the disk is full")
-    assert (site.coordinator.held_up_by, site.coordinator.end.failure) == ("the disk is full", None)
+    assert (site.coordinator.state.outage.text, site.coordinator.end.failure) == (
+        "the disk is full",
+        None,
+    )
     site.pass_time(site.coordinator.cfg.storage_timeout_s + 2.0, 1.0)
     assert isinstance(site.coordinator.end.failure, StorageFullError)
     assert "nothing has happened" not in caplog.text
@@ -671,7 +678,7 @@ def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> N
     push(b, 3)
     coordinator.state.totals.ended_env_steps = 10
     push(c, 4)  # complete at once, so it is not waited for
-    assert not coordinator.train_out(0.0)
+    assert not coordinator.end.train_out(0.0)
     push(b, 1)
     push(b, 1)  # part of the next collect, which is not waited for
     assert found == [False, False, True, True]
@@ -696,13 +703,13 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
     coordinator.dispatcher.join(WorkerInfo("l0", "learner"))
     coordinator.dispatcher.dispatch_once()
-    assert (asked, coordinator.wants_end_of(collector)) == (["learner", "collector"], False)
+    assert (asked, coordinator.end.wants_end_of(collector)) == (["learner", "collector"], False)
     collector.env_steps = 50
-    assert coordinator.wants_end_of(collector)  # with the answer to its last report
-    assert not coordinator.wants_end_of(evaluator)
+    assert coordinator.end.wants_end_of(collector)  # with the answer to its last report
+    assert not coordinator.end.wants_end_of(evaluator)
     coordinator.dispatcher.dispatch_once()
     assert asked == ["learner", "collector", "learner", "evaluation"]
-    assert not coordinator.train_out(0.0)
+    assert not coordinator.end.train_out(0.0)
     assert not coordinator.must_end(collector)
     site.now += coordinator.cfg.answer_timeout_s  # the task did not end by itself
     assert coordinator.must_end(collector)
@@ -712,21 +719,21 @@ def test_training_continues_after_collecting_while_the_home_has_batches(site: Si
     assert not coordinator.must_end(collector)
     collector.env_steps = 50
     site.hear(learner, is_idle=True)
-    assert not coordinator.train_out(0.0)  # the collector may still send rows for a batch
+    assert not coordinator.end.train_out(0.0)  # the collector may still send rows for a batch
 
     site.send("p", rows=8)
     del coordinator.state.running["c"]
     coordinator.state.totals.ended_env_steps = 50
     coordinator.dispatcher.dispatch_once()
-    assert not coordinator.train_out(0.0)  # the learner has not been told of the last rows
+    assert not coordinator.end.train_out(0.0)  # the learner has not been told of the last rows
     assert site.announced(learner) == ["p"]
-    assert not coordinator.train_out(0.0)  # it has not answered
+    assert not coordinator.end.train_out(0.0)  # it has not answered
     site.hear(learner, is_idle=False)
-    assert not coordinator.train_out(0.0)  # it is training
+    assert not coordinator.end.train_out(0.0)  # it is training
     site.hear(learner, is_idle=True)
-    assert coordinator.train_out(0.0)
+    assert coordinator.end.train_out(0.0)
     coordinator.state.queues["learner"].append(learner)  # its worker was lost; it will be retried
-    assert not coordinator.train_out(0.0)
+    assert not coordinator.end.train_out(0.0)
 
 
 @pytest.mark.parametrize(
@@ -758,12 +765,12 @@ def test_run_waits_for_updates_if_the_buffer_can_count_them(
 
 
 def test_last_evaluation_is_repeated_if_its_worker_is_lost(site: Site) -> None:
-    site.coordinator.finish_evaluations(0.0)
+    site.coordinator.end.finish_evaluations(0.0)
     site.coordinator.dispatcher.join(WorkerInfo("c0", "collector"))
     site.coordinator.dispatcher.dispatch_once()
     site.coordinator.dispatcher.run_task(
         site.task(is_evaluation=True)
     )  # w0 has not joined: it counts as lost
-    assert not site.coordinator.finish_evaluations(0.0)
+    assert not site.coordinator.end.finish_evaluations(0.0)
     site.coordinator.dispatcher.dispatch_once()  # the commander is asked again
-    assert site.coordinator.finish_evaluations(0.0)
+    assert site.coordinator.end.finish_evaluations(0.0)

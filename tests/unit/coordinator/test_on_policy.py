@@ -64,16 +64,12 @@ class Run:
 
     def report(self) -> None:
         """Let the coordinator process the learner's answer."""
-        self.home.report()
         self.payloads.settle(
             {
+                **self.home.report(self.payloads.confirmed),
                 "learner_step": self.train_iter,
-                "reports": self.home.reports(self.payloads.confirmed),
                 "is_idle": False,
                 "trained_rows": self.trained_rows,
-                "counts": {},
-                "count": self.home.count(),
-                "figures": None,
             }
         )
 
@@ -97,7 +93,7 @@ class Run:
 
     @property
     def evicted(self) -> dict[str, int]:
-        self.payloads.check()
+        self.payloads.recounted().check()
         return dict(self.payloads.counts().evicted)
 
 
@@ -385,7 +381,7 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
     assert len(trained) + payloads.count() == len(sent)
     assert published >= 10 * ITERS
     assert payloads.counts().evicted == {"trained": len(trained)}
-    payloads.check()
+    payloads.recounted().check()
 
 
 @pytest.mark.parametrize("reports", [[], [0], [3], [4], [3, 0], [4, 0]])

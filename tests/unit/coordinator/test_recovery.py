@@ -23,6 +23,7 @@ from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
+from dingsdk.worker.coordinator.recovery import OrphanTasks
 from dingsdk.worker.replay_buffer.home import Home, TableHome, TrainingHome
 from dingsdk.worker.replay_buffer.table import Table
 from tools.os_calls import failing_calls
@@ -43,7 +44,7 @@ class Learner:
         self.state = state
         self.train_iter = train_iter
         self.trained_rows = 0
-        told = life.coordinator.new_home(state)
+        told = life.payloads(state).for_new_home()
         store = life.coordinator.data_store
         self.home: Home
 
@@ -65,23 +66,18 @@ class Learner:
                 self.home.end_batch()
 
     def info(self, confirmed: int) -> dict[str, Any]:
-        counts = self.home.report()
         return {
+            **self.home.report(confirmed),
             "learner_step": self.train_iter,
             "learner_done": False,
             "priority_info": {},
-            "reports": self.home.reports(confirmed),
             "trained_rows": self.trained_rows,
-            "count": self.home.count(),
-            "counts": counts,
-            "figures": None,
             "is_idle": False,
         }
 
     def exchange(self, life: Life) -> list[str]:
         """Get announcements, train on a batch, and report; return the announced payloads."""
-        confirmed, news = life.coordinator.confirmed_of(self.state), life.news(self.state)
-        assert confirmed is not None
+        confirmed, news = life.payloads(self.state).to_confirm, life.news(self.state)
         self.home.announce(news)
         self.train()
         self.send_info(life, confirmed)
@@ -94,8 +90,8 @@ class Learner:
     def rejoin(self, life: Life) -> None:
         """Continue with a restarted coordinator."""
         self.state = life.scheduler.running[self.state.task_id]
-        self.send_info(life, life.coordinator.confirmed_of(self.state) or 0)
-        life.coordinator.deal_with_learner_known(self.state, self.home.known)
+        self.send_info(life, life.payloads(self.state).to_confirm)
+        life.payloads(self.state).rejoin(self.home.known)
 
 
 class Life:
@@ -173,6 +169,11 @@ class Life:
         found = self.coordinator.state.payloads_of(state)
         assert found is not None
         return found
+
+    @property
+    def orphans(self) -> OrphanTasks:
+        """The tasks of the coordinator before."""
+        return self.coordinator.dispatcher.orphans
 
     def look(self) -> dict[str, Any]:
         """Return the state without values that depend on clocks."""
@@ -312,11 +313,11 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     life.push(collector, "p0")
     life.coordinator.deal_with_collector_judge_finish(collector.task_id, {"cur_step": 7})
     after = Life(tmp_path, transport, "naive")
-    assert {each.task_id for each in after.scheduler.orphans} == {
+    assert {each.task_id for each in after.orphans.tasks} == {
         learner.task_id,
         collector.task_id,
     }
-    after.coordinator.dispatcher.expire_orphans()
+    after.orphans.expire()
     assert after.scheduler.running == {}
     after.join("l1", "learner")
     after.join("c1", "collector")
@@ -361,7 +362,7 @@ def test_task_of_a_worker_that_comes_back_without_it_is_given_to_others_at_once(
         after.coordinator.dispatcher.join(
             WorkerInfo("c0", "collector", {"task": task}, incarnation=2)
         )
-        found = {each.task_id for each in after.scheduler.orphans}
+        found = {each.task_id for each in after.orphans.tasks}
         assert found == {each.task_id for each in waiting}
     assert after.give("collector").task_id == collector.task_id
     assert after.coordinator.status().samples.live == ROWS
@@ -377,9 +378,9 @@ def test_collector_of_an_earlier_coordinator_is_waited_for_until_the_rejoin_time
     assert admission is not None
     for seconds, is_waited_for in ((0.0, True), (29.5, True), (0.5, False)):
         after.now += seconds
-        after.coordinator.dispatcher.expire_orphans()
+        after.coordinator.dispatcher.dispatch_once()
         assert admission.is_any_outstanding is is_waited_for
-        assert (after.scheduler.orphans != []) is is_waited_for
+        assert (after.orphans.tasks != []) is is_waited_for
 
 
 def test_paused_coordinator_notices_that_another_one_took_its_journal(
@@ -421,7 +422,7 @@ def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> 
         assert same(life.look(), after.look())
     assert after.scheduler.totals.evaluations == [{"mean": 9.0}]
     after.join("c1", "collector")
-    after.coordinator.dispatcher.expire_orphans()
+    after.orphans.expire()
     assert not after.give("collector").is_evaluation
 
 
@@ -437,7 +438,7 @@ def test_finished_learner_task_is_not_repeated_by_the_next_coordinator(
     life.scheduler.end(first, None)
 
     after = Life(tmp_path, transport, "naive", more=two)
-    assert not after.scheduler.orphans
+    assert not after.orphans.tasks
     assert not after.scheduler.buffers
     after.join("l0", "learner")
     second = after.give("learner")
@@ -455,9 +456,9 @@ def test_task_whose_error_ended_the_run_is_resumed(tmp_path: Path, transport: An
     error, is_fatal = life.scheduler.end(learner, DingError("no memory left"))
     assert (str(error), is_fatal) == ("no memory left", True)
     after = Life(tmp_path, transport, "naive")
-    (left,) = after.scheduler.orphans
+    (left,) = after.orphans.tasks
     assert left.task_id == learner.task_id
-    after.scheduler.expire_orphan(left)
+    after.orphans.expire()
     after.join("l0", "learner")
     assert after.give("learner").task["resume"]
 
@@ -472,10 +473,13 @@ def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
     assert life.push(collector, "p2")
     with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
         assert not life.push(collector, "p3")
-        assert "ENOSPC" in life.coordinator.held_up_by
+        assert "ENOSPC" in life.scheduler.outage.text
         assert learner.exchange(life) == ["p2"]  # its report is true: the journal is behind
         assert life.keeper.is_behind
-        assert not life.coordinator.has_news(task)
+        payloads = life.payloads(task)
+        payloads.rejoin(())
+        assert (payloads.has_news, payloads.take_news(), payloads.to_confirm) == (False, [], 0)
+        payloads.rejoin(learner.home.known)
         life.keeper.save_if_due()
         assert not life.push(collector, "p3")
     assert life.keeper.is_behind
@@ -483,9 +487,9 @@ def test_nothing_is_acknowledged_or_announced_while_the_journal_disk_is_full(
     assert life.keeper.is_behind
     life.now += 1.0
     life.keeper.save_if_due()
-    assert (life.keeper.is_behind, life.coordinator.held_up_by) == (False, "")
+    assert (life.keeper.is_behind, life.scheduler.outage.text) == (False, "")
     assert life.push(collector, "p3")
-    assert life.coordinator.has_news(task)
+    assert life.payloads(task).has_news
     assert learner.exchange(life) == ["p3"]
     assert same(life.look(), Life(tmp_path, transport, "naive").look())
 

@@ -20,7 +20,7 @@ from dingsdk.worker.coordinator.roles import (
     LearnerRole,
 )
 
-RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
+RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}, "policy": {}}
 TASK = {"task_id": "t", "buffer_id": "b"}
 
 
@@ -28,6 +28,7 @@ class Payloads(LivePayloads):
     """Payloads of a home that has room while ``is_ready`` is set."""
 
     is_ready = True
+    _has_news = False
 
     def can_push(self, rows: int) -> bool:
         return self.is_ready
@@ -38,10 +39,11 @@ class Control:
 
     def __init__(self, *answers: Any) -> None:
         self.condition = threading.Condition(threading.Lock())
-        self.payloads: LivePayloads | None = Payloads(1)
-        self.state = self
+        self.payloads: Payloads | None = Payloads(1)
+        self.state = self.end = self.limits = self.commander = self.outage = self
+        self.buffers = {"b": self.payloads}
         self.is_ending = False
-        self.held_up_by = ""
+        self.text = ""
         self.answers = list(answers)
         self.messages: list[dict[str, Any]] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -51,7 +53,6 @@ class Control:
         self.states: list[TaskState] = []
         self.data: list[list[str] | None] = []
         """What the home of a buffer is told, one value per exchange; None: it is closed."""
-        self.has_told_all = True
         self.on_call: Callable[[str], None] = lambda name: None
         self.closing: dict[str, Any] = {}
         """More entries of the worker's answer when its task is closed."""
@@ -75,33 +76,27 @@ class Control:
         found: Mapping[str, Any] = answer
         return found
 
-    def limits_of(self, state: TaskState) -> dict[str, int | None]:
+    def of(self, state: TaskState) -> dict[str, int | None]:
         return {"step_limit": None}
 
-    def collector_demand(self, state: TaskState, starved_at: int | None) -> dict[str, Any]:
-        return {"name": "collector_data_task"}
+    def wants_end_of(self, state: TaskState) -> bool:
+        return False
+
+    def get_collect_setting(self, task_id: str) -> None:
+        return None
 
     def payloads_of(self, state: TaskState) -> Any:
-        return self.payloads
+        return None if self.data and self.data[0] is None else self.payloads
 
     def _note(self, *call: Any) -> None:
         self.calls.append(call)
         self.on_call(call[0])
 
-    def of(self, name: str) -> list[Any]:
+    def noted(self, name: str) -> list[Any]:
         return [call[1] if len(call) == 2 else call[1:] for call in self.calls if call[0] == name]
 
     def names(self) -> list[str]:
         return [message["name"] for message in self.messages]
-
-    def new_home(self, state: TaskState) -> dict[str, Any]:
-        return {}
-
-    def confirmed_of(self, state: TaskState) -> int | None:
-        return 7 if self.data and self.data[0] is not None else None
-
-    def has_news(self, state: TaskState) -> bool:
-        return not self.has_told_all
 
     def deal_with_task_started(self, state: TaskState) -> None:
         self._note("started")
@@ -191,7 +186,7 @@ def test_all_payloads_of_an_answer_wait_for_acknowledgment() -> None:
     control = Control(reports(payload("a", 4), payload("b", 8), {"cur_step": 9}, has_ended=True))
     state = drive_collector(control)
     both = {"a": 4, "b": 4}
-    assert control.of("data") == [("a", both), ("b", both)]
+    assert control.noted("data") == [("a", both), ("b", both)]
     assert state.waiting == both
 
 
@@ -199,15 +194,15 @@ def test_finished_collector_is_asked_for_its_remaining_data() -> None:
     control = Control(*[reports({"cur_step": n}) for n in range(10)])
     control.done_at = {1}
     drive_collector(control)
-    assert control.of("progress") == list(range(1 + LAST_ANSWERS))
+    assert control.noted("progress") == list(range(1 + LAST_ANSWERS))
 
 
 def test_payload_refused_by_a_full_disk_is_offered_again_after_a_pause() -> None:
     control = Control(reports(payload("a", 4), has_ended=True))
-    control.refusals, control.held_up_by = 2, "disk full"
+    control.refusals, control.text = 2, "disk full"
     pauses = pauses_of(control)
     drive_collector(control)
-    assert len(control.of("data")) == 3
+    assert len(control.noted("data")) == 3
     assert pauses.count(REFUSED_PAUSE_S) == 2
 
 
@@ -227,7 +222,7 @@ def test_payload_waits_for_room_without_polling() -> None:
         payloads.is_ready = True
         control.condition.notify_all()
     driver.join(20.0)
-    assert len(control.of("data")) == 2
+    assert len(control.noted("data")) == 2
     assert waiting.waits_for == ""
 
 
@@ -246,7 +241,7 @@ def test_driver_stops_offering_a_payload_when_the_run_or_the_buffer_ends(what: s
 
     control.on_call = change
     drive_collector(control)
-    assert len(control.of("data")) == (1 if what == "ending" else 2)
+    assert len(control.noted("data")) == (1 if what == "ending" else 2)
     assert control.names()[-1] == "collector_close_task"
 
 
@@ -268,11 +263,11 @@ def test_learner_that_is_closed_early_has_not_trained_out(what: str) -> None:
     control.on_call = end
     drive_learner(control)
     assert control.names()[1:] == ["learner_learn_task", "learner_close_task"]
-    assert control.of("finish") == [("learner_close_task", False)]
+    assert control.noted("finish") == [("learner_close_task", False)]
 
 
-@pytest.mark.parametrize("what", ["ending", "news"])
-def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str) -> None:
+@pytest.mark.parametrize("what", ["ending", "closed", "news"])
+def test_idle_learner_is_not_asked_until_there_is_news_or_its_task_ends(what: str) -> None:
     control = Control(learned(1, is_idle=True), learned(2, is_idle=True))
     control.data, control.done_at, control.closing = [[], []], {2}, learned(2)
     state, waits = TaskState("t", "learner", TASK), list[Any]()
@@ -281,14 +276,29 @@ def test_idle_learner_is_not_asked_until_there_is_news_or_the_run_ends(what: str
         def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
             before = predicate()
             control.is_ending = what == "ending"
-            control.has_told_all = control.is_ending
+            assert control.payloads is not None
+            control.payloads._has_news = what == "news"
+            control.data = [None] if what == "closed" else control.data
             waits.append((state.waits_for, timeout, before, predicate()))
 
     control.condition = Noted(threading.Lock())
     LearnerRole({}, RUN_CFG).drive(control, state, state.task)
     assert waits == [("samples to train on", WAIT_S, False, True)]
     assert state.waits_for == ""
-    assert control.of("info") == ([1, 2] if what == "ending" else [1, 2, 2])
+    assert control.noted("info") == ([1, 2, 2] if what == "news" else [1, 2])
+
+
+def test_new_home_is_told_the_pace_of_episodes() -> None:
+    control = Control()
+    control.is_ending, control.closing = True, learned(1)
+    learn, other = {"update_per_collect": 3, "batch_size": 16}, {"replay_buffer": {}}
+    policy = {"collect": {"n_episode": 4}, "learn": learn, "other": other}
+    LearnerRole({}, {**RUN_CFG, "policy": policy}).drive(
+        control, TaskState("t", "learner", TASK), TASK
+    )
+    home = control.messages[0]["task_info"]["home"]
+    assert (home["counts"], home["trained_rows"]) == (None, 0)
+    assert (home["pace"]["n_episode"], home["pace"]["updates"]) == (4, 3)
 
 
 # Roles of a run -----------------------------------------------------------------------------

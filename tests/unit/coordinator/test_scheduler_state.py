@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +15,13 @@ from dingsdk.worker.coordinator.clock import RunClock
 from dingsdk.worker.coordinator.dispatcher import QuietWatch
 from dingsdk.worker.coordinator.journal import Progressed
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
-from dingsdk.worker.coordinator.recovery import apply
+from dingsdk.worker.coordinator.recovery import OrphanTasks, apply, change_limit
+from dingsdk.worker.coordinator.retries import LOSS_WINDOW_S
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
-from dingsdk.worker.coordinator.scheduler_state import (
-    LOSS_WINDOW_S,
-    TASK_TIMEOUT_S,
-    SchedulerState,
-)
+from dingsdk.worker.coordinator.run_end import RunEnd
+from dingsdk.worker.coordinator.scheduler_state import TASK_TIMEOUT_S, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
+from dingsdk.worker.coordinator.step_limits import StepLimits
 from dingsdk.worker.sample_counts import SampleCounts
 
 from .commander import Commander
@@ -69,6 +69,8 @@ class Site:
             lambda state: LivePayloads(64),
         )
         self.quiet = QuietWatch(self.state, 30.0, self.state.clock)
+        cfg = {"system": {"max_env_steps": 1000}, "policy": {"on_policy": True}}
+        self.end = RunEnd(self.state, threading.Condition(), cfg, 60.0, 1)
 
     def join(self, worker_id: str, role: str = "collector") -> WorkerInfo:
         info = WorkerInfo(worker_id, role)
@@ -88,6 +90,11 @@ class Site:
         assert found is not None
         self.state.begin(found)
         return found
+
+    def granted(self, state: TaskState) -> int | None:
+        """Return how many of the 1000 env steps of the run a task may take."""
+        cfg = {"system": {"max_env_steps": 1000}, "policy": {}}
+        return StepLimits(self.state, cfg).of(state)["step_limit"]
 
     def lose(self, state: TaskState, reason: str = "silent") -> tuple[DingError | None, bool]:
         """Lose the task's worker, and let a replacement join."""
@@ -144,7 +151,7 @@ def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run
     record = site.state
     site.join("l0", "learner")
     first = site.assigned("learner", **TRAINING)
-    site.state.note_progress(first, 3)
+    first.progress = 3
     assert record.train_iter == 3
     site.lose(first)
     assert record.train_iter == 3
@@ -155,7 +162,7 @@ def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run
     assert record.buffers == {}, "no learner will need its samples"
     site.join("l1", "learner")
     another = {**TRAINING, "task_id": "another", "buffer_id": "other"}
-    site.state.note_progress(site.assigned("learner", **another), 9)
+    site.assigned("learner", **another).progress = 9
     assert record.train_iter == 9
 
 
@@ -169,10 +176,10 @@ def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None
         site.join(f"l{number}", "learner")
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         state = site.assigned("learner", **task)
-        site.state.note_progress(state, train_iter)
+        state.progress = train_iter
     assert record.train_iter == 3
     for state in list(site.state.running.values()):
-        site.state.finish_learner(state, {"buffer_id": state.buffer_id})
+        site.state.close_buffer(state.buffer_id)
         site.state.end(state, None)
     assert record.train_iter == 3, "the value of the learner that ended last"
 
@@ -221,7 +228,7 @@ def test_losses_before_progress_do_not_count(site: Site) -> None:
     state = site.assigned("learner", **TRAINING)
     for iteration in range(100, 1100, 100):
         site.now += LEASE_S
-        site.state.note_progress(state, iteration)
+        state.progress = iteration
         assert site.lose(state) == (None, False)
         state = site.assigned("learner")
 
@@ -238,7 +245,7 @@ def test_loss_counts_if_the_attempt_was_short_or_made_no_new_progress(
     outcomes = []
     for iteration in iterations:
         site.now += seconds
-        site.state.note_progress(state, iteration)
+        state.progress = iteration
         outcomes.append(site.lose(state)[1])
         if not outcomes[-1]:
             state = site.assigned("learner")
@@ -308,15 +315,19 @@ def test_last_evaluation_waits_until_all_tasks_end_and_a_worker_is_idle(site: Si
     site.join("l0", "learner")
     learner = site.assigned("learner", **TRAINING)
     site.commander.last = {**EVALUATING, "task_id": "last"}
-    assert site.state.assign_last_evaluation() == (None, True)
+    site.end.finish_evaluations(0.0)
+    assert site.end.assign_evaluation() is None
     site.state.end(learner, None)
-    assert site.state.assign_last_evaluation() == (None, True)
+    assert site.end.assign_evaluation() is None
     site.join("c0")
-    state, is_to_be_asked_again = site.state.assign_last_evaluation()
-    assert not is_to_be_asked_again
+    assert site.end.owed_evaluations == 1
+    state = site.end.assign_evaluation()
+    assert site.end.owed_evaluations == 0
     assert state is not None
     assert (state.task_id, state.attempt) == ("last", 1)
-    assert site.state.is_evaluating
+    assert not site.end.finish_evaluations(0.0)
+    site.state.end(state, None)
+    assert site.end.finish_evaluations(0.0)
 
 
 def test_queued_task_is_replaced_by_the_last_evaluation(site: Site) -> None:
@@ -331,7 +342,7 @@ def test_queued_task_is_replaced_by_the_last_evaluation(site: Site) -> None:
         return {**EVALUATING, "task_id": "last"}
 
     site.commander.get_last_eval_task = last  # type: ignore[method-assign]
-    state, _ = site.state.assign_last_evaluation()
+    state = site.end.assign_evaluation()
     assert state is not None
     assert state.task_id == "last"
     assert told == [[("collector", "t")]]  # before the commander was asked
@@ -341,13 +352,13 @@ def test_queued_task_is_replaced_by_the_last_evaluation(site: Site) -> None:
 def test_only_evaluations_are_assigned_after_collecting_has_ended(site: Site) -> None:
     site.open_buffer()
     site.commander.get_eval_task = lambda: {**EVALUATING, "task_id": "e", "buffer_id": "b"}  # type: ignore[attr-defined]
-    site.state.produce_evaluation()
+    site.state.produce("collector", ends_collecting=True)
     assert not site.state.queued  # no worker is idle
     site.join("c0")
     site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
     site.state.produce("collector")
-    site.state.produce_evaluation()
-    site.state.produce_evaluation()
+    for _ in range(2):
+        site.state.produce("collector", ends_collecting=True)
     assert site.commander.failed == [("collector", "t")]
     state = site.state.assign("collector")
     assert state is not None
@@ -363,7 +374,9 @@ def test_run_is_trained_out_when_all_learners_wait_for_data(
         task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
         site.assigned("learner", **task)
         site.state.buffers[f"b{number}"].is_idle = is_idle
-    assert site.state.is_trained_out() is all(idle)
+    site.end.last_env_step = 0
+    site.end.look_at_env_steps()
+    assert site.end.train_out(0.0) is all(idle)
 
 
 # Facts --------------------------------------------------------------------------------------
@@ -394,7 +407,7 @@ def test_facts_of_tasks_restore_the_state(site: Site) -> None:
     for fact in facts:
         apply(other.state, fact)
 
-    (orphan,) = other.state.orphans
+    (orphan,) = OrphanTasks(other.state).tasks
     assert (orphan.task_id, orphan.attempt, orphan.lost_env_steps) == ("lost", 2, 3)
     assert orphan.payload_prefix == again.payload_prefix
     assert other.state.queued == []
@@ -445,15 +458,15 @@ def test_collectors_together_are_granted_the_env_steps_of_the_run(site: Site) ->
         site.join(name)
     first, second = (site.assigned(**collecting(), task_id=name) for name in "ab")
     site.assigned(**EVALUATING, task_id="e")  # its steps do not count
-    assert site.state.grant_steps(first, 1000) == 500
-    assert site.state.grant_steps(second, 1000) == 250
+    assert site.granted(first) == 500
+    assert site.granted(second) == 250
     site.state.progress(first, report(300))
-    assert site.state.grant_steps(first, 1000) == 300 + 225
+    assert site.granted(first) == 300 + 225
     while site.state.env_steps < 1000:
         for state in (first, second):
-            site.state.progress(state, report(site.state.grant_steps(state, 1000)))
+            site.state.progress(state, report(site.granted(state) or 0))
     assert site.state.env_steps == 1000
-    assert site.state.grant_steps(first, 1000) == first.env_steps
+    assert site.granted(first) == first.env_steps
 
 
 def test_env_steps_are_granted_after_all_collectors_have_rejoined(site: Site) -> None:
@@ -467,19 +480,18 @@ def test_env_steps_are_granted_after_all_collectors_have_rejoined(site: Site) ->
     other.open_buffer()
     for fact in facts:
         apply(other.state, fact)
-    first, second = other.state.orphans
+    first, second = OrphanTasks(other.state).tasks
     first.worker, first.step_limit = other.join("a"), 300
-    assert other.state.grant_steps(first, 1000) == 300, "the limit of the other one is not known"
+    assert other.granted(first) == 300, "the limit of the other one is not known"
     second.worker, second.step_limit = other.join("b"), 600
     other.state.progress(first, report(300))
-    assert other.state.grant_steps(first, 1000) == 300 + 64
+    assert other.granted(first) == 300 + 64
 
 
 def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**EVALUATING)
-    assert site.state.is_evaluating
     site.state.progress(state, report(40))
     assert site.commander.calls[-1] == ("collected", 40)
     site.commander.goal_is_reached = True
@@ -487,7 +499,6 @@ def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     site.state.end(state, None)
     assert site.state.env_steps == 0
     assert site.commander.finished[-1]["step_count"] == 90
-    assert not site.state.is_evaluating
 
 
 def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) -> None:
@@ -593,7 +604,7 @@ def test_changed_limit_applies_to_running_and_queued_learner_tasks(site: Site) -
     site.join("c0")
     collector = site.assigned(task_id="c", **collecting(), learner_cfg=learner_cfg)
     site.state.produce("learner")
-    site.state.change_limit({"train_iterations": 50, "hook": {"x": 1}})
+    change_limit(site.state, {"train_iterations": 50, "hook": {"x": 1}})
     queued = site.state.assign("learner")
     assert queued is not None
     for state in (running, queued):
@@ -606,13 +617,16 @@ def test_worker_that_rejoins_with_its_task_is_busy(site: Site) -> None:
     site.join("c0")
     state = site.assigned(**collecting())
     state.worker = None  # as after a restart from the journal
-    assert site.state.orphans == [state]
-    info = site.join("c1")
+    orphans = OrphanTasks(site.state)
+    assert orphans.tasks == [state]
+    kept = {"task_id": "t", "payload_prefix": state.payload_prefix}
+    info = WorkerInfo("c1", "collector", {"task": kept})
+    site.state.pool.add(info)
     assert site.state.idle("collector") == site.state.pool.of_role("collector")[0]
-    assert site.state.orphan("t", state.payload_prefix, info) is state
-    state.worker = info
-    assert site.state.orphans == []
-    assert site.state.orphan("t", state.payload_prefix, info) is None, "it has a worker"
+    assert orphans.adopt(WorkerInfo("l0", "learner", {"task": kept})) is None, "another role"
+    assert orphans.adopt(info) is state
+    assert (state.worker, orphans.tasks) == (info, [])
+    assert orphans.adopt(info) is None, "it has a worker"
 
 
 def test_fact_of_an_unknown_task_is_refused() -> None:

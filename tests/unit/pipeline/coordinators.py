@@ -14,7 +14,6 @@ def status() -> CoordinatorStatus:
         train_iter=7,
         buffer_count=0,
         workers={"collector": 2, "learner": 1},
-        running_tasks=2,
         episodes=12,
         samples=SampleCounts(),
         held_up_by="",

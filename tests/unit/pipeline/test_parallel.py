@@ -42,9 +42,10 @@ class Evaluating:
     """A fake coordinator whose last evaluations take ``needed_s`` seconds."""
 
     cfg = SimpleNamespace(last_evaluation_s=1.0)
-    end = SimpleNamespace(has_reached_goal=False)
+    has_reached_goal = False
 
     def __init__(self, players: int, needed_s: float) -> None:
+        self.end = self
         self.players = dict.fromkeys(map(str, range(players)))
         self.needed_s, self.waited_s = needed_s, 0.0
 
@@ -53,8 +54,8 @@ class Evaluating:
 
     def finish_evaluations(self, timeout_s: float) -> bool:
         self.waited_s += timeout_s
-        self.end = SimpleNamespace(has_reached_goal=self.waited_s >= self.needed_s)
-        return bool(self.end.has_reached_goal)
+        self.has_reached_goal = self.waited_s >= self.needed_s
+        return self.has_reached_goal
 
 
 @pytest.mark.parametrize(("players", "allowed_s"), [(0, 1.0), (1, 1.0), (3, 3.0)])

@@ -75,8 +75,7 @@ def test_rows_of_each_payload_are_in_the_buffer_or_reported_as_left(cfg: dict[st
         home.announce([store.add(str(number), rows, train_iter=number // 4)])
         home._insert_waiting()
         home.sample(4, number // 4)
-        home.report()
-        for report in home.reports(confirmed):
+        for report in home.report(confirmed)["reports"]:
             confirmed = report["number"]
             assert report["lost"] == []
             for name, reason, count in report["left"]:
@@ -115,8 +114,7 @@ def test_payloads_that_cannot_be_read_are_reported_and_others_are_inserted() -> 
     home.announce([store.add(str(number), 2) for number in range(4)])
     del store["2"]
     home._insert_waiting()
-    home.report()
-    (report,) = home.reports(0)
+    (report,) = home.report()["reports"]
     assert report["inserted"] == ["0", "3"]
     assert report["lost"] == [("1", "corrupt"), ("2", "missing")]
     assert payloads_in(home.buffer) == {0: 2, 3: 2}
@@ -150,9 +148,9 @@ def test_reports_are_repeated_until_they_are_confirmed() -> None:
         home.announce([store.add(str(number), 1)])
         home._insert_waiting()
         home.report()
-    home.report()  # nothing changed
-    assert [each["inserted"] for each in home.reports(0)] == [["0"], ["1"], ["2"]]
-    assert [each["number"] for each in home.reports(2)] == [3]
+    reports = home.report()["reports"]  # nothing changed
+    assert [each["inserted"] for each in reports] == [["0"], ["1"], ["2"]]
+    assert [each["number"] for each in home.report(2)["reports"]] == [3]
 
 
 def announced_of(store: Store, trainings: dict[str, int]) -> list[dict[str, Any]]:
@@ -168,8 +166,7 @@ def test_training_goes_on_without_payloads_that_cannot_be_read() -> None:
     batch = home.sample(1, 0)
     assert isinstance(batch, SampleBatch)
     assert batch.columns["payload"].tolist() == [2, 2]
-    home.report()
-    (report,) = home.reports(0)
+    (report,) = home.report()["reports"]
     assert report["lost"] == [("0", "missing"), ("1", "missing")]
     assert report["inserted"] == ["2"]
     assert home.known == {"2"}
@@ -280,11 +277,11 @@ def test_rows_are_used_as_often_as_allowed_over_all_homes_of_a_learner() -> None
                 pairs = zip(columns["payload"].tolist(), columns["obs"][:, 0].tolist(), strict=True)
                 used.update({(name, int(row)) for name, row in pairs})
         if rng.random() < 0.7:
-            home.report()
+            reports = home.report()["reports"]
         if rng.random() < 0.5:  # the coordinator hears of it
-            gone = {name for report in home.reports(0) for name, _, _ in report["left"]}
+            gone = {name for report in reports for name, _, _ in report["left"]}
             live = [each for each in live if each["data_id"] not in gone - home.known]
-            home.reports(home._reported)
+            home.report(home._reported)
         saved = home.uses()
     assert max(used.values()) == 2
     assert sum(used.values()) > 50
@@ -304,8 +301,7 @@ def test_episode_that_leaves_is_reported_with_all_its_rows() -> None:
     home = TableHome(buffer, lambda name, digest: rows_of(7 if name == "a" else 3))
     home.announce([announced("a", 7), announced("b", 3)])
     home.sample(1, 0)
-    home.report()
-    (report,) = home.reports(0)
+    (report,) = home.report()["reports"]
     assert report["left"] == [("a", "overwritten", 7)]
 
 

@@ -102,9 +102,8 @@ def test_counts_of_the_server_are_reported_when_they_are_new(
         """Draw a batch; return the count, the rows drawn, and the number of reports."""
         monkeypatch.setattr(age_s, least_age_s)
         home.sample(16, 0)
-        home.report()
-        figures = home.figures() or {}
-        return home.count(), figures.get("sampled", 0), len(home.reports(0))
+        found = home.report()
+        return found["count"], found["figures"].get("sampled", 0), len(found["reports"])
 
     assert reported(-1.0) == (64, 16, 1)
     assert reported(1e9) == (64, 16, 1)  # they are not old enough
@@ -112,6 +111,6 @@ def test_counts_of_the_server_are_reported_when_they_are_new(
     assert reported(-1.0) == (100, 48, 2)
     home.sample(16, 0)
     home.end_batch(is_last=True)
-    home.report()
-    assert home.figures() == client.stats()
-    assert home.reports(2) == [{"number": 3, "inserted": [], "lost": [], "left": []}]
+    found = home.report(2)
+    assert found["figures"] == client.stats()
+    assert found["reports"] == [{"number": 3, "inserted": [], "lost": [], "left": []}]
