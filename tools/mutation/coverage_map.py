@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from coverage import CoverageData
+from coverage.exceptions import DataError
 
 PLUGIN = "tools.mutation.pytest_plugin"
 _LONGEST_S = 1500.0
@@ -285,7 +286,10 @@ def _covered_lines(data: Path, checkout: Path) -> dict[str, dict[str, set[int]]]
     covered: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for file in data.glob("lines.*"):
         recorded = CoverageData(str(file))
-        recorded.read()
+        try:
+            recorded.read()
+        except DataError:
+            continue  # its process was killed while it wrote
         for measured in recorded.measured_files():
             path = str(Path(measured).relative_to(checkout))
             for line, contexts in recorded.contexts_by_lineno(measured).items():
