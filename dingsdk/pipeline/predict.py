@@ -49,13 +49,13 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
     if text is None:
         which = which or "best"
         asked = Path(which)
-        if which in _STEMS or (asked.name == which and not asked.exists()):
+        if which in _STEMS or (asked.name == which and not os.path.exists(which)):
             with guarded(given):
                 return given, _load_by_name(given, which)
         return given, load_checkpoint(asked)
-    if not given.is_file():
+    if not os.path.isfile(given):
         given = Path(f"{given}{SUFFIX}")
-    if not given.is_file():
+    if not os.path.isfile(given):
         raise CheckpointMissingError(text, path=str(run))
     if which is not None:
         raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -157,7 +158,7 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
     """
     files = render(kind, name)
     folder = into / _distribution(name.replace("_", "-"))
-    if folder.exists() or folder.is_symlink():
+    if os.path.lexists(folder):
         raise RunFolderError(
             f"{folder} exists; choose another name or another --into", path=str(folder)
         )
