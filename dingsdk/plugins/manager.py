@@ -31,6 +31,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooked import HookedPlugins, refused
 from dingsdk.plugins.hooks import Answers, Observers
+from dingsdk.plugins.interfaces import check_made
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
 from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
@@ -180,7 +181,7 @@ class PluginManager:
 
         The class gets its section as an EasyDict. An exception of the constructor is raised
         unchanged, with a note that names the type, its provider and the config path. Other errors
-        are those of ``class_of``.
+        are those of ``class_of``, and PluginLoadError if a function made something else.
         """
         component = self.class_of(kind, cfg, config_path)
         cfg = to_easydict(rename_aliases(cfg, config_path))
@@ -189,16 +190,16 @@ class PluginManager:
         )
         if made is not None:
             return made
+        entry = self.registry(kind).entry(cfg["type"])
+        place = f" at {config_path}" if config_path else ""
+        what = f"type {cfg['type']!r} of {kind}, from {entry.owner if entry else 'unknown'}{place}"
         try:
-            return component(cfg, *args, **kwargs)
+            made = component(cfg, *args, **kwargs)
         except Exception as error:
-            entry = self.registry(kind).entry(cfg["type"])
-            owner = entry.owner if entry else "unknown"
-            place = f" at {config_path}" if config_path else ""
-            error.add_note(
-                f"raised while creating type {cfg['type']!r} of {kind}, from {owner}{place}"
-            )
+            error.add_note(f"raised while creating {what}")
             raise
+        check_made(kind, component, made, what)
+        return made
 
     def builtin_types(self, kind: str) -> list[str]:
         """Return the type keys of a kind that dingsdk itself provides, sorted."""

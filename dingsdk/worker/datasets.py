@@ -28,6 +28,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
+from dingsdk.plugins.interfaces import check_made
 
 SUFFIXES: Mapping[str, str] = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
 """Suffix of a file -> type key of its format. A folder has the format ``buffer``."""
@@ -161,6 +162,7 @@ def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
         why = error.message.removeprefix("type: ")
         raise DatasetError(f"{text}: {why}", source=text) from error
     found: DatasetFormat = cls()
+    check_made("datasets", cls, found, text)
     return found, name
 
 
