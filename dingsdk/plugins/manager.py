@@ -268,7 +268,7 @@ class PluginManager:
         key, at, owner = type_key.partition("@")
         found = self.adverts(kind, key)
         advert = next(each for each in found if not at or is_named([owner], [each.distribution]))
-        self.load(advert.module, advert.distribution, must_provide=True)
+        self.load(advert.module, advert.distribution, must_provide=True, attribute=advert.attribute)
         return importlib.import_module(advert.module)
 
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
@@ -298,7 +298,7 @@ class PluginManager:
             raise self._unknown(kind, key, where)
         with _noted(f"asked for as {where} = {key!r}"):
             advert = self._only_usable(adverts, f"{where}: {key!r} of the {kind}")
-            self.load(advert.module, advert.distribution)
+            self.load(advert.module, advert.distribution, attribute=advert.attribute)
         if key not in self.registry(kind):
             raise PluginLoadError(
                 f"{advert} advertises {key!r} among the {kind}, but its hook "
@@ -348,7 +348,12 @@ class PluginManager:
     # loading
 
     def load(
-        self, module_name: str, owner: str | None = None, *, must_provide: bool = False
+        self,
+        module_name: str,
+        owner: str | None = None,
+        *,
+        must_provide: bool = False,
+        attribute: str = "",
     ) -> None:
         """Import a module and register its hookimpls, if it has any; once per process.
 
@@ -357,10 +362,12 @@ class PluginManager:
             owner: The plugin's name in messages and listings; by default the module name.
             must_provide: Whether to refuse a module that neither implements a hook nor
                 registers a type.
+            attribute: What the plugin's entry point names in the module; it is not used, but has to
+                exist.
 
         Raises:
-            PluginLoadError: the module is disabled, or raised an exception; everything
-                that it registered is removed again.
+            PluginLoadError: the module is disabled, raised an exception, or lacks the attribute;
+                everything that it registered is removed again.
         """
         owner = owner or module_name
         if self.switches.is_disabled(module_name):
@@ -376,6 +383,11 @@ class PluginManager:
             # for our lock.
             module = importlib.import_module(module_name)
             try:
+                if attribute and not hasattr(module, attribute.partition(".")[0]):
+                    raise AttributeError(
+                        f"its entry point is {module_name}:{attribute}, but the module has no "
+                        f"{attribute!r}; name only the module there, whose hook registers the type"
+                    )
                 needs_hooks = must_provide and not changes.changes
                 self._hooked.add(module, module_name, owner, needs_hooks)
             except BaseException:
@@ -395,15 +407,17 @@ class PluginManager:
                 return
             self.has_observers = True
         wanted = [
-            (a.module, a.distribution) for a in self.adverts(OBSERVERS) if not self.why_not(a)
+            (a.module, a.distribution, a.attribute)
+            for a in self.adverts(OBSERVERS)
+            if not self.why_not(a)
         ]
         installed = {name for advert in self.adverts() for name in advert.names}
         wanted += [
-            (name, name) for name in self.switches.plugins if not is_named([name], installed)
+            (name, name, "") for name in self.switches.plugins if not is_named([name], installed)
         ]
-        for module, owner in wanted:
+        for module, owner, attribute in wanted:
             with self._reported():
-                self.load(module, owner, must_provide=True)
+                self.load(module, owner, must_provide=True, attribute=attribute)
 
     def register_plugin(self, plugin: object, name: str | None = None) -> str:
         """Register an object whose methods are hookimpls; return its name."""

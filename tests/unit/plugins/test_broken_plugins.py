@@ -190,6 +190,23 @@ def test_plugin_that_does_not_register_its_advertised_type_is_refused(install: I
     assert (caught.value.plugin, caught.value.reason) == ("acme-empty", "not registered")
 
 
+@pytest.mark.parametrize("kind", ["buffers", "plugins"])
+def test_entry_point_that_names_a_missing_attribute_is_refused(
+    install: Install, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-a", {f"dingsdk.{kind}": {"mine": "acme_a:Mine"}}, acme_a=HOOK.format(key="mine"))
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError, match=r"plugin acme-a .*acme_a:Mine.* has no 'Mine'"):
+        manager.import_part(kind, "mine")
+
+    (row,) = [row for row in manager.plugins() if row.type_key == "mine"]
+    assert row.state == "broken"
+    assert "acme_a:Mine" in row.detail
+    manager.load_observers()
+    assert ("acme_a:Mine" in caplog.text) == (kind == "plugins")
+
+
 def test_unreadable_entry_points_do_not_affect_other_distributions(
     ring: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
