@@ -74,7 +74,7 @@ def missing_members(kind: str, part: object) -> list[str]:
 
 
 def check_made(kind: str, target: Any, made: object, where: str) -> None:
-    """Check what a function, or a class with its own ``__new__``, made as a part of a kind.
+    """Check that what a function or class made can be used as a part of a kind.
 
     Args:
         kind: The kind.
@@ -85,7 +85,7 @@ def check_made(kind: str, target: Any, made: object, where: str) -> None:
     Raises:
         PluginLoadError: methods are missing; facts ``plugin``, ``kind``, ``missing``.
     """
-    if type(made) is not target and (missing := missing_members(kind, made)):
+    if missing := missing_members(kind, made):
         raise PluginLoadError(
             f"{where}: {name_of(target)} returned {made!r:.80}, which lacks {listing(missing)}; "
             f"return one of the {kind}",
