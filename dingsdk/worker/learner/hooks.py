@@ -310,7 +310,8 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
             f"While building the learner hook {entry.name!r} (type {entry.type!r}) of {path}."
         )
         raise
-    check_made("learner_hooks", hook_type, hook, f"{path}.type: {entry.type!r}")
+    if type(hook) is not hook_type:
+        check_made("learner_hooks", hook_type, hook, f"{path}.type: {entry.type!r}")
     return hook
 
 
