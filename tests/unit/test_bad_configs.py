@@ -211,6 +211,8 @@ def test_dict_that_is_nested_too_deep_is_a_config_error(
         lambda: train({1: 2}),  # type: ignore[dict-item]
         lambda: train("cartpole-dqn", sets=3),  # type: ignore[arg-type]
         lambda: train("cartpole-dqn", sets=[3]),  # type: ignore[list-item]
+        lambda: train("cartpole-dqn", callbacks=print),  # type: ignore[arg-type]
+        lambda: train("cartpole-dqn", callbacks=None),  # type: ignore[arg-type]
         lambda: load_policy(5),  # type: ignore[arg-type]
         lambda: load_policy("x" * 300_000),
         lambda: evaluate("x" * 300_000),
@@ -218,7 +220,7 @@ def test_dict_that_is_nested_too_deep_is_a_config_error(
         lambda: make_env_fns({"env_id": "CartPole-v1"}, math.nan),  # type: ignore[arg-type]
         lambda: EvalSchedule(math.nan),  # type: ignore[arg-type]
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]) -> None:
     with pytest.raises((ConfigError, CheckpointMissingError)) as caught:
