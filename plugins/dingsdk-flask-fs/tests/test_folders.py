@@ -117,6 +117,16 @@ def test_damaged_epoch_file_fails_the_start(tmp_path: Path, content: bytes) -> N
     transport.close()
 
 
+def test_folder_with_a_name_that_is_too_long_is_refused_and_needs_no_removal(
+    tmp_path: Path,
+) -> None:
+    transport = FlaskFSTransport({"data_dir": str(tmp_path / ("x" * 300))}, tmp_path / "run")
+    with pytest.raises(RunFolderError, match="name too long"):
+        transport.master_end().open(listener())
+    transport.remove_data()
+    transport.close()
+
+
 def test_removed_folder_is_reported_by_every_operation(tmp_path: Path) -> None:
     transport = FlaskFSTransport({}, tmp_path / "run")
     data, policies, master = (
