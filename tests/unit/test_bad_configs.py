@@ -17,7 +17,7 @@ from dingsdk.config.plain import check_bounds
 from dingsdk.envs import make_env_fns
 from dingsdk.errors import CheckpointMissingError, ConfigError, DingError
 from dingsdk.pipeline.status_file import read_status
-from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.train import compile_run, run_coordinator
 from dingsdk.policy import create_policy
 from dingsdk.worker import EvalSchedule, read_dataset
 from dingsdk.worker.commander.one_vs_one import saved_league
@@ -240,6 +240,7 @@ def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]
         lambda place: load_checkpoint(f"{place}/latest"),
         lambda place: train("cartpole-dqn", start_from=place),
         lambda place: train("cartpole-dqn", output=place),
+        lambda place: run_coordinator(compile_run("cartpole-dqn", "parallel"), Path(place), print),
         lambda place: read_status(Path(place)),
         lambda place: ReplayClient(path=place, timeout_s=0.0).stats(),
         saved_league,
@@ -247,7 +248,7 @@ def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]
         lambda place: read_dataset(f"{place}.npz"),
         lambda place: has_dataset(f"{place}.npz"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_path_that_cannot_exist_raises_a_typed_error(
     use: Callable[[str], Any], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
