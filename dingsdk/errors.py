@@ -414,7 +414,7 @@ def raised_at(error: BaseException, module: str = "") -> str:
     package of that module, if there is one.
     """
     if isinstance(error, SyntaxError):
-        return ""  # its text names file and line already
+        return f" in {error.filename}"  # its text names only the last part of the path
     own, package = str(Path(__file__).parent), module.partition(".")[0]
     found = ""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

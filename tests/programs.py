@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,15 @@ def write_dist(
     name: str,
     entry_points: Mapping[str, Mapping[str, str]] = {},
     version: str = "1.0",
+    requires: Sequence[str] = (),
     **modules: str,
 ) -> Path:
     """Write a distribution into ``folder``; ``modules`` are its files by module name."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    facts = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    facts += [f"Requires-Dist: {each}" for each in requires]
+    (info / "METADATA").write_text("\n".join(facts) + "\n")
     sections = (
         f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in rows.items())
         for group, rows in entry_points.items()

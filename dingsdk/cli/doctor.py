@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import socket
 import sys
@@ -18,7 +17,12 @@ import click
 from dingsdk.cli.plugins import import_plugin
 from dingsdk.cli.tables import show_table
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.discovery import FOREIGN_DISTRIBUTION, version_of
+from dingsdk.plugins.discovery import (
+    FOREIGN_DISTRIBUTION,
+    least_versions,
+    numbers_of,
+    version_of,
+)
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
 State = Literal["pass", "warn", "fail"]
@@ -81,20 +85,12 @@ def _packages() -> Iterator[Finding]:
         yield Finding("fail", OWN_DISTRIBUTION, "not installed", fix)
         return
     yield Finding("pass", OWN_DISTRIBUTION, version)
-    for requirement in metadata.requires(OWN_DISTRIBUTION) or ():
-        needed = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement.strip())
-        if needed is None:  # a requirement of an extra
-            continue
-        name, least = needed.groups()
+    for name, least in least_versions(metadata.requires(OWN_DISTRIBUTION)):
         found = version_of(name)
-        if found is None or _numbers(found) < _numbers(least):
+        if found is None or numbers_of(found) < numbers_of(least):
             yield Finding("fail", name, found or "not installed", f"pip install '{name}>={least}'")
         else:
             yield Finding("pass", name, found)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.match(r"\d+(\.\d+)*", version)[0].split(".")))  # type: ignore[index]
 
 
 class _Poor(Exception):  # noqa: N818 - a warning

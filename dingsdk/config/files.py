@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -121,7 +122,7 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
             path="config",
         )
     path = Path(path_or_name)
-    if not os.path.isfile(path):  # noqa: PTH113 - Path raises for a name that is too long
+    if not os.path.isfile(path):
         path = _example_path(path_or_name)
     suffix = path.suffix.lower()
     if suffix == ".py":
@@ -149,9 +150,7 @@ def parse_config(content: bytes, path: Path) -> dict[str, Any]:
         else:
             loaded = yaml.load(text, Loader)
     except (RecursionError, ValueError, yaml.YAMLError) as error:
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        if isinstance(error, RecursionError):
-            problem = TOO_DEEP
+        problem = _problem_of(error)
         mark = getattr(error, "problem_mark", None)
         line = getattr(error, "lineno", None) if mark is None else mark.line + 1
         where = f"{path}" if mark is None else f"{path}, line {line}"
@@ -165,6 +164,12 @@ def parse_config(content: bytes, path: Path) -> dict[str, Any]:
             found=type(loaded).__name__,
         )
     return _bounded(to_plain, loaded, path)
+
+
+def _problem_of(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
+    return getattr(error, "problem", None) or " ".join(str(error).split())
 
 
 def dump_config(cfg: Mapping[str, Any]) -> str:
@@ -215,9 +220,9 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
         )
     try:
         value = yaml.load(text, Loader)
-        check_bounds(value)
+        check_bounds(functools.reduce(lambda below, key: {key: below}, reversed(keys), value))
     except (yaml.YAMLError, ConfigError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        problem = _problem_of(error)
         if isinstance(error, yaml.YAMLError):
             problem = f"the value is no YAML ({problem}); quote it"
         raise ConfigError(
@@ -245,7 +250,7 @@ def _example_path(name: str | os.PathLike[str]) -> Path:
     if found is not None:
         return found
     inside = Path(name) / "config.yaml"
-    if os.path.isfile(inside):  # noqa: PTH113 - Path raises for a name that is too long
+    if os.path.isfile(inside):
         raise ConfigError(
             f"{str(name)!r} is a folder, not a config file; the config in it is {str(inside)!r}",
             path=str(name),

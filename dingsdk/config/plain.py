@@ -73,7 +73,7 @@ def _within_depth(convert: Callable[[Any, str], Any], cfg: Mapping[str, Any]) ->
 def check_bounds(cfg: object) -> None:
     """Raise ConfigError for a config that is too deep, too large, or contains itself.
 
-    A text that no file can hold is refused, too.
+    A text that no file or path can hold is refused, too.
     """
     rest: list[tuple[object, str, int]] = [(cfg, "", 1)]
     count = 0
@@ -90,8 +90,8 @@ def check_bounds(cfg: object) -> None:
         texts = value if isinstance(value, Mapping) else (value,)
         if not all(map(_is_text, texts)):
             raise ConfigError(
-                f"{path or 'the config'}: {ascii(value)[:80]} has half of a surrogate pair, which "
-                "no file can hold; take it out",
+                f"{path or 'the config'}: {ascii(value)[:80]} has half of a surrogate pair or a "
+                "NUL character, which no file or path can hold; take it out",
                 path=path,
             )
         if isinstance(value, int) and abs(value) >= _TOO_LARGE:
@@ -105,10 +105,10 @@ def check_bounds(cfg: object) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value, if it is a str, can be encoded."""
-    if not isinstance(value, str) or value.isascii():
+    """Return whether a value, if it is a str, can be encoded, without NUL."""
+    if not isinstance(value, str) or (value.isascii() and "\0" not in value):
         return True
-    return not any("\ud800" <= each <= "\udfff" for each in value)
+    return not any(each == "\0" or "\ud800" <= each <= "\udfff" for each in value)
 
 
 def join_key(path: str, key: object) -> str:

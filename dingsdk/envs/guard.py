@@ -402,14 +402,17 @@ def _close_all(envs: Sequence[Any]) -> None:
 def check_spaces(env: Any) -> None:
     """Raise EnvError unless an env has an observation space and an action space."""
     for name in ("observation_space", "action_space"):
-        found = getattr(env, name, None)
+        try:
+            found: Any = getattr(env, name, None)
+        except Exception as error:
+            found = error
         if not isinstance(found, gym.Space):
             kind = type(getattr(env, "unwrapped", env)).__name__
             raise EnvError(
                 f"{kind} has the {name} {found!r:.80}, and a space of gymnasium.spaces is needed; "
                 "set it in the env's constructor",
                 failures=1,
-            )
+            ) from (found if isinstance(found, Exception) else None)
 
 
 def plain_reward(reward: Any, players: int) -> Any:

@@ -16,7 +16,7 @@ from dingsdk.config import Section, read_section, to_plain
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager
 from dingsdk.envs.extras import extra_of, missing_extra_hint
-from dingsdk.envs.guard import RawReturn
+from dingsdk.envs.guard import RawReturn, close_quietly
 from dingsdk.envs.players import OpponentEnv, adapted, player_num
 from dingsdk.envs.pooled import PREFIX, pooled_spec
 from dingsdk.errors import (
@@ -110,13 +110,17 @@ class EnvFn:
             EnvError: its constructor raised.
         """
         options = {"disable_env_checker": True, **self.kwargs}
-        env = self._make(lambda spec: gym.make(spec, **options))
-        if self.wrappers:
-            env = RawReturn(env)
-        for index, section in enumerate(self.wrappers):
-            env = _wrap(env, section, f"env.wrappers[{index}]")
-        if self.eval_opponent is not None and player_num(env) > 1:
-            env = OpponentEnv(env, self.eval_opponent)
+        env = made = self._make(lambda spec: gym.make(spec, **options))
+        try:
+            if self.wrappers:
+                env = RawReturn(env)
+            for index, section in enumerate(self.wrappers):
+                env = _wrap(env, section, f"env.wrappers[{index}]")
+            if self.eval_opponent is not None and player_num(env) > 1:
+                env = OpponentEnv(env, self.eval_opponent)
+        except BaseException:
+            close_quietly(made)
+            raise
         return env  # type: ignore[no-any-return]
 
     def make_native(self, count: int) -> Any:

@@ -155,12 +155,13 @@ def _env_steps(evaluation: Evaluation) -> str:
 
 
 def _last_phase(status: RunStatus, is_over: bool) -> str:
-    """Return the text for a run that has used all its env steps and still trains, else ""."""
-    most = status.max_env_steps
-    is_collected = most is not None and status.env_steps >= most
-    if is_over or not is_collected:
+    """Return what a run does that has used all its env steps, or ""."""
+    most, kinds = status.max_env_steps, {each.kind for each in status.tasks}
+    if is_over or most is None or status.env_steps < most or "collector" in kinds:
         return ""
-    return "training on what was collected, then a last evaluation"
+    if "learner" in kinds or not status.connected:  # serial mode has no tasks
+        return "training on what was collected, then a last evaluation"
+    return "last evaluation" if "evaluator" in kinds else ""
 
 
 def workers_in_words(count: int) -> str:

@@ -49,13 +49,13 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
     if text is None:
         which = which or "best"
         asked = Path(which)
-        if which in _STEMS or (asked.name == which and not asked.exists()):
+        if which in _STEMS or (asked.name == which and not os.path.exists(which)):
             with guarded(given):
                 return given, _load_by_name(given, which)
         return given, load_checkpoint(asked)
-    if not given.is_file():
+    if not os.path.isfile(given):
         given = Path(f"{given}{SUFFIX}")
-    if not given.is_file():
+    if not os.path.isfile(given):
         raise CheckpointMissingError(text, path=str(run))
     if which is not None:
         raise ConfigError(
@@ -115,15 +115,13 @@ def read_config(
         if not isinstance(config.get(name), dict):
             raise ConfigError(f"{folder / CONFIG_NAME} has no section {name}", path=name)
     asked = config["policy"].get("type")
-    if policy is not None and policy.__name__ != asked:
+    if policy is not None and (name := name_policy(policy)) != asked:
         raise ConfigError(
-            f"{folder} was trained with the policy {asked!r}, not {policy.__name__!r}",
+            f"{folder} was trained with the policy {asked!r}, not {name!r}",
             path="policy.type",
             expected=asked,
-            found=policy.__name__,
+            found=name,
         )
-    if policy is not None:
-        name_policy(policy)
     if env is not None:
         config["env"]["env_id"] = name_env(env)
     return config

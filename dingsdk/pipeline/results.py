@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from dingsdk.errors import error_text
 from dingsdk.pipeline.context import Evaluation, RunContext, RunResult
 from dingsdk.pipeline.run_folder import CURVE_NAME, RESULT_FORMAT, RESULT_NAME, finite, versions
 from dingsdk.pipeline.start import origin_of
@@ -30,7 +32,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write ``result.json`` and ``curve.png`` atomically; return the content of the former.
 
-    Without evaluations, there is no curve.
+    Without evaluations, there is no curve. If it cannot be drawn, a warning is logged.
 
     Raises:
         RunFolderError, StorageFullError: a file cannot be written.
@@ -46,7 +48,12 @@ def write_results(
     if result.evaluations:
         title = f"{cfg.policy.type} on {context.task}, {result.mode}, seed {cfg.seed}"
         picture = io.BytesIO()
-        _draw(result.evaluations, cfg.env.stop_value, title).savefig(picture, dpi=110)
+        try:
+            _draw(result.evaluations, cfg.env.stop_value, title).savefig(picture, dpi=110)
+        except Exception as error:
+            # Also errors of matplotlib's own settings, as of an unknown MPLBACKEND.
+            _log.warning("%s was not drawn: %s", CURVE_NAME, error_text(error))
+            return written
         with Folder(run_dir, create=False) as folder:
             patience(lambda: folder.write_atomic(CURVE_NAME, [picture.getvalue()]))
     return written
@@ -91,8 +98,9 @@ def _relative(checkpoints: Mapping[str, Path], run_dir: Path) -> dict[str, str]:
 
 def prepare_curve() -> None:
     """Import what ``write_curve`` needs; that takes half a second."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
+    with contextlib.suppress(Exception):  # ``write_results`` reports it
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
 
 
 def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:

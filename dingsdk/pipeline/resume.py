@@ -99,7 +99,7 @@ _log = logging.getLogger(__name__)
 
 def has_journal(run: Path) -> bool:
     """Whether the folder is of a run in parallel mode that can be resumed."""
-    return (run / JOURNAL_FOLDER / OWNER_NAME).is_file()
+    return os.path.isfile(run / JOURNAL_FOLDER / OWNER_NAME)
 
 
 def find_run(run: Path) -> SavedRun:
@@ -109,9 +109,9 @@ def find_run(run: Path) -> SavedRun:
         CheckpointError: the journal or the save cannot be used.
         RunFolderError: as ``check_run_folder``.
     """
-    is_save = (run / STATE_NAME).is_file()
+    is_save = os.path.isfile(run / STATE_NAME)
     run_dir = run.parent.parent if is_save else run
-    if run_dir.is_dir():
+    if os.path.isdir(run_dir):
         check_run_folder(run_dir)
     with guarded(run_dir):
         if is_save or not has_journal(run):
@@ -194,7 +194,7 @@ def find_save(run: Path) -> Save:
         CheckpointVersionError: another version of dingsdk wrote it.
         CheckpointError: the save is not of the run in this folder.
     """
-    found = [run] if (run / STATE_NAME).is_file() else _saves(run / RESUME_FOLDER)
+    found = [run] if os.path.isfile(run / STATE_NAME) else _saves(run / RESUME_FOLDER)
     if not found:
         raise CheckpointMissingError(
             no_run_text(run)
@@ -226,7 +226,7 @@ def find_save(run: Path) -> Save:
 
 def _saves(folder: Path) -> list[Path]:
     """Return the folders of complete saves, oldest first."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return []
     numbered = [path for path in folder.iterdir() if path.name.isdecimal()]
     # What is not a folder or file is not left out: reading it raises an error that names it.

@@ -128,7 +128,7 @@ def claim_run_folder(folder: Path) -> Path:
     Raises:
         RunFolderError: the folder holds a run.
     """
-    if folder.exists():
+    if os.path.exists(folder):
         check_run_folder(folder)
     check_text(folder)
     path = folder / CONFIG_NAME
@@ -148,12 +148,13 @@ def run_path(run: str | os.PathLike[str]) -> Path:
     """Return the path of a run that the user named.
 
     Raises:
-        CheckpointMissingError: it is no path, or longer than a path may be.
+        CheckpointMissingError: it is no path, longer than a path may be, or cannot be looked at.
     """
     try:
         path = Path(run)
-        path.exists()
-    except (TypeError, OSError) as error:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (TypeError, ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointMissingError(
             f"{str(run)!r:.80} is not a run folder: {reason}; name a folder that "
@@ -165,9 +166,9 @@ def run_path(run: str | os.PathLike[str]) -> Path:
 
 def no_run_text(path: Path) -> str | None:
     """Return what to tell the user who named ``path`` as a run folder; None if it is one."""
-    if (path / CONFIG_NAME).is_file():
+    if os.path.isfile(path / CONFIG_NAME):
         return None
-    if path.exists():
+    if os.path.exists(path):
         problem = f"{path} is not a run folder: it has no {CONFIG_NAME}"
         is_inside = (path.parent / CONFIG_NAME).is_file() and path.parent != Path()
         nearest = path.parent if is_inside else None

@@ -91,6 +91,8 @@ def serial_pipeline(context: RunContext) -> RunResult:
         try:
             with context.signals.breakable():
                 reason = _run(context, team, saver)
+                if context.cfg.system.validate_state:
+                    team.samples().check()
         except (Exception, KeyboardInterrupt) as error:
             has_waited = isinstance(error, StorageFullError)
             if has_waited or not context.stop.is_set():

@@ -39,11 +39,11 @@ def begin_from(
             "start from",
             path=_HOOK,
         )
-    # The hook checks its arguments: a text in place of a list is left for it to refuse.
+    # The hook checks its arguments: anything but a list is left for it to refuse.
     args: dict[str, Any] = {"load_path": str(_checkpoint_of(run_path(run)).absolute())}
-    args["keep"] = keep if isinstance(keep, str) else list(keep)
+    args["keep"] = list(keep) if isinstance(keep, tuple) else keep
     if parts is not None:
-        args["parts"] = parts if isinstance(parts, str) else list(parts)
+        args["parts"] = list(parts) if isinstance(parts, tuple) else parts
     put(user, _HOOK, {"priority": 20, "ext_args": args})
 
 

@@ -280,13 +280,13 @@ def read_status(run: Path) -> dict[str, Any]:
     """
     path = run / STATUS_NAME
     try:
-        if not run.is_dir():
+        if not os.path.isdir(run):
             raise DataMissingError("no folder")
         with Folder(run, create=False) as folder:
             return read_record(folder)
     except DataMissingError:
         text = no_run_text(run)
-        if text is None and (run / RESULT_NAME).is_file():
+        if text is None and os.path.isfile(run / RESULT_NAME):
             text = f"{path} was removed; {run / RESULT_NAME} says how the run ended"
         text = text or f"{run} has no {STATUS_NAME}: the run has not begun"
         raise RunFolderError(text, path=str(path)) from None

@@ -150,7 +150,12 @@ def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Ite
 
 
 def learner_hooks(callbacks: Sequence[Any], mode: str) -> list[LearnerHook]:
-    """Return the learner hooks among the callbacks; raise ConfigError for them in parallel mode."""
+    """Return the learner hooks among the callbacks; raise ConfigError for them in parallel mode.
+
+    Raises ConfigTypeError if the callbacks are no list.
+    """
+    if not isinstance(callbacks, Sequence):
+        raise wrong_type("callbacks", "a list of functions and objects", callbacks)
     found = [each for each in callbacks if isinstance(each, LearnerHook)]
     if found and mode == "parallel":
         raise ConfigError(

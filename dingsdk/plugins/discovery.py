@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +22,7 @@ from dingsdk.plugins.kinds import (
 FOREIGN_DISTRIBUTION = "dingsdk"
 """Another project on PyPI, a client of a messaging service; its import package is also dingsdk."""
 
+_REQUIREMENT = re.compile(r"([\w.-]+)[^;]*?(?:>=|~=|==)\s*([\w.]+)[^;]*")
 _PREFIX = "dingsdk."
 _GROUPS = {f"{_PREFIX}{kind}": kind for kind in (*KINDS, OBSERVERS, NAMES)}
 _CONTRACTS_GROUP = f"{_PREFIX}{CONTRACTS}"
@@ -38,6 +39,7 @@ class Advert:
         key: The type key (for NAMES the class name).
         value: The plugin module (for NAMES ``module:attribute``).
         contract: The version of the kind's contract that the plugin declares.
+        needs: The version of dingsdk that the distribution requires, if it is newer than this one.
     """
 
     kind: str
@@ -46,10 +48,16 @@ class Advert:
     distribution: str
     version: str
     contract: str = "v1"
+    needs: str = ""
 
     @property
     def misfit(self) -> str | None:
-        """Why this dingsdk does not support the contract version of the plugin, or None."""
+        """Why this dingsdk does not support the plugin, or None."""
+        if self.needs:
+            return (
+                f"it requires {OWN_DISTRIBUTION} {self.needs} or newer, and "
+                f"{version_of(OWN_DISTRIBUTION)} is installed; upgrade dingsdk"
+            )
         newest = CONTRACT_VERSIONS.get(self.kind, 1)
         found = re.fullmatch(r"v([1-9]\d{0,5})", self.contract)
         if found is None:
@@ -66,6 +74,11 @@ class Advert:
     def module(self) -> str:
         """The plugin module."""
         return self.value.partition(":")[0].strip()
+
+    @property
+    def attribute(self) -> str:
+        """What the value names in the module, or an empty text."""
+        return self.value.partition(":")[2].partition("[")[0].strip()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,7 +106,7 @@ def discover() -> list[Advert]:
     adverts: set[Advert] = set()
     for distribution in metadata.distributions():
         try:
-            adverts.update(_adverts(distribution))
+            adverts.update(_adverts(distribution, own))
         except Exception as error:
             # The metadata of others may have any error; the other plugins must still be found.
             where = getattr(distribution, "_path", distribution)
@@ -109,7 +122,20 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
-def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
+def least_versions(requirements: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield the name and the least version of each requirement that has no condition or extra."""
+    for requirement in requirements or ():
+        if needed := _REQUIREMENT.fullmatch(requirement.strip()):
+            yield needed[1], needed[2]
+
+
+def numbers_of(version: str) -> list[int]:
+    """Return the numbers of a version before its first letter, to compare it with another one."""
+    text = re.sub(r"(\.0)*\.?([^\d.].*)?$", "", version)
+    return [int(each) for each in text.split(".") if each]
+
+
+def _adverts(distribution: metadata.Distribution, own: str | None) -> Iterator[Advert]:
     # Most distributions have no entry points for dingsdk; parsing would take 0.1 ms for each.
     text = distribution.read_text("entry_points.txt")
     if text is None or f"[{_PREFIX}" not in text:
@@ -121,11 +147,20 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
     contracts = {
         point.name: point.value for point in first.entry_points if point.group == _CONTRACTS_GROUP
     }
+    needs = next(
+        (
+            least
+            for asked, least in least_versions(first.requires)
+            if own and re.sub(r"[-_.]+", "-", asked).lower() == OWN_DISTRIBUTION
+            if numbers_of(own) < numbers_of(least)
+        ),
+        "",
+    )
     for point in first.entry_points:
         kind = _GROUPS.get(point.group)
         if kind is not None:
             contract = contracts.get(kind, "v1")
-            yield Advert(kind, point.name, point.value, name, version, contract)
+            yield Advert(kind, point.name, point.value, name, version, contract, needs)
         elif point.group.startswith(_PREFIX) and point.group != _CONTRACTS_GROUP:
             group = point.group.removeprefix(_PREFIX)
             nearest, hint = spelling(group, (*_GROUPS.values(), CONTRACTS))

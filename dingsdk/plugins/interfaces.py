@@ -34,12 +34,15 @@ BASES: Mapping[str, str] = {
 """Kind -> ``module:name`` of the base class of its parts; the other kinds need none."""
 
 _CALLED: Mapping[str, frozenset[str]] = {
+    "collectors": frozenset(("close", "envstep")),
     "comm_collectors": frozenset(("close", "start")),
     "comm_learners": frozenset(("close", "start")),
+    "evaluators": frozenset(("close", "should_eval")),
     "learners": frozenset(
         ("call_hook", "close", "register_hook", "save_checkpoint", "start", "train")
     ),
     "policies": frozenset(("collect_mode", "eval_mode", "learn_mode")),
+    "leagues": frozenset(("active_players_ids", "finish_job", "get_job_info", "state_dict")),
     "serial_commanders": frozenset({"step"}),
 }
 """Members that are not abstract in the base, but that a class without the base must have."""
@@ -52,8 +55,10 @@ _CLASSES = frozenset(
 
 
 def _needed(kind: str) -> frozenset[str]:
-    own: frozenset[str] = getattr(_base(kind), "__abstractmethods__", frozenset())
-    return own | _CALLED.get(kind, frozenset())
+    base = _base(kind)
+    own: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
+    methods = inspect.getmembers_static(base, inspect.isfunction) if kind in _EXTENDED else ()
+    return own.union(_CALLED.get(kind, ()), (name for name, _ in methods if name[0] != "_"))
 
 
 def _base(kind: str) -> type:
@@ -64,7 +69,30 @@ def _base(kind: str) -> type:
 def missing_members(kind: str, part: object) -> list[str]:
     """Return the names of the public methods that an object lacks to be a part of a kind."""
     own = getattr(part, "__dict__", {})
-    return [n for n in missing_methods(kind, type(part)) if n[0] != "_" and n not in own]
+    names = missing_methods(kind, type(part))
+    return [n for n in names if (n[0] != "_" or n.startswith("__")) and n not in own]
+
+
+def check_made(kind: str, target: Any, made: object, where: str) -> None:
+    """Check that what a function or class made can be used as a part of a kind.
+
+    Args:
+        kind: The kind.
+        target: What is registered.
+        made: What it returned.
+        where: Where a config names it, and the plugin, for the message.
+
+    Raises:
+        PluginLoadError: methods are missing; facts ``plugin``, ``kind``, ``missing``.
+    """
+    if missing := missing_members(kind, made):
+        raise PluginLoadError(
+            f"{where}: {name_of(target)} returned {made!r:.80}, which lacks {listing(missing)}; "
+            f"return one of the {kind}",
+            plugin=target.__module__,
+            kind=kind,
+            missing=missing,
+        )
 
 
 def missing_methods(kind: str, target: type) -> list[str]:
@@ -82,7 +110,7 @@ def check_interface(kind: str, target: Any, where: str = "") -> None:
     """Check that a class, or a function that makes parts, can be used as a part of its kind.
 
     Transports and parts of buffers must extend the base class of their kind. Other classes only
-    need its methods. Some kinds need a class; what a function makes is not checked.
+    need its methods. Some kinds need a class; ``check_made`` checks what a function makes.
 
     Args:
         kind: The kind.

@@ -31,6 +31,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooked import HookedPlugins, refused
 from dingsdk.plugins.hooks import Answers, Observers
+from dingsdk.plugins.interfaces import check_made
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
 from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
@@ -180,7 +181,7 @@ class PluginManager:
 
         The class gets its section as an EasyDict. An exception of the constructor is raised
         unchanged, with a note that names the type, its provider and the config path. Other errors
-        are those of ``class_of``.
+        are those of ``class_of``, and PluginLoadError if a function made something else.
         """
         component = self.class_of(kind, cfg, config_path)
         cfg = to_easydict(rename_aliases(cfg, config_path))
@@ -189,16 +190,17 @@ class PluginManager:
         )
         if made is not None:
             return made
+        entry = self.registry(kind).entry(cfg["type"])
+        place = f" at {config_path}" if config_path else ""
+        what = f"type {cfg['type']!r} of {kind}, from {entry.owner if entry else 'unknown'}{place}"
         try:
-            return component(cfg, *args, **kwargs)
+            made = component(cfg, *args, **kwargs)
         except Exception as error:
-            entry = self.registry(kind).entry(cfg["type"])
-            owner = entry.owner if entry else "unknown"
-            place = f" at {config_path}" if config_path else ""
-            error.add_note(
-                f"raised while creating type {cfg['type']!r} of {kind}, from {owner}{place}"
-            )
+            error.add_note(f"raised while creating {what}")
             raise
+        if type(made) is not component:  # the class itself was checked when the config was compiled
+            check_made(kind, component, made, what)
+        return made
 
     def builtin_types(self, kind: str) -> list[str]:
         """Return the type keys of a kind that dingsdk itself provides, sorted."""
@@ -267,7 +269,7 @@ class PluginManager:
         key, at, owner = type_key.partition("@")
         found = self.adverts(kind, key)
         advert = next(each for each in found if not at or is_named([owner], [each.distribution]))
-        self.load(advert.module, advert.distribution, must_provide=True)
+        self.load(advert.module, advert.distribution, must_provide=True, attribute=advert.attribute)
         return importlib.import_module(advert.module)
 
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
@@ -297,7 +299,7 @@ class PluginManager:
             raise self._unknown(kind, key, where)
         with _noted(f"asked for as {where} = {key!r}"):
             advert = self._only_usable(adverts, f"{where}: {key!r} of the {kind}")
-            self.load(advert.module, advert.distribution)
+            self.load(advert.module, advert.distribution, attribute=advert.attribute)
         if key not in self.registry(kind):
             raise PluginLoadError(
                 f"{advert} advertises {key!r} among the {kind}, but its hook "
@@ -347,7 +349,12 @@ class PluginManager:
     # loading
 
     def load(
-        self, module_name: str, owner: str | None = None, *, must_provide: bool = False
+        self,
+        module_name: str,
+        owner: str | None = None,
+        *,
+        must_provide: bool = False,
+        attribute: str = "",
     ) -> None:
         """Import a module and register its hookimpls, if it has any; once per process.
 
@@ -356,10 +363,12 @@ class PluginManager:
             owner: The plugin's name in messages and listings; by default the module name.
             must_provide: Whether to refuse a module that neither implements a hook nor
                 registers a type.
+            attribute: What the plugin's entry point names in the module; it is not used, but has to
+                exist.
 
         Raises:
-            PluginLoadError: the module is disabled, or raised an exception; everything
-                that it registered is removed again.
+            PluginLoadError: the module is disabled, raised an exception, or lacks the attribute;
+                everything that it registered is removed again.
         """
         owner = owner or module_name
         if self.switches.is_disabled(module_name):
@@ -375,6 +384,11 @@ class PluginManager:
             # for our lock.
             module = importlib.import_module(module_name)
             try:
+                if attribute and not hasattr(module, attribute.partition(".")[0]):
+                    raise AttributeError(
+                        f"its entry point is {module_name}:{attribute}, but the module has no "
+                        f"{attribute!r}; name only the module there, whose hook registers the type"
+                    )
                 needs_hooks = must_provide and not changes.changes
                 self._hooked.add(module, module_name, owner, needs_hooks)
             except BaseException:
@@ -394,15 +408,17 @@ class PluginManager:
                 return
             self.has_observers = True
         wanted = [
-            (a.module, a.distribution) for a in self.adverts(OBSERVERS) if not self.why_not(a)
+            (a.module, a.distribution, a.attribute)
+            for a in self.adverts(OBSERVERS)
+            if not self.why_not(a)
         ]
         installed = {name for advert in self.adverts() for name in advert.names}
         wanted += [
-            (name, name) for name in self.switches.plugins if not is_named([name], installed)
+            (name, name, "") for name in self.switches.plugins if not is_named([name], installed)
         ]
-        for module, owner in wanted:
+        for module, owner, attribute in wanted:
             with self._reported():
-                self.load(module, owner, must_provide=True)
+                self.load(module, owner, must_provide=True, attribute=attribute)
 
     def register_plugin(self, plugin: object, name: str | None = None) -> str:
         """Register an object whose methods are hookimpls; return its name."""

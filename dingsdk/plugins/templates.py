@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from typing import Literal
 
 from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import ConfigError, RunFolderError, listing, spelling
+from dingsdk.plugins.discovery import SHIPPED
 from dingsdk.plugins.kinds import KINDS, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.manager import default_manager
 
@@ -102,10 +104,12 @@ def render(kind: str, name: str) -> dict[str, str]:
             known=sorted(TEMPLATES),
             nearest=nearest,
         )
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
+    is_name = _NAME.fullmatch(name) and len(name) <= _LONGEST and not keyword.iskeyword(name)
+    if not is_name or yaml.safe_load(name) != name:
         raise ConfigError(
             f"{name!r} cannot name a plugin; use lower-case letters, digits and single dashes, as "
-            f"in fast-replay: a letter first, at most {_LONGEST} characters, no keyword of Python",
+            f"in fast-replay: a letter first, at most {_LONGEST} characters, no keyword of Python "
+            "and no value of YAML, as true",
             found=name,
         )
     dashed = name.replace("_", "-")
@@ -157,7 +161,7 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
     """
     files = render(kind, name)
     folder = into / _distribution(name.replace("_", "-"))
-    if folder.exists() or folder.is_symlink():
+    if os.path.lexists(folder):
         raise RunFolderError(
             f"{folder} exists; choose another name or another --into", path=str(folder)
         )
@@ -178,8 +182,13 @@ def _distribution(dashed: str) -> str:
 
 
 def _check_free(kind: str, group: str, key: str) -> None:
-    """Raise ConfigError if there is a type of that key."""
-    manager = default_manager()
+    """Raise ConfigError if a type has that key, or a plugin of this repository its distribution."""
+    manager, distribution = default_manager(), _distribution(key.replace("_", "-"))
+    if distribution in SHIPPED.values():
+        raise ConfigError(
+            f"{key!r} is taken: {distribution} is a plugin of dingsdk; choose another name",
+            found=key,
+        )
     known = manager.known(group) if group in KINDS else [a.key for a in manager.adverts(OBSERVERS)]
     if group == "commands":
         known += manager.known("roles")

@@ -56,6 +56,7 @@ _ADVICE = {
     errno.EEXIST: "a file has that name; choose another path or remove it",
     errno.EISDIR: "a folder has that name; choose another path or remove it",
     errno.ELOOP: "a part of the path is a symbolic link; replace it with what it links to",
+    errno.EINVAL: "choose another name",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -138,6 +139,8 @@ def _parent(path: Path, create: bool = False) -> Iterator[tuple[int | None, str]
     missing folders between the two are made.
     """
     place = path.absolute()
+    if "\0" in str(place):
+        raise OSError(errno.EINVAL, "a path has no NUL character")
     roots = [root for root in guarded_folders() if root in place.parents]
     if not roots or ".." in place.parts:
         yield None, str(path)

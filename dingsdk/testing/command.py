@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def check(
     from dingsdk.config import apply_set
     from dingsdk.testing.plugin_check import check_plugin
 
-    if badge is not None and not badge.parent.is_dir():
+    if badge is not None and not os.path.isdir(badge.parent):
         raise RunFolderError(f"--badge: there is no folder {badge.parent}", path=str(badge))
     config: dict[str, Any] = {}
     for assignment in sets:
@@ -77,8 +78,8 @@ def check(
     if badge is not None:
         try:
             badge.write_text(json.dumps(report.badge(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise RunFolderError(
                 f"--badge: cannot write {badge}: {reason}", path=str(badge)
             ) from error

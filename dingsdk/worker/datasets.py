@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
+from dingsdk.plugins.interfaces import check_made
 
 SUFFIXES: Mapping[str, str] = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
 """Suffix of a file -> type key of its format. A folder has the format ``buffer``."""
@@ -71,7 +73,13 @@ class DatasetFormat(ABC):
         Raises:
             DatasetError: nothing can be written under that name, whatever it is.
         """
-        return Path(name).exists()
+        try:
+            Path(name).stat()
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            raise DatasetError(f"{name} cannot be used: {error}", source=name) from error
+        return True
 
 
 def read_dataset(path: str | os.PathLike[str], digest: str | None = None) -> Dataset:
@@ -133,9 +141,9 @@ def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
     text, manager = os.fspath(path), default_manager()
     suffix = Path(text).suffix.lower()
     scheme = _SCHEME.fullmatch(text)
-    if scheme is None or Path(text).exists():
+    if scheme is None or os.path.exists(text):
         key, name = SUFFIXES.get(suffix, "buffer"), text
-        if key == "buffer" and suffix and not Path(text).is_dir():
+        if key == "buffer" and suffix and not os.path.isdir(text):
             raise DatasetError(
                 f"{text}: no format has the suffix {suffix!r}; known: {listing(SUFFIXES)}, a "
                 "folder of a saved buffer, and KEY:NAME",
@@ -154,6 +162,7 @@ def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
         why = error.message.removeprefix("type: ")
         raise DatasetError(f"{text}: {why}", source=text) from error
     found: DatasetFormat = cls()
+    check_made("datasets", cls, found, text)
     return found, name
 
 
@@ -325,8 +334,8 @@ def _h5py(name: str) -> Any:
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
     """Turn errors of a file into errors about a data set."""
-    if not Path(name).is_file():
-        found = "is no file" if Path(name).exists() else "does not exist"
+    if not os.path.isfile(name):
+        found = "is no file" if os.path.exists(name) else "does not exist"
         raise DatasetError(f"{name} {found}", source=name)
     try:
         yield
@@ -341,7 +350,7 @@ def _reading(name: str) -> Iterator[None]:
 def _writing(name: str) -> Iterator[Path]:
     """Give the path to write to; rename it when it is complete, and turn errors of files."""
     path = Path(name)
-    made = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    made = path.with_name(f".tmp-{secrets.token_hex(8)}")  # not longer than most names
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield made
@@ -349,7 +358,8 @@ def _writing(name: str) -> Iterator[Path]:
     except OSError as error:
         raise DatasetError(f"{name} cannot be written: {error}", source=name) from error
     finally:
-        made.unlink(missing_ok=True)
+        with suppress(OSError):
+            made.unlink()
 
 
 def _first_line(error: BaseException) -> str:

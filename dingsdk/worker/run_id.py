@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from dingsdk.errors import DataCorruptError, DataMissingError
+from dingsdk.data.container import checkpoint_errors
+from dingsdk.errors import DataMissingError
 from dingsdk.runtime.files import Folder
 
 RUN_NAME = "run.json"
@@ -17,9 +18,11 @@ def run_id(folder: Path, create: bool = True) -> str:
     """Return the id of a run, which is made with its first call; without ``create``, "" if missing.
 
     Raises:
-        RunFolderError, StorageFullError, DataCorruptError: it cannot be read or written.
+        RunFolderError, StorageFullError: it cannot be read or written.
+        CheckpointCorruptError: it is damaged.
     """
-    with Folder(folder, create=False) as opened:
+    advice = "put the file of the run back, or begin a new run"
+    with Folder(folder, create=False) as opened, checkpoint_errors(folder / RUN_NAME, advice):
         try:
             found = msgspec.json.decode(opened.read(RUN_NAME, 1000), type=_RunRecord)
         except DataMissingError:
@@ -27,9 +30,6 @@ def run_id(folder: Path, create: bool = True) -> str:
             if not create:
                 return ""
             opened.write_atomic(RUN_NAME, [msgspec.json.encode(found)])
-        except msgspec.MsgspecError as error:
-            text = f"{folder / RUN_NAME} is damaged: {error}"
-            raise DataCorruptError(text, where=RUN_NAME) from error
     return found.id
 
 

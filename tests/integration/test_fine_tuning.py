@@ -111,6 +111,8 @@ def test_nothing_is_started_if_the_model_does_not_fit(
         train(output, mode, start_from=tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="expected one of optimizer, counters"):
         train(output, mode, start_from=source, keep=["optimiser"])
+    with pytest.raises(ConfigError, match="keep: expected a list"):
+        train(output, mode, start_from=source, keep=5)
     with pytest.raises(ConfigError, match="keep has 'optimizer'"):
         train(output, mode, start_from=source, keep=["optimizer"], parts=["encoder"])
     with pytest.raises(ConfigError, match="start_from"):

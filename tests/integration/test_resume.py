@@ -221,6 +221,17 @@ def test_damaged_save_is_refused_and_the_previous_one_is_named(run: Path, name: 
     assert resume(older).train_iter == 20
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"x" * 2_000])
+def test_damaged_id_of_a_run_is_refused_in_one_line(
+    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "run.json").write_bytes(content)
+    assert main(["train", "--resume", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert f"{run / 'run.json'} cannot be used" in error
+    assert error.count("\n") == 1
+
+
 def test_save_of_another_format_is_refused_and_nothing_changes(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from dingsdk.errors import SamplesLostError
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import R2D2Policy
+from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 
 BUFFER = "policy.other.replay_buffer"
@@ -106,14 +109,30 @@ def test_resumed_run_continues_its_sample_counts() -> None:
     assert samples_of(part.run_dir) == samples_of(whole.run_dir)
 
 
-def test_run_that_loses_samples_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    push = LivePayloads.push
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("validates", "interval_s", "last_step"),
+    [(True, math.inf, 1_500), (True, 0.0, 10**9), (False, 0.0, 1_500)],
+    ids=["at its end", "meanwhile", "not"],
+)
+def test_run_that_loses_samples_ends_with_an_error_if_it_checks_them(
+    mode: str, validates: bool, interval_s: float, last_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.pipeline.serial._VALIDATE_S", interval_s)
+    monkeypatch.setattr("dingsdk.pipeline.parallel.PACES_S", interval_s)
+    push, add = LivePayloads.push, NaiveReplayBuffer.push
 
     def forget(self: LivePayloads, *args: Any) -> bool:
         is_new = push(self, *args)
         self._acked_rows -= is_new
         return is_new
 
+    def drop(self: NaiveReplayBuffer, data: Any, *args: Any, **kwargs: Any) -> None:
+        add(self, data[1:], *args, **kwargs)
+
     monkeypatch.setattr(LivePayloads, "push", forget)
-    with pytest.raises(SamplesLostError):
-        run("parallel")
+    if mode == "serial":
+        monkeypatch.setattr(NaiveReplayBuffer, "push", drop)
+    sets = (f"system.validate_state={validates}", f"system.max_env_steps={last_step}")
+    with pytest.raises(SamplesLostError) if validates else nullcontext():
+        run(mode, "cartpole-dqn", *sets)

@@ -15,10 +15,15 @@ from dingsdk import evaluate, load_policy, resume, train
 from dingsdk.config import apply_set, load_config, to_easydict
 from dingsdk.config.plain import check_bounds
 from dingsdk.envs import make_env_fns
-from dingsdk.errors import CheckpointMissingError, ConfigError
-from dingsdk.pipeline.train import compile_run
+from dingsdk.errors import CheckpointMissingError, ConfigError, DingError
+from dingsdk.pipeline.status_file import read_status
+from dingsdk.pipeline.train import compile_run, run_coordinator
 from dingsdk.policy import create_policy
-from dingsdk.worker import EvalSchedule
+from dingsdk.worker import EvalSchedule, read_dataset
+from dingsdk.worker.commander.one_vs_one import saved_league
+from dingsdk.worker.datasets import has_dataset
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.replay_server import ReplayClient
 from tests.extras import needs
 from tests.programs import python
 
@@ -162,12 +167,21 @@ def test_run_folder_instead_of_a_config_suggests_the_config_of_that_run(tmp_path
 
 
 @pytest.mark.parametrize("text", ["9" * 5_000, "[" * 20_000, "&a [*a]", "{1: 2}", "a\x01b"])
-def test_bad_override_raises_a_short_one_line_error(text: str) -> None:
+@pytest.mark.parametrize("key", ["env.x", "a." * 2_000 + "a"])
+def test_bad_override_raises_a_short_one_line_error(key: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        apply_set({}, f"env.x={text}")
+        apply_set({}, f"{key}={text}")
 
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(
+    "assignment", [f"{'a.' * 2_000}a=1", f"{'a.' * 30}a={'[' * 30 + ']' * 30}"]
+)
+def test_override_that_nests_too_deep_is_a_config_error(assignment: str) -> None:
+    with pytest.raises(ConfigError, match="nested deeper than 50 levels"):
+        apply_set({}, assignment)
 
 
 def own_and_deep() -> list[dict[str, Any]]:
@@ -197,6 +211,8 @@ def test_dict_that_is_nested_too_deep_is_a_config_error(
         lambda: train({1: 2}),  # type: ignore[dict-item]
         lambda: train("cartpole-dqn", sets=3),  # type: ignore[arg-type]
         lambda: train("cartpole-dqn", sets=[3]),  # type: ignore[list-item]
+        lambda: train("cartpole-dqn", callbacks=print),  # type: ignore[arg-type]
+        lambda: train("cartpole-dqn", callbacks=None),  # type: ignore[arg-type]
         lambda: load_policy(5),  # type: ignore[arg-type]
         lambda: load_policy("x" * 300_000),
         lambda: evaluate("x" * 300_000),
@@ -204,12 +220,49 @@ def test_dict_that_is_nested_too_deep_is_a_config_error(
         lambda: make_env_fns({"env_id": "CartPole-v1"}, math.nan),  # type: ignore[arg-type]
         lambda: EvalSchedule(math.nan),  # type: ignore[arg-type]
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]) -> None:
     with pytest.raises((ConfigError, CheckpointMissingError)) as caught:
         call()
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "no\0name", "file/below", "loop/below"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        load_config,
+        load_policy,
+        resume,
+        load_checkpoint,
+        lambda place: evaluate("run", checkpoint=place),
+        lambda place: load_checkpoint(f"{place}/latest"),
+        lambda place: train("cartpole-dqn", start_from=place),
+        lambda place: train("cartpole-dqn", output=place),
+        lambda place: run_coordinator(compile_run("cartpole-dqn", "parallel"), Path(place), print),
+        lambda place: read_status(Path(place)),
+        lambda place: ReplayClient(path=place, timeout_s=0.0).stats(),
+        saved_league,
+        read_dataset,
+        lambda place: read_dataset(f"{place}.npz"),
+        lambda place: has_dataset(f"{place}.npz"),
+    ],
+    ids=range(15),
+)
+def test_path_that_cannot_exist_raises_a_typed_error(
+    use: Callable[[str], Any], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text("{}")
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(DingError):
+        use(place)
+
+    assert {each.name for each in tmp_path.iterdir()} == {"run", "file", "loop"}
 
 
 def nested(levels: int) -> Any:

@@ -282,7 +282,8 @@ def test_put_creates_sections_and_does_not_replace_other_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["\ud800", ["\udcff"], {"\ud800": 1}, {"a": [{"b": "x\udfffy"}]}, {"é\ud800": {}}]
+    "value",
+    ["\ud800", "a\0b", ["\udcff"], {"\ud800": 1}, {"a": [{"b": "x\udfffy"}]}, {"é\ud800": {}}],
 )
 def test_text_that_no_file_can_hold_is_refused(value: Any, tmp_path: Path) -> None:
     file = tmp_path / "a.json"

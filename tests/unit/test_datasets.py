@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dingsdk.errors import DatasetError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import DatasetFormat, NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.dataset_spaces import check_dataset, spaces_of
+from dingsdk.worker.datasets import has_dataset
 from tests.extras import needs
 
 PATHS = ["data.npz", pytest.param("data.h5", marks=needs("hdf5")), "folder"]
@@ -54,6 +56,19 @@ def test_what_is_written_is_read(name: str, is_dict: bool, tmp_path: Path) -> No
         assert found.ends.tolist() == written.ends.tolist() == [3, 6, 8]
     assert column_equal(found.columns, written.columns)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_right"),
+    [("x" * 250 + ".npz", True), ("x" * 300 + ".npz", False), ("f/a.npz", False)],
+)
+def test_target_of_a_recording_is_checked_before_it_begins(
+    name: str, is_right: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "f").touch()
+    for use in (lambda path: write_dataset(make(), path), has_dataset):
+        with nullcontext() if is_right else pytest.raises(DatasetError):
+            use(tmp_path / name)
 
 
 @pytest.mark.parametrize("gamma", [0.99, 1.0])

@@ -16,6 +16,13 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import get_policy_cls
 
 
+class Made:
+    """Keeps the section that it was made from."""
+
+    def __init__(self, cfg: Any) -> None:
+        self.cfg = cfg
+
+
 @pytest.mark.parametrize(
     ("get_class", "known"),
     [
@@ -50,15 +57,16 @@ def test_factory_takes_the_alias_of_type(
     create: Callable[[dict[str, Any]], Any], kind: str, alias: str
 ) -> None:
     with use_manager(PluginManager()) as manager:
-        manager.registry(kind).register("mine", lambda cfg: cfg)
+        manager.registry(kind).register("mine", Made)
 
-        assert create({alias: "mine", "size": 3}) == {"type": "mine", "size": 3}
+        assert create({alias: "mine", "size": 3}).cfg == {"type": "mine", "size": 3}
 
 
 def test_alias_of_import_names_is_replaced_by_import_names(tmp_path: Path) -> None:
     (tmp_path / "acme_alias.py").write_text(
         "from dingsdk import default_manager\n"
-        "default_manager().registry('buffers').register('aliased', lambda cfg: cfg)\n"
+        "from tests.unit.test_factory import Made\n"
+        "default_manager().registry('buffers').register('aliased', Made)\n"
     )
     cfg = {"type": "aliased", "import_module": ["acme_alias"], "size": 3}
 
@@ -66,7 +74,7 @@ def test_alias_of_import_names_is_replaced_by_import_names(tmp_path: Path) -> No
         patch.syspath_prepend(str(tmp_path))
         created: Any = worker.create_buffer(cfg)
 
-    assert created == {"type": "aliased", "import_names": ["acme_alias"], "size": 3}
+    assert created.cfg == {"type": "aliased", "import_names": ["acme_alias"], "size": 3}
     assert cfg == {"type": "aliased", "import_module": ["acme_alias"], "size": 3}
     del sys.modules["acme_alias"]
 
@@ -109,6 +117,6 @@ def test_serial_and_parallel_parts_are_built_by_their_type(tmp_path: Path) -> No
     evaluator.close()
 
     with use_manager(PluginManager()) as manager:
-        manager.registry("parallel_collectors").register("mine", lambda cfg: ("mine", cfg["size"]))
+        manager.registry("parallel_collectors").register("mine", Made)
         built: Any = worker.create_parallel_collector({"type": "mine", "size": 3})
-    assert built == ("mine", 3)
+    assert built.cfg == {"type": "mine", "size": 3}

@@ -209,15 +209,15 @@ def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
     if isinstance(path, Folder):
         return _load_newest(path)
     asked = Path(path)
-    if asked.name in (LATEST, _POINTER) and not asked.is_dir():
+    if asked.name in (LATEST, _POINTER) and not os.path.isdir(asked):
         asked = asked.parent
-        if not asked.is_dir():
+        if not os.path.isdir(asked):
             raise _missing(asked)
-    if asked.is_dir():
+    if os.path.isdir(asked):
         with Folder(asked, create=False) as folder:
             return _load_newest(folder)
     if asked.suffix != SUFFIX:
-        if asked.is_file():
+        if os.path.isfile(asked):
             raise CheckpointCorruptError(f"{asked} cannot be used: {_FOREIGN}", path=str(asked))
         asked = asked.with_name(_stem_of(asked.name) + SUFFIX)
     return _load(asked)

@@ -27,7 +27,7 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.interfaces import check_interface
+from dingsdk.plugins.interfaces import check_interface, check_made
 from dingsdk.worker.learner.checkpoint import (
     EXCEPTION,
     Checkpoint,
@@ -310,6 +310,8 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
             f"While building the learner hook {entry.name!r} (type {entry.type!r}) of {path}."
         )
         raise
+    if type(hook) is not hook_type:
+        check_made("learner_hooks", hook_type, hook, f"{path}.type: {entry.type!r}")
     return hook
 
 

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.data.channel import Channel, Head
-from dingsdk.errors import AuthError, ConfigError, ProtocolError, WorkerCrashedError
+from dingsdk.errors import (
+    AuthError,
+    ConfigError,
+    ProtocolError,
+    WorkerCrashedError,
+    error_text,
+)
 from dingsdk.runtime.connections import Connections, format_address, ip_of, listen
 from dingsdk.runtime.secret import Secret
 
@@ -93,8 +99,8 @@ class RankPlace:
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"WORLD_SIZE is {env['WORLD_SIZE']}, so this is one of several learners, but its "
-                f"environment has no usable {error}; start it with torchrun, or set RANK, "
-                "WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                f"environment does not say which ({error_text(error)}); start it with torchrun, "
+                "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
                 path="system.learner_num",
             ) from error
         if not 0 <= place.rank < place.world_size:

@@ -315,7 +315,7 @@ class SavedRows:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not Path(path, MANIFEST).exists():
+        if not os.path.exists(Path(path, MANIFEST)):
             raise CheckpointMissingError(
                 f"{path} holds no saved buffer rows (no {MANIFEST}); give a folder that save_data "
                 "wrote",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import threading
@@ -261,7 +262,7 @@ def _error_of(answer: Refused) -> DingError:
 
 def _address_in(path: Path | None) -> str:
     assert path is not None  # without a path, the address is set
-    if path.is_dir():
+    if os.path.isdir(path):
         with PrivateDir(path) as folder, suppress(DataMissingError):
             return folder.read(ADDRESS_NAME, 300).decode()
     raise ConnectionRefusedError(f"no server has written its address to {path} yet")
@@ -269,7 +270,7 @@ def _address_in(path: Path | None) -> str:
 
 def secret_in(path: Path | None) -> Secret | None:
     """Return the secret that the environment names, else that of a server's folder, or None."""
-    if path is None or not path.is_dir():
+    if path is None or not os.path.isdir(path):
         return named_secret()
     with PrivateDir(path) as folder:
         return find_secret(folder)

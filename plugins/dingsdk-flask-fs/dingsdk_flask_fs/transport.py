@@ -144,7 +144,7 @@ def _remove_files(path: Path) -> None:
     """
     from dingsdk.worker.comm.files import DATA_FOLDERS, POLICY_FOLDER
 
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return
     with PrivateDir(path, create=False) as root, folder_lock(path):
         for name in (*DATA_FOLDERS, POLICY_FOLDER):

@@ -15,7 +15,7 @@ import torch
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.data import SampleBatch, encode_json
-from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
+from dingsdk.errors import CheckpointCorruptError, DataMissingError, RunFolderError
 from tools.os_calls import recorded_writes
 
 from .conftest import NOBODY, as_nobody, listener
@@ -110,10 +110,20 @@ def test_damaged_epoch_file_fails_the_start(tmp_path: Path, content: bytes) -> N
     note = transport.data_dir / "epoch.json"
     note.write_bytes(content)
     note.chmod(0o600)
-    with pytest.raises(DataCorruptError, match=r"epoch\.json"):
+    with pytest.raises(CheckpointCorruptError, match=r"epoch\.json"):
         master.open(listener())
     assert note.read_bytes() == content
     assert not Canary.fired
+    transport.close()
+
+
+def test_folder_with_a_name_that_is_too_long_is_refused_and_needs_no_removal(
+    tmp_path: Path,
+) -> None:
+    transport = FlaskFSTransport({"data_dir": str(tmp_path / ("x" * 300))}, tmp_path / "run")
+    with pytest.raises(RunFolderError, match="name too long"):
+        transport.master_end().open(listener())
+    transport.remove_data()
     transport.close()
 
 

@@ -101,7 +101,7 @@ class MinariDatasets(DatasetFormat):
 
     def has(self, name: str) -> bool:
         """As ``DatasetFormat.has``."""
-        return _place(name).exists()
+        return super().has(str(_place(name)))
 
 
 def _place(name: str) -> Path:

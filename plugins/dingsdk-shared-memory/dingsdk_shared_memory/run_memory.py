@@ -86,7 +86,7 @@ class RunMemory:
     """
 
     def __init__(self, path: Path, run_dir: Path) -> None:
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):
             raise ConfigError(
                 f"no folder {path.parent}: shared memory is there on Linux; elsewhere choose "
                 "another transport",
@@ -161,7 +161,7 @@ def remove(path: Path) -> None:
     Raises:
         RunFolderError: something cannot be removed, or the folder is not ours.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return
     with PrivateDir(path, create=False) as folder:
         for name in folder.names():
@@ -180,7 +180,7 @@ def keep(path: Path, run_dir: Path) -> None:
     Raises:
         StorageFullError, RunFolderError: it failed; the payloads stay in memory.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return
     with PrivateDir(path, create=False) as memory, PrivateDir(run_dir / KEPT) as disk:
         if memory.stat(DATA) is not None:

@@ -59,13 +59,17 @@ def test_packages_pass_their_own_linter(name: str, tmp_path: Path) -> None:
 
 BAD_NAMES = [
     "", "Mine", "9lives", "a b", "a--b", "-a", "a-", "a/b", "../a", "a.b", "class", "none ", "\n",
-    "ä", "a" * 41,
+    "ä", "a" * 41, "null", "on", "true",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [*((name, "cannot name a plugin") for name in BAD_NAMES), ("dqn", "a policy of that type")],
+    [
+        *((name, "cannot name a plugin") for name in BAD_NAMES),
+        ("dqn", "a policy of that type"),
+        ("in-memory", "dingsdk-rl-in-memory is a plugin of dingsdk"),
+    ],
 )
 def test_bad_or_taken_name_is_refused(name: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=text):

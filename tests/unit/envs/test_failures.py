@@ -178,6 +178,17 @@ def test_error_of_an_invalid_space_names_the_unwrapped_env() -> None:
     assert caught.value.failures == 1
 
 
+def test_error_of_a_space_that_raises_names_the_env() -> None:
+    class Late(CartPoleEnv):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name == "action_space":
+                raise OSError("no simulator yet")
+            return super().__getattribute__(name)
+
+    with pytest.raises(EnvError, match=r"Late has the action_space OSError\('no simulator yet'\)"):
+        guard.check_spaces(gym.Wrapper(Late()))
+
+
 @pytest.mark.parametrize("fault", [RAISE, NAN])
 @pytest.mark.parametrize("env", ["Native", "NativeSameStep", "NativeDisabled"])
 def test_native_failure_rebuilds_all_and_marks_all_rows(env: str, fault: int) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +53,21 @@ class RaisesAtClose(CartPoleEnv):  # type: ignore[misc]
 
     def close(self) -> None:
         raise RuntimeError("stuck")
+
+
+class Counted(CartPoleEnv):  # type: ignore[misc]
+    """An environment that counts how many of its objects are open."""
+
+    made = 0
+    open = 0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        Counted.made += 1
+        Counted.open += 1
+
+    def close(self) -> None:
+        Counted.open -= 1
 
 
 OUT_OF_RANGE = (
@@ -560,6 +576,22 @@ def test_config_at_the_edge_of_what_works_is_accepted(
     mode: Any, of: str, sets: Sequence[str]
 ) -> None:
     compile_config(config_of(of, *sets), mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "count"),
+    [([], 2), (["policy.model.obs_shape=7"], 2), (["env.wrappers=[clip_reward]"], 1)],
+    ids=["right", "wrong shape", "wrapper without arguments"],
+)
+def test_envs_that_were_made_to_check_a_config_are_closed(wrong: list[str], count: int) -> None:
+    wrapper = "env.wrappers=[{type: clip_reward, min_reward: 0}]"
+    Counted.made = Counted.open = 0
+
+    with pytest.raises(ConfigError) if wrong else nullcontext():
+        compile_config(config_of("", f"env.env_id={__name__}:Counted", wrapper, *wrong))
+
+    assert Counted.made >= count
+    assert Counted.open == 0
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -9,8 +9,8 @@ import re
 import pytest
 from rich.console import Console
 
-from dingsdk.pipeline.console import LINE_S, ConsoleProgress
-from dingsdk.pipeline.context import Evaluation, RunStatus
+from dingsdk.pipeline.console import LINE_S, ConsoleProgress, _parts
+from dingsdk.pipeline.context import Evaluation, RunningTask, RunStatus, WorkerStatus
 from dingsdk.pipeline.status_file import RateMeter
 
 STATUS = RunStatus(
@@ -134,6 +134,24 @@ def test_progress_says_that_a_run_still_trains_after_the_last_env_step(is_termin
     progress.show(RateMeter().measured(last), {}, is_over=True)
     assert text not in out.getvalue()
     assert "0 s left" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        (["collector", "learner"], "0 s left"),
+        (["learner"], "training on what was collected, then a last evaluation"),
+        (["learner", "evaluator"], "training on what was collected, then a last evaluation"),
+        (["evaluator"], "last evaluation"),
+        ([], "0 s left"),
+    ],
+)
+def test_last_phase_of_a_parallel_run_is_that_of_its_tasks(kinds: list[str], text: str) -> None:
+    tasks = [RunningTask("", kind, "w", 1, None, False, 1, "") for kind in kinds]
+    joined = (WorkerStatus("w", "learner", 1.0),)
+    status = dataclasses.replace(STATUS, env_steps=120_000, tasks=tuple(tasks), connected=joined)
+
+    assert _parts(RateMeter().measured(status), {}, is_over=False)[-1] == text
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dingsdk import train
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, best_of
 from dingsdk.pipeline.results import _draw, result_record
@@ -24,6 +26,7 @@ from dingsdk.pipeline.run_folder import (
     no_run_text,
     private_files,
 )
+from tests.runs import SMALL
 
 NOON = datetime(2030, 1, 2, 12, 0, 0)
 EVALUATIONS = tuple(
@@ -210,6 +213,22 @@ def test_curve_shows_means_a_band_of_extremes_and_a_finite_stop_value(
     assert axes.get_title() == "dqn\n100.0 after 2,000 env steps, 3.0 s"
     labels = axes.get_legend_handles_labels()[1]
     assert labels == ["worst to best episode", "mean of 10 episodes", "stop 475"][: 2 + len(stop)]
+
+
+def test_curve_that_cannot_be_drawn_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def savefig(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("no such backend")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
+    result = train("cartpole-dqn", sets=[*SMALL, "system.max_env_steps=16"], output=tmp_path)
+
+    assert "curve.png was not drawn: ValueError: no such backend" in caplog.text
+    assert result.reason == "limit"
+    written = json.loads((result.run_dir / "result.json").read_text())
+    assert written["error"] is None
+    assert not (result.run_dir / "curve.png").exists()
 
 
 def test_temporary_file_of_a_killed_run_is_removed_on_resume(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def test_policy_class_must_be_given_again_in_another_process(tmp_path: Path) -> 
         assert dingsdk.evaluate(run_dir, policy=OneAction).mean == 5.0
     with pytest.raises(ConfigError, match="'OneAction', not 'DQNPolicy'"):
         dingsdk.load_policy(run_dir, policy=DQNPolicy)
+    with pytest.raises(ConfigError, match="policy: expected a class, found 5"):
+        dingsdk.load_policy(run_dir, policy=5)  # type: ignore[arg-type]
 
 
 def test_error_tells_how_another_process_finds_the_given_classes(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         name: str,
         entry_points: Mapping[str, Mapping[str, str]],
         version: str = "1.0",
+        requires: Sequence[str] = (),
         **modules: str,
     ) -> Path:
-        return write_dist(site, name, entry_points, version, **modules)
+        return write_dist(site, name, entry_points, version, requires, **modules)
 
     yield install
     for module in set(sys.modules) - before:

@@ -38,18 +38,20 @@ def test_message_names_the_line_of_the_plugin_not_of_the_library_it_called(
     """
     install("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad=called)
     install("acme-odd", {"dingsdk.buffers": {"odd": "acme_odd"}}, acme_odd=hook)
-    install("acme-syntax", {"dingsdk.buffers": {"syntax": "acme_syntax"}}, acme_syntax="def f(:")
+    site = install(
+        "acme-syntax", {"dingsdk.buffers": {"syntax": "acme_syntax"}}, acme_syntax="def f(:"
+    )
     manager = PluginManager()
 
     for key, where in (
         ("bad", "acme_bad.py, line 2)"),
         ("odd", "acme_odd.py, line 6)"),
-        ("syntax", "(acme_syntax.py, line 1)"),
+        ("syntax", f"(acme_syntax.py, line 1) in {site / 'acme_syntax.py'}"),
     ):
         with pytest.raises(PluginLoadError) as caught:
             manager.get("buffers", key)
         assert str(caught.value).endswith(where)
-    assert str(caught.value).count("line") == 1
+    assert str(caught.value).count(", line ") == 1
 
 
 def test_plugin_that_exits_on_import_does_not_end_the_program(install: Install) -> None:
@@ -188,6 +190,23 @@ def test_plugin_that_does_not_register_its_advertised_type_is_refused(install: I
         PluginManager().get("buffers", "void")
 
     assert (caught.value.plugin, caught.value.reason) == ("acme-empty", "not registered")
+
+
+@pytest.mark.parametrize("kind", ["buffers", "plugins"])
+def test_entry_point_that_names_a_missing_attribute_is_refused(
+    install: Install, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-a", {f"dingsdk.{kind}": {"mine": "acme_a:Mine"}}, acme_a=HOOK.format(key="mine"))
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError, match=r"plugin acme-a .*acme_a:Mine.* has no 'Mine'"):
+        manager.import_part(kind, "mine")
+
+    (row,) = [row for row in manager.plugins() if row.type_key == "mine"]
+    assert row.state == "broken"
+    assert "acme_a:Mine" in row.detail
+    manager.load_observers()
+    assert ("acme_a:Mine" in caplog.text) == (kind == "plugins")
 
 
 def test_unreadable_entry_points_do_not_affect_other_distributions(

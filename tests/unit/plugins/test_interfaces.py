@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dingsdk import SampleBatch
+from dingsdk import SampleBatch, train
 from dingsdk.errors import PluginLoadError, SchemaMismatchError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.plugins.interfaces import check_interface
 from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer import RowSampler
+from tests.runs import SMALL
 
 BUFFER = "policy.other.replay_buffer"
+BUFFER_PARTS = ("storage", "sampler", "remover", "limiter")
 
 
 class Bare:
@@ -98,6 +100,40 @@ def test_function_is_refused_where_a_run_needs_a_class(kind: str, path: str) -> 
         manager.registry(kind).register("mine", lambda *args, **kwargs: None)
         with pytest.raises(PluginLoadError, match=f"{path}.type: 'mine'.*is no class"):
             compile_run("cartpole-dqn", "parallel", None, (f"{path}.type=mine",), 0, begins=True)
+
+
+@pytest.mark.parametrize("made", [None, 5, Bare()])
+@pytest.mark.parametrize(
+    ("kind", "sets"),
+    [
+        *((f"{part}s", f"{BUFFER}.{part}.type=mine") for part in BUFFER_PARTS),
+        ("collectors", "policy.collect.collector.type=mine"),
+        ("serial_commanders", "policy.other.serial_commander.type=mine"),
+        ("learner_hooks", "policy.learn.learner.hook.x={type: mine, position: after_iter}"),
+        ("datasets", "policy.other.demonstrations={share: 0.5, path: 'mine:x'}"),
+    ],
+)
+def test_function_that_makes_no_part_of_its_kind_is_named(
+    kind: str, sets: str, made: object, tmp_path: Path
+) -> None:
+    def make(*args: Any, **kwargs: Any) -> object:
+        return made
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry(kind).register("mine", make)
+        with pytest.raises(PluginLoadError, match=r"mine.*make returned .*which lacks") as caught:
+            train("cartpole-dqn", sets=[*SMALL, sets], output=tmp_path, progress=False)
+
+    assert caught.value.facts["plugin"] == __name__
+    assert f" returned {made!r:.80}, " in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["roles", "leagues", "comm_learners", "parallel_collectors"])
+def test_function_that_makes_nothing_is_refused_when_its_part_is_made(kind: str) -> None:
+    with use_manager(PluginManager()) as manager:
+        manager.registry(kind).register("mine", lambda *args: None)
+        with pytest.raises(PluginLoadError, match=f"'mine' of {kind}, from .* returned None"):
+            manager.create(kind, {"type": "mine"})
 
 
 @pytest.mark.parametrize(

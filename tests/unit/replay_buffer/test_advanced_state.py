@@ -42,6 +42,7 @@ def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
         {"metadata": {"replay_unique_id": np.arange(49)}},
         {"metadata": {"replay_unique_id": np.full(50, -1)}},
         {"metadata": {"use": np.full(50, 0.5)}},
+        {"metadata": {"use": np.full(50, -2)}},
         {"metadata": {"collect_iter": None}},
     ],
 )

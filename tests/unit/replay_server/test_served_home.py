@@ -46,6 +46,7 @@ def test_home_is_idle_once_the_server_gives_no_batch_of_the_announced_rows(
 ) -> None:
     home = ServedHome(client, wait_s=0.0, retry_s=0.25)
     assert not home.is_idle, "the server was not asked"
+    assert home.count() == 0
     assert home.sample(64, 0) is None
     assert home.is_idle
     client.insert(rows(0))

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from dingsdk.data import decode_json, encode_json
-from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError
+from dingsdk.data.container import checkpoint_errors
+from dingsdk.errors import ClosedError, DataMissingError
 from dingsdk.runtime import PrivateDir, Secret, find_secret
 from dingsdk.worker.comm.requests.handler import RequestHandler
 from dingsdk.worker.comm.requests.link import Link, LinkError
@@ -145,7 +146,8 @@ def begin_epoch(folder: PrivateDir) -> tuple[str, int]:
     Messages contain both, so that messages for an earlier master are not accepted by this one.
 
     Raises:
-        DataCorruptError: the file is damaged; counting from the beginning could repeat a number.
+        CheckpointCorruptError: the file is damaged; to count from the beginning could repeat a
+            number.
         RunFolderError, StorageFullError: it cannot be written.
     """
     found = _read_epoch(folder) or _Epoch(uuid.uuid4().hex, 0)
@@ -163,7 +165,7 @@ def find_run_secret(folder: PrivateDir, run: str) -> Secret:
 
     Raises:
         LinkError: the folder has no secret yet, or is not the folder of the run.
-        AuthError, DataCorruptError: a file in the folder cannot be used.
+        AuthError, CheckpointCorruptError: a file in the folder cannot be used.
     """
     secret = find_secret(folder)
     if secret is None:
@@ -179,16 +181,12 @@ def find_run_secret(folder: PrivateDir, run: str) -> Secret:
 
 
 def _read_epoch(folder: PrivateDir) -> _Epoch | None:
-    try:
-        content = folder.read(EPOCH_FILE, _EPOCH_BYTES)
+    with checkpoint_errors(folder.path / EPOCH_FILE, "remove its folder to start afresh"):
+        try:
+            content = folder.read(EPOCH_FILE, _EPOCH_BYTES)
+        except DataMissingError:
+            return None
         return msgspec.convert(decode_json(_EPOCH_KIND, content, _EPOCH_BYTES), _Epoch)
-    except DataMissingError:
-        return None
-    except (DataCorruptError, msgspec.ValidationError) as error:
-        raise DataCorruptError(
-            f"{folder.path / EPOCH_FILE} is damaged ({error}); remove the folder to start afresh",
-            where=EPOCH_FILE,
-        ) from error
 
 
 class RequestTransport(Transport):
