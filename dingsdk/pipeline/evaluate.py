@@ -21,6 +21,7 @@ from dingsdk.worker import create_serial_evaluator
 from dingsdk.worker.collector.episode_numbers import Summaries, summaries
 from dingsdk.worker.evaluator.base import ISerialEvaluator, returns_of
 from dingsdk.worker.learner.checkpoint import Checkpoint
+from dingsdk.worker.replay_buffer.table import checked_size
 
 Evaluator = TypeVar("Evaluator", bound=ISerialEvaluator)
 
@@ -93,7 +94,7 @@ def evaluate(
     def make(**parts: Any) -> ISerialEvaluator:
         return create_serial_evaluator(cfg.policy.eval.evaluator, policy=player.eval_mode, **parts)
 
-    _, info = play(cfg, episodes or cfg.env.n_evaluator_episode, make)
+    _, info = play(cfg, cfg.env.n_evaluator_episode if episodes is None else episodes, make)
     return EvalResult(**facts_of(cfg, found, info))
 
 
@@ -131,7 +132,11 @@ def play(
 
     Returns:
         The evaluator, closed, and the info of its ``eval``.
+
+    Raises:
+        ConfigError, ConfigTypeError: the number of episodes is not an integer, or below 1.
     """
+    episodes = checked_size(episodes, "episodes", least=1)
     manager = make_eval_envs(cfg, "evaluation", min(cfg.env.evaluator_env_num, episodes))
     with (
         numbered_run(),

@@ -27,7 +27,13 @@ from dingsdk.errors import (
     listing,
 )
 from dingsdk.pipeline import run_folder
-from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, no_run_text, run_path
+from dingsdk.pipeline.run_folder import (
+    CHECKPOINT_FOLDER,
+    CONFIG_NAME,
+    checked_path,
+    no_run_text,
+    run_path,
+)
 from dingsdk.pipeline.user_objects import name_env, name_policy
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import isolated
@@ -42,13 +48,14 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
 
     Raises:
         ConfigError: ``run`` is a checkpoint file, and ``which`` was also given.
+        ConfigTypeError: ``which`` is no path.
         CheckpointError: the run or the checkpoint does not exist, or cannot be read.
     """
     given = run_path(run)
     text = no_run_text(given)
     if text is None:
-        which = which or "best"
-        asked = Path(which)
+        which = "best" if which is None else which
+        asked = checked_path(which, "checkpoint")
         if which in _STEMS or (asked.name == which and not os.path.exists(which)):
             with guarded(given):
                 return given, _load_by_name(given, which)

@@ -43,6 +43,7 @@ from dingsdk.errors import (
     DataMissingError,
     RunFolderError,
     nearest_name,
+    wrong_type,
 )
 from dingsdk.plugins.discovery import version_of
 from dingsdk.runtime.files import (
@@ -162,6 +163,13 @@ def run_path(run: str | os.PathLike[str]) -> Path:
             path=f"{run!r:.80}",
         ) from error
     return path
+
+
+def checked_path(path: Any, what: str) -> Path:
+    """Return an argument as a path, or raise ConfigTypeError if it is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise wrong_type(what, "a path", path)
+    return Path(path)
 
 
 def no_run_text(path: Path) -> str | None:

@@ -27,6 +27,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.results import write_results
 from dingsdk.pipeline.run_folder import (
+    checked_path,
     claim_run_folder,
     discard_run,
     find_checkpoints,
@@ -130,6 +131,7 @@ def train(
     """
     leave_if_importing()
     _check_progress(progress)
+    root = checked_path(output, "output")
     if start_from is None and (keep or parts is not None):
         raise ConfigError(
             "keep and parts say what is taken of another run; give start_from (--from RUN) too",
@@ -139,7 +141,7 @@ def train(
     cfg = compile_run(config, mode, transport, sets, seed, env, policy, begins=True, start=start)
     _check_first_checkpoint(cfg, mode)
     with _given(cfg, mode, env, callbacks) as hooks:
-        folder = make_run_folder(Path(output), cfg.exp_name)
+        folder = make_run_folder(root, cfg.exp_name)
         context = RunContext(cfg=cfg, run_dir=folder, learner_hooks=hooks)
         return run_pipeline(context, mode, progress)
 

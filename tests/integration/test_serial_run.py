@@ -66,12 +66,16 @@ def test_progress_of_a_run_can_be_shown_from_python(
     assert f"{result.train_iter:,} iterations" in others[-1]
 
 
-def test_progress_that_is_no_display_is_refused_before_a_run_folder_is_made(tmp_path: Path) -> None:
+def test_progress_and_output_of_wrong_types_are_refused_before_a_run_folder_is_made(
+    tmp_path: Path,
+) -> None:
     for wrong in (None, "table", 1):
         with pytest.raises(ConfigTypeError, match=r"^progress: expected True or False"):
             train("cartpole-dqn", sets=SMALL, output=tmp_path, progress=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match=r"^progress: expected"):
         resume(tmp_path, progress=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigTypeError, match=r"^output: expected a path, found 5"):
+        train("cartpole-dqn", sets=SMALL, output=5)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dingsdk.config import apply_set, load_config, save_config
-from dingsdk.errors import PluginLoadError
+from dingsdk.errors import ConfigError, PluginLoadError
 from dingsdk.pipeline.evaluate import EvalResult, evaluate
 from dingsdk.pipeline.run_folder import CONFIG_NAME
 from tests.runs import save_run
@@ -29,6 +30,20 @@ def test_default_episode_count_is_that_of_the_run(run_dir: Path) -> None:
     assert len(result.returns) == 3
     assert (result.env_id, result.train_iter) == ("CartPole-v1", 7)
     assert result.checkpoint.name.startswith("ckpt_best")
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"episodes": 0}, "episodes"),
+        ({"episodes": "x"}, "episodes"),
+        ({"checkpoint": 5}, "checkpoint"),
+    ],
+)
+def test_wrong_arguments_are_refused(run_dir: Path, given: Any, path: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{path}") as caught:
+        evaluate(run_dir, **given)
+    assert caught.value.path == path
 
 
 @pytest.mark.parametrize(
