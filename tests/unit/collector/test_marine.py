@@ -250,34 +250,6 @@ def test_short_tasks_play_the_same_games_as_a_long_task(make_marine, kind: str, 
     assert len(set(returns)) == 2
 
 
-def test_game_whose_opponent_changes_is_reported_with_its_own_players(make_marine) -> None:
-    store = Store(new=weights(6), old=weights(4))
-    env = {"collector_episode_num": 99, "kwargs": {"stones": 25}}
-
-    def play(pool: EnvPool, opponent: str, trains: bool) -> Any:
-        store.told.clear()
-        store.payloads.clear()
-        paths, flags = ["new", opponent], [True, trains]
-        collector = make_marine(store, paths, flags, env=env, env_pool=pool)
-        end_after(collector, rounds=30)  # a game has at most 25
-        collector.start()
-        return collector.get_finish_info()
-
-    with closing(EnvPool()) as pool:
-        first, second, third = (
-            play(pool, *each) for each in (("new", True), ("old", False), ("old", False))
-        )
-
-    assert first["game_result"] != [[], []]
-    # Each of the two envs had begun a game of the first task.
-    assert [paths for paths, _ in second["earlier_games"]] == [["new", "new"]] * 2
-    for info, earlier in ((first, 0), (second, 2), (third, 0)):
-        games = sum(map(len, info["game_result"]))
-        assert len(info["earlier_games"]) == earlier
-        assert games + earlier == info["real_episode_count"]
-        assert [len(each) for each in info["player_returns"]] == [games + earlier] * 2
-
-
 def end_after(collector: MarineParallelCollector, rounds: int) -> None:
     """Let a task end after some rounds, or, with an asynchronous env manager, about as many."""
     turns = iter(range(rounds))
@@ -464,16 +436,6 @@ def test_number_of_policies_must_match_the_number_of_players(make_marine) -> Non
         make_marine(Store(), ["new"] * 3, [True] * 3)
     with pytest.raises(ConfigError, match="the type 'serial'"):
         make_marine(Store(), ["new"] * 2, [True] * 2, eval_flag=True)
-
-
-def test_finish_info_has_the_version_of_the_first_player(make_marine) -> None:
-    store = Store(new=weights(6), old=weights(4))
-    store.versions["old"] = 9
-    collector = make_marine(store, ["new", "old"], [True, False])
-
-    collector.start()
-
-    assert collector.get_finish_info()["train_iter"] == 3
 
 
 def test_players_explore_independently(make_marine) -> None:
