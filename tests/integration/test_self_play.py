@@ -298,21 +298,6 @@ def test_past_players_survive_the_loss_of_workers(tmp_path: Any) -> None:
         cluster.expect(has_played_it)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("transport", ["in_memory", "shared_memory"])
-def test_resumed_run_plays_past_players_when_the_policy_store_was_lost(
-    transport: str, tmp_path: Any
-) -> None:
-    sets = (*SHORT, "policy.other.league.self_play=0", "system.journal.enabled=true")
-    first = train("tictactoe-selfplay", "parallel", transport, sets, output=tmp_path)
-
-    result = resume(first.run_dir, sets=["policy.learn.learner.train_iterations=150"])
-
-    assert (result.reason, result.train_iter) == ("limit", 150)
-    assert result.env_steps > first.env_steps
-
-
 KILLED = (
     *TWO,
     "policy.learn.learner.train_iterations=1000000",
