@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 import dingsdk
-from dingsdk.errors import ConfigError
-from dingsdk.pipeline.train import compile_run
 from dingsdk.testing import StopAndGo
 
 from .short_runs import QUICK
@@ -102,20 +100,3 @@ def test_resumed_parallel_run_goes_on_with_the_numbers_of_its_env_steps(tmp_path
     assert 0 < before[-1][0] <= after[0][0] < after[-1][0]
     for envstep, rate in after:
         assert rate == pytest.approx(linear(envstep))
-
-
-@pytest.mark.parametrize(
-    ("config", "assignment", "text"),
-    [
-        ("cartpole-dqn", "batch_size={start: 64}", "batch_size: expected a w"),
-        ("cartpole-dqn", "batch_size={start: 64}", "that can: grad_clip_norm"),
-        ("pendulum-sac", "alpha={start: 1, end: 0.1, env_steps: 9}", "alpha: .*cannot be a sched"),
-        ("cartpole-ppo", "clip_ratio={start: 1, end: 0, env_steps: 9}", "clip_ratio.end: expected"),
-        ("cartpole-ppo", "clip_ratio={typ: linear}", "clip_ratio.typ; did you mean 'type'"),
-    ],
-)
-def test_useless_schedule_is_refused_when_the_config_is_compiled(
-    config: str, assignment: str, text: str
-) -> None:
-    with pytest.raises(ConfigError, match=text):
-        compile_run(config, sets=[f"policy.learn.{assignment}"])

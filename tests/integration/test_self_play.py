@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from dingsdk.config import load_config
 from dingsdk.data import decode_json
 from dingsdk.errors import CheckpointError
 from dingsdk.pipeline.predict import load_policy
@@ -217,37 +218,12 @@ def test_two_players_train_each_other(
 
 
 PPO: dict[str, Any] = {
-    "exp_name": "ppo-selfplay",
-    "env": {
-        "env_id": "pettingzoo.classic.tictactoe.tictactoe:env",
-        "wrappers": ["flatten_players"],
-        "collector_env_num": 4,
-        "evaluator_env_num": 2,
-        "n_evaluator_episode": 4,
-        "stop_value": 2,
-        "collector_episode_num": 4,
-    },
-    "env_manager": {"type": "base"},
-    "policy": {
-        "type": "ppo",
-        "model": {"encoder_hidden_size_list": [32]},
-        "learn": {
-            "batch_size": 64,
-            "epoch_per_collect": 2,
-            "learner": {"train_iterations": 120},
-        },
-        "collect": {
-            "n_sample": 128,
-            "collector": {"type": "sample_1v1"},
-            "parallel_collector": {"type": "marine"},
-        },
-        "eval": {"evaluator": {"eval_freq": 60}},
-        "other": {
-            "serial_commander": {"type": "one_vs_one"},
-            "commander": {"type": "one_vs_one"},
-            "league": {"one_phase_step": 40},
-        },
-    },
+    "type": "ppo",
+    "model": {"encoder_hidden_size_list": [32]},
+    "learn": {"batch_size": 64, "epoch_per_collect": 2, "learner": {"train_iterations": 120}},
+    "collect": {"n_sample": 128, "parallel_collector": {"type": "marine"}},
+    "eval": {"evaluator": {"eval_freq": 60}},
+    "other": {"commander": {"type": "one_vs_one"}, "league": {"one_phase_step": 40}},
 }
 
 
@@ -256,8 +232,9 @@ PPO: dict[str, Any] = {
 def test_on_policy_parallel_run_stays_within_the_policy_lag_limit(
     max_lag: int, tmp_path: Any, evicted: list[dict[str, int]]
 ) -> None:
+    config = {**load_config("tictactoe-selfplay"), "policy": PPO}
     sets = (f"policy.other.commander.max_policy_lag={max_lag}", "system.collector_num=2")
-    result = train(PPO, mode="parallel", transport="in_memory", sets=sets, output=tmp_path)
+    result = train(config, "parallel", "in_memory", (*SHORT[:4], *sets), output=tmp_path)
 
     assert result.reason == "limit"
     assert result.train_iter >= 120
