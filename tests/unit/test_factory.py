@@ -14,6 +14,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import get_policy_cls
+from tests.own_plugins import using
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,7 @@ def test_error_for_a_section_without_a_type_lists_the_known_types(
 def test_factory_takes_the_alias_of_type(
     create: Callable[[dict[str, Any]], Any], kind: str, alias: str
 ) -> None:
-    with use_manager(PluginManager()) as manager:
-        manager.registry(kind).register("mine", lambda cfg: cfg)
-
+    with using(**{kind: {"mine": lambda cfg: cfg}}):
         assert create({alias: "mine", "size": 3}) == {"type": "mine", "size": 3}
 
 
@@ -108,7 +107,6 @@ def test_serial_and_parallel_parts_are_built_by_their_type(tmp_path: Path) -> No
     assert cfg["type"] == "interaction"
     evaluator.close()
 
-    with use_manager(PluginManager()) as manager:
-        manager.registry("parallel_collectors").register("mine", lambda cfg: ("mine", cfg["size"]))
+    with using(parallel_collectors={"mine": lambda cfg: ("mine", cfg["size"])}):
         built: Any = worker.create_parallel_collector({"type": "mine", "size": 3})
     assert built == ("mine", 3)

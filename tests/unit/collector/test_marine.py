@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -115,41 +115,21 @@ class Store:
 
 
 @pytest.fixture
-def make_marine(tmp_path: Any) -> Iterator[Any]:
-    made: list[MarineParallelCollector] = []
-
+def make_marine(make_task: Any) -> Any:
     def make(
-        store: Store,
-        paths: Any,
-        flags: Any,
-        *,
-        kind: Any = MarineParallelCollector,
-        eval_flag: bool = False,
-        **changes: Any,
+        store: Store, paths: Any, flags: Any, *, kind: Any = MarineParallelCollector, **changes: Any
     ):
         env: Any = {"env_id": f"{GAMES}:Nim", "kwargs": {"stones": STONES}}
         env |= {"collector_env_num": 2, "evaluator_env_num": 2, "collector_episode_num": 6}
         env |= changes.pop("env", {})
-        cfg = {
-            **kind.default_config(),
-            "env": env,
-            "env_manager": {"type": "base"},
-            "policy": [POLICY] * len(paths),
-            "collect_setting": {} if eval_flag else {"eps": 0.0},
-            "eval_flag": eval_flag,
-            "policy_update_path": paths,
-            "policy_update_flag": flags,
-            "exp_name": str(tmp_path),
-            "seed": 11,
-            "update_policy_second": 3600,
-            **changes,
-        }
-        made.append(kind(cfg))
-        return store.attach(made[-1])
+        if not changes.get("eval_flag"):
+            changes = {"collect_setting": {"eps": 0.0}, **changes}
+        own = {"env_manager": {"type": "base"}, "policy": [POLICY] * len(paths)}
+        own |= {"policy_update_path": paths, "policy_update_flag": flags}
+        cfg = {**own, "env": env, "update_policy_second": 3600, **changes}
+        return store.attach(make_task(kind, **cfg))
 
-    yield make
-    for collector in made:
-        collector.close()
+    return make
 
 
 @pytest.mark.parametrize(
