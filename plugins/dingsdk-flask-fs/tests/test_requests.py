@@ -7,7 +7,8 @@ import resource
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,28 @@ def test_any_json_in_any_field_is_answered_without_a_500(served: Any, data: st.D
     assert status in (200, 400, 409), answer
     if status != 200:
         assert answer["code"] in ("ProtocolError", "StaleEpochError")
+
+
+def test_recorded_requests_have_no_effect_on_a_restarted_master(
+    served: Any, tmp_path: Path
+) -> None:
+    peer = served.peer()
+    peer.join()
+    recorded = []
+    for kind, body in BODIES.items():
+        content = peer.envelope(kind, body)
+        recorded.append((f"/v1/{kind}", content, peer.signed(f"/v1/{kind}", content)))
+        assert peer.send(*recorded[-1])[0] in (200, 409)  # 409: a new join ends the one before
+    served.end.abandon_worker("peer")
+    served.end.close()
+
+    # It knows no nonces; the signed epoch in each request is over.
+    with closing(type(served.transport)({"threads": 8}, tmp_path / "run")) as transport:
+        restarted = type(served)(transport)
+        for request in recorded:
+            status, answer, _ = restarted.peer().send(*request)
+            assert (status, json.loads(answer)["code"]) == (409, "StaleEpochError")
+        assert restarted.listener.events == []
 
 
 def test_unknown_optional_fields_are_ignored(served: Any) -> None:
