@@ -1,4 +1,4 @@
-"""Small policies and writers in place of real ones."""
+"""Small policies, writers and clocks in place of real ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ import numpy as np
 import torch
 
 from dingsdk.policy import BasePolicy
+
+
+class Clock:
+    """A clock in seconds that only the test moves."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class IdlePolicy(BasePolicy):

@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import nn
 
-from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy import (
     MLP,
     BasePolicy,
-    CollectMode,
-    CommandMode,
     DQNPolicy,
-    EvalMode,
-    LearnMode,
     PPOPolicy,
     R2D2Policy,
     RecurrentQNetwork,
@@ -28,116 +22,12 @@ from dingsdk.policy import (
 )
 from dingsdk.testing import PolicyContract, Rule
 
+from ..foreign_policy import ForeignPolicy
 from .cases import Case, each_rule
 
 VECTOR, THREE = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 BATCHED = frozenset({"seeded", "batched", "per_step"})
 MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": [16]}
-
-
-class Foreign:
-    """A policy in the style of DI-engine: its modes have only the fields of the contract."""
-
-    def __init__(self, enable_field: Sequence[str] | None, seed: int) -> None:
-        self.fields = set(enable_field or ("learn", "collect", "eval", "command"))
-        if unknown := self.fields - {"learn", "collect", "eval", "command"}:
-            raise ConfigError(f"unknown modes {unknown}", path="policy")
-        self.rng = np.random.default_rng(seed)
-        self.weights = self.rng.normal(size=(4, 3)).astype(np.float32)
-
-    def __getattr__(self, name: str) -> Any:
-        field, _, kind = name.partition("_")
-        if kind != "mode":
-            raise AttributeError(name)
-        if field not in self.fields:
-            raise ConfigError(f"no {field} mode", path="policy")
-        return getattr(self, f"_{field}")
-
-    def _values(self, obs: Any) -> NDArray[np.float32]:
-        values = np.stack([np.asarray(each) for each in obs.values()]) @ self.weights
-        if not np.isfinite(values).all():
-            raise NonFiniteError("an observation is not finite", key="action")
-        return values
-
-    def _eval_forward(self, obs: Any) -> dict[int, Any]:
-        if not obs:
-            return {}
-        actions = self._values(obs).argmax(1)
-        return {env: {"action": action} for env, action in zip(obs, actions, strict=True)}
-
-    def _collect_forward(self, obs: Any, eps: float = 0.5) -> dict[int, Any]:
-        answers = self._eval_forward(obs)
-        for answer in answers.values():
-            if self.rng.random() < eps:
-                answer["action"] = self.rng.integers(3)
-        return answers
-
-    def _learn_forward(self, data: Any, **_: Any) -> dict[str, Any]:
-        rows = list(data)
-        if not all("reward" in row for row in rows):
-            raise SchemaMismatchError("no reward", key="reward", expected="reward", found=None)
-        for row in rows:
-            step = 0.01 * float(row["reward"]) * np.asarray(row["obs"], np.float32)
-            self.weights[:, int(row["action"])] += step
-        return {"total_loss": float(np.abs(self.weights).sum())}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        found = np.asarray(state.get("model", {}).get("weights", ()))
-        if found.shape != self.weights.shape:
-            raise SchemaMismatchError("no weights that fit", key="model", expected=0, found=0)
-        self.weights = np.array(found, np.float32)
-
-    def _attribute(self, name: str) -> Any:
-        known = {"cfg": {}, "n_sample": 8, "n_episode": None, "unroll_len": 1, "on_policy": False}
-        known |= {"batch_size": 4, "device": "cpu"}
-        if name not in known:
-            raise NotImplementedError(name)
-        return known[name]
-
-    @property
-    def _shared(self) -> dict[str, Any]:
-        return {
-            "reset": lambda ids=None: None,
-            "get_attribute": self._attribute,
-            "set_attribute": lambda name, value: None,
-            "state_dict": lambda: {"model": {"weights": self.weights.copy()}},
-            "load_state_dict": self._load,
-        }
-
-    @property
-    def _learn(self) -> LearnMode:
-        return LearnMode(
-            forward=self._learn_forward,
-            info=lambda: "foreign",
-            monitor_vars=lambda: ["total_loss"],
-            **self._shared,
-        )
-
-    @property
-    def _collect(self) -> CollectMode:
-        return CollectMode(
-            forward=self._collect_forward,
-            process_transition=lambda obs, output, timestep: {
-                "obs": obs,
-                "action": output["action"],
-                "reward": timestep.reward,
-                "done": timestep.done,
-            },
-            get_train_sample=lambda transitions: list(transitions),
-            **self._shared,
-        )
-
-    @property
-    def _eval(self) -> EvalMode:
-        return EvalMode(forward=self._eval_forward, **self._shared)
-
-    @property
-    def _command(self) -> CommandMode:
-        return CommandMode(
-            get_setting_learn=lambda info: {},
-            get_setting_collect=lambda info: {"eps": 0.5},
-            get_setting_eval=lambda info: {},
-        )
 
 
 class NormDQN(DQNPolicy):
@@ -156,6 +46,10 @@ class WidePPO(PPOPolicy):
 class SmallR2D2(R2D2Policy):
     def make_network(self) -> RecurrentQNetwork:
         return RecurrentQNetwork(4, self.section.model.action_count, [8], 6)
+
+
+def foreign(enable_field: Sequence[str] | None, seed: int) -> ForeignPolicy:
+    return ForeignPolicy(None, enable_field, seed)
 
 
 def policy(
@@ -237,7 +131,7 @@ CASES: Mapping[str, Case] = {
         nstep=3,
         learn={"auto_alpha": False, "alpha": 0.2},
     ),
-    "policy_without_the_base_class": of_spaces(Foreign, {"seeded", "per_step"}, VECTOR, THREE),
+    "policy_without_the_base_class": of_spaces(foreign, {"seeded", "per_step"}, VECTOR, THREE),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dingsdk.plugins import PluginManager
 from dingsdk.worker import ISerialEvaluator
 
 from ..unit.replay_buffer.random_remover import RandomRemover
@@ -16,6 +15,7 @@ EPISODES = (
     *(f"{_BUFFER}.replay_buffer_size=32", "policy.collect.collector.type=episode"),
     *("policy.collect.n_sample=null", "policy.collect.n_episode=8", "policy.learn.batch_size=16"),
 )
+OWN_PARTS = {"policies": {"episodes": EpisodePolicy}, "removers": {"random": RandomRemover}}
 RANDOM_REMOVER = (f"{_BUFFER}.remover.type=random", f"{_BUFFER}.replay_buffer_size=1024")
 
 
@@ -33,11 +33,3 @@ class FixedEvaluator(ISerialEvaluator):
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, dict[str, Any]]:
         assert self.env.env_num == 2
         return False, {"eval_episode_return": [self._cfg.value, 3 * self._cfg.value]}
-
-
-def manager_with_own_parts() -> PluginManager:
-    """Return a plugin manager with both parts."""
-    manager = PluginManager()
-    manager.registry("policies").register("episodes", EpisodePolicy)
-    manager.registry("removers").register("random", RandomRemover)
-    return manager

@@ -20,14 +20,11 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
+from tests.runs import SMALL
 
 SETS = (
-    "env.collector_env_num=2",
+    *SMALL,
     "env.collector_episode_num=1",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "policy.collect.n_sample=16",
-    "policy.learn.batch_size=16",
     "policy.nstep=1",
     "policy.eval.evaluator.eval_freq=1000",
     "system.max_env_steps=2000",
@@ -91,7 +88,7 @@ CASES: dict[str, tuple[type[DQNPolicy], type[Exception], list[str]]] = {
     "samples of another shape": (
         column("obs", lambda rows: rows[:, :2]),
         SchemaMismatchError,
-        ["(16, 2)", "obs_shape=4"],
+        ["(8, 2)", "obs_shape=4"],
     ),
     "learn returns nothing": (
         changes("learn", lambda _: None),
@@ -103,30 +100,26 @@ CASES: dict[str, tuple[type[DQNPolicy], type[Exception], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_serial_run_ends_with_an_error_that_says_what_is_wrong(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        *(("serial", name) for name in CASES),
+        *(("parallel", "act returns NaN"), ("parallel", "learn returns NaN")),
+        ("parallel", "samples returns nothing"),
+    ],
+)
+def test_run_ends_with_an_error_that_says_what_is_wrong(
+    mode: Any, name: str, tmp_path: Path
+) -> None:
     policy, error, words = CASES[name]
+    if mode == "parallel":
+        error, words = TaskFailedError, (error.__name__, "failed on worker", *words)
 
     with use_manager(PluginManager()), pytest.raises(error) as caught:
-        train("cartpole-dqn", sets=SETS, policy=policy, output=tmp_path)
+        train("cartpole-dqn", mode, sets=SETS, policy=policy, output=tmp_path)
 
     assert type(caught.value) is error
     for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["act returns NaN", "samples returns nothing", "learn returns NaN"]
-)
-def test_parallel_run_ends_with_an_error_that_also_names_the_worker(
-    name: str, tmp_path: Path
-) -> None:
-    policy, error, words = CASES[name]
-
-    with use_manager(PluginManager()), pytest.raises(TaskFailedError) as caught:
-        train("cartpole-dqn", "parallel", sets=SETS, policy=policy, output=tmp_path)
-
-    for word in (error.__name__, "failed on worker", *words):
         assert word in str(caught.value)
 
 

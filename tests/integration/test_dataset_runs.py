@@ -17,12 +17,12 @@ from dingsdk.data import Dataset
 from dingsdk.data.columns import column_equal
 from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
 from dingsdk.testing import StopAndGo
 from dingsdk.worker import NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_buffer import persistence
+from tests.own_plugins import using
 
 from .clusters import JobCluster
 from .test_coordinator_restart import code_without_coordinator
@@ -348,7 +348,6 @@ def test_run_whose_buffer_gives_no_batch_ends_with_an_error(
 ) -> None:
     put(config, f"{BUFFER}.type", "dry")
 
-    with use_manager(PluginManager()) as manager:
-        manager.registry("buffers").register("dry", DryBuffer)
-        with pytest.raises(DingError, match="after iteration 10 the DryBuffer gave no batch"):
-            train(config, mode, output=tmp_path)
+    said = "after iteration 10 the DryBuffer gave no batch"
+    with using(buffers={"dry": DryBuffer}), pytest.raises(DingError, match=said):
+        train(config, mode, output=tmp_path)

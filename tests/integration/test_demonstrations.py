@@ -17,13 +17,13 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.status_file import read_status
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.testing import StopAndGo
 from dingsdk.worker import read_dataset, write_dataset
 from dingsdk.worker.commander.tasks import demonstrations_task
 from dingsdk.worker.demonstrations import demonstration_samples
 from dingsdk.worker.replay_buffer.demonstrations import STATE_NAME
+from tests.own_plugins import using
 
 from . import short_runs
 from .clusters import JobCluster
@@ -155,9 +155,8 @@ def test_a_learner_that_replaces_a_lost_one_has_the_demonstrations_again(
     own = (f"{DEMONSTRATIONS}.path={path}", f"{DEMONSTRATIONS}.preload=true")
     if not is_preloaded:
         own = (*shown(path), "policy.type=share", "policy.nstep=2")
-    manager = PluginManager()
-    manager.registry("policies").register("share", SharePolicy)
-    with use_manager(manager), JobCluster(tmp_path, "greenlets", *own) as cluster:
+    part = using(policies={"share": SharePolicy})
+    with part, JobCluster(tmp_path, "greenlets", *own) as cluster:
         cluster.expect(lambda: cluster.train_iter() > 60)
         cluster.transport.abandon_worker("learner-0")
         cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)

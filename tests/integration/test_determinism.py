@@ -13,25 +13,16 @@ from dingsdk.data.pytree import different_leaves
 from dingsdk.data.seeding import derive_seed
 from dingsdk.testing.stop_and_go import outcome_of
 
-SETS = (
-    "policy.learn.learner.train_iterations=60",
-    "policy.eval.evaluator.eval_freq=25",
-    "env.stop_value=1000",
-    "env.n_evaluator_episode=3",
-    "env.evaluator_env_num=1",
-    "env.collector_env_num=4",
-    "policy.collect.n_sample=32",
-    "policy.learn.update_per_collect=4",
-    "policy.learn.batch_size=32",
-)
+from .short_runs import SIXTY
+
 CASES = {
-    "dqn": ("cartpole-dqn", SETS),
+    "dqn": ("cartpole-dqn", SIXTY),
     "prioritized": (
         "cartpole-dqn",
-        (*SETS, "policy.other.replay_buffer.type=advanced", "policy.priority=true"),
+        (*SIXTY, "policy.other.replay_buffer.type=advanced", "policy.priority=true"),
     ),
-    "ppo": ("cartpole-ppo", (*SETS[:5], "env.collector_env_num=4", "policy.collect.n_sample=128")),
-    "sac": ("pendulum-sac", SETS),
+    "ppo": ("cartpole-ppo", (*SIXTY[:6], "policy.collect.n_sample=128")),
+    "sac": ("pendulum-sac", SIXTY),
 }
 
 

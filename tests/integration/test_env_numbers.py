@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import DingError
 from dingsdk.pipeline.evaluate import evaluate
 from dingsdk.pipeline.train import train
 from tests.tensorboard_events import curves_of
@@ -141,17 +140,6 @@ def test_numbers_travel_from_worker_processes(tmp_path: Path) -> None:
     pytest.importorskip("dingsdk_shared_memory")
     result, written = run(tmp_path, "parallel", "shared_memory")
     check(result, written)
-
-
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_chosen_name_without_a_number_ends_the_run_with_one_error(
-    tmp_path: Path, mode: str
-) -> None:
-    sets = ["env.info_numbers=[text]"]
-    with pytest.raises(
-        DingError, match=r"env\.info_numbers names 'text', .*Scored has 'on its way'"
-    ):
-        run(tmp_path, mode, sets=sets)
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

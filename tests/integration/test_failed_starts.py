@@ -16,7 +16,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk.cli import main
-from dingsdk.errors import EnvError, PortInUseError
+from dingsdk.errors import EnvError
 from dingsdk.pipeline.train import compile_run, run_coordinator, train
 
 from .short_runs import QUICK
@@ -42,15 +42,6 @@ def test_coordinator_on_a_port_in_use_leaves_no_data_folder(
 
 def _interrupt(address: str, note: str) -> None:
     raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_train_on_a_port_in_use_leaves_no_run_folder(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as theirs:
-        port = f"system.transport.port={theirs.getsockname()[1]}"
-        with pytest.raises(PortInUseError):
-            train("cartpole-dqn", "parallel", "flask_fs", (port,), 0, output=tmp_path / "runs")
-    assert list((tmp_path / "runs").iterdir()) == []
 
 
 UNGUARDED = """

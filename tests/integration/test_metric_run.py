@@ -26,10 +26,3 @@ def test_run_reports_the_metric_as_its_result(mode: Any, tmp_path: Any) -> None:
     assert 0.0 <= first.mean < 0.25 < last.mean <= 1.0
     again = evaluate(result.run_dir, "latest")
     assert again.returns == (last.mean,)
-
-
-def test_run_ends_at_the_requested_accuracy(tmp_path: Any) -> None:
-    sets = (*SHORT[:2], "env.stop_value=0.15")
-    result = train("metric-supervised", sets=sets, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("stop_value", 80)

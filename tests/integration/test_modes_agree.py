@@ -19,9 +19,9 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.pipeline.train import compile_run, train
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.replay_buffer.home import TableHome
+from tests.own_plugins import using
 
 from ..unit.replay_buffer.random_remover import RandomRemover
 from .short_runs import QUICK
@@ -211,20 +211,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         yield found
 
 
-@pytest.fixture
-def _parts() -> Iterator[None]:
-    manager = PluginManager()
-    manager.registry("removers").register("random", RandomRemover)
-    for name, policy in (
-        *(("lists", ListPolicy), ("sequences", SequencePolicy), ("episodes", EpisodePolicy)),
-    ):
-        manager.registry("policies").register(name, policy)
-    with use_manager(manager):
-        yield
+OWN = {"lists": ListPolicy, "sequences": SequencePolicy, "episodes": EpisodePolicy}
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_parts")
+@using(policies=OWN, removers={"random": RandomRemover})
 @pytest.mark.parametrize("seed", range(36))
 def test_drawn_config_means_the_same_in_both_modes(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

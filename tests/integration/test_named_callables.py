@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import shutil
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 
 import dingsdk
@@ -163,10 +161,3 @@ def test_function_given_in_python_is_not_judged_nor_in_the_processes_of_its_run(
     ):
         dingsdk.evaluate(run)
     assert dingsdk.evaluate(run, env=create).mean > 0
-
-
-def test_lambda_and_partial_given_in_python_make_the_envs_of_a_run(tmp_path: Path) -> None:
-    for env in (lambda: gym.make("CartPole-v1"), functools.partial(gym.make, "CartPole-v1")):
-        sets = [*QUICK, *LIMIT, "env_manager.type=in_process"]
-        result = dingsdk.train("cartpole-dqn", sets=sets, output=str(tmp_path), env=env)
-        assert result.reason == "limit"

@@ -16,7 +16,6 @@ from dingsdk.policy import BasePolicy, DQNPolicy, PPOPolicy, R2D2Policy
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 
 from . import short_runs
-from .clusters import JobCluster
 
 SETS = (*short_runs.QUICK, "policy.normalize.obs=true", "policy.normalize.reward=true")
 MODES: tuple[tuple[Any, Any], ...] = (("serial", None), ("parallel", "in_memory"))
@@ -151,19 +150,6 @@ def test_all_networks_of_a_run_have_the_same_statistics(name: str, tmp_path: Pat
     assert float(counts[0]) <= result.samples.collected
     if mode == "serial":
         assert float(counts[0]) == result.samples.collected
-
-
-def test_replaced_learner_counts_no_step_twice(tmp_path: Path) -> None:
-    sets = ("policy.normalize.obs=true", "policy.nstep=1")
-    with JobCluster(tmp_path, "threads", *sets) as cluster:
-        cluster.expect(lambda: cluster.train_iter() > 120)
-        cluster.transport.abandon_worker("learner-0")
-        cluster.expect(lambda: cluster.coordinator.status().workers["learner"] == 1)
-        at_return = cluster.train_iter()
-        cluster.expect(lambda: cluster.train_iter() > at_return + 60)
-        collected = cluster.coordinator.status().env_steps
-    found = load_checkpoint(tmp_path / "ckpt").state["model"]["encoder.features.count"]
-    assert collected / 4 < float(found) <= cluster.coordinator.status().env_steps
 
 
 @pytest.mark.parametrize(("mode", "transport"), MODES)

@@ -13,15 +13,14 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, DingError
 from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.train import train
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import LearnMode
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.replay_buffer import (
-    AdvancedReplayBuffer,
     EpisodeReplayBuffer,
     NaiveReplayBuffer,
 )
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
+from tests.own_plugins import using
 
 from . import short_runs
 
@@ -78,14 +77,6 @@ class EpisodePolicy(DQNPolicy):
         return steps
 
 
-class PrioritizingPolicy(DQNPolicy):
-    """Gives each sample a priority when it is collected."""
-
-    def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
-        made = super().samples(columns, ends)
-        return made.with_columns(priority=2.0 + np.arange(len(made)) % 3)
-
-
 class VersionedPolicy(DQNPolicy):
     """Collects the versions of the trained rows."""
 
@@ -94,14 +85,6 @@ class VersionedPolicy(DQNPolicy):
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         self.versions.update(batch["collect_iter"].tolist())
         return super().learn(batch)
-
-
-class PrioritizedBuffer(AdvancedReplayBuffer):
-    seen: ClassVar[set[float]] = set()
-
-    def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        self.seen.update(data.columns["priority"].tolist())
-        super().push(data, cur_collector_envstep, timeout_s)
 
 
 class SerialBuffer(NaiveReplayBuffer):
@@ -125,31 +108,21 @@ class NeedsLives(UniformSampler):
     needs_columns: ClassVar[tuple[str, ...]] = ("reward", "lives")
 
 
-PARTS = {
-    "policies sequences": SequencePolicy,
-    "policies episodes": EpisodePolicy,
-    "policies prioritizing": PrioritizingPolicy,
-    "policies versioned": VersionedPolicy,
-    "buffers prioritized": PrioritizedBuffer,
-    "buffers serial": SerialBuffer,
-    "samplers returns": ReturnSampler,
-    "samplers lives": NeedsLives,
+POLICIES = {
+    "sequences": SequencePolicy,
+    "episodes": EpisodePolicy,
+    "versioned": VersionedPolicy,
 }
+SAMPLERS = {"returns": ReturnSampler, "lives": NeedsLives}
 
 
 def run(tmp_path: Path, mode: Any, *sets: str, **buffers: type[NaiveReplayBuffer]) -> RunResult:
-    manager = PluginManager()
-    for name, part in {
-        **PARTS,
-        **{f"buffers {key}": each for key, each in buffers.items()},
-    }.items():
-        kind, _, key = name.partition(" ")
-        manager.registry(kind).register(key, part)
     sets = (
         *(*short_runs.QUICK, "policy.nstep=1", "policy.learn.learner.train_iterations=60", *sets),
         *(("system.transport.check_wire=true",) if mode == "parallel" else ()),
     )
-    with use_manager(manager):
+    buffers = {"serial": SerialBuffer, **buffers}
+    with using(policies=POLICIES, samplers=SAMPLERS, buffers=buffers):
         return train("cartpole-dqn", mode, sets=sets, seed=3, output=tmp_path)
 
 
@@ -203,12 +176,6 @@ def test_buffer_of_episodes_needs_a_collector_of_episodes_in_both_modes(tmp_path
         assert caught.value.path == f"{BUFFER}.type"
         texts.add(str(caught.value))
     assert len(texts) == 1
-
-
-def test_a_prioritized_buffer_gets_the_priorities_of_the_collecting_policy(tmp_path: Path) -> None:
-    PrioritizedBuffer.seen.clear()
-    run(tmp_path, "parallel", f"{BUFFER}.type=prioritized", "policy.type=prioritizing")
-    assert PrioritizedBuffer.seen == {2.0, 3.0, 4.0}
 
 
 def test_a_buffer_that_does_not_support_the_mode_is_refused(tmp_path: Path) -> None:

@@ -23,23 +23,22 @@ from dingsdk.cli import main
 from dingsdk.config import load_config
 from dingsdk.errors import (
     CheckpointCorruptError,
-    CheckpointMissingError,
     RunFolderError,
 )
 from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
-from dingsdk.plugins import use_manager
 from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.run_id import run_id
+from tests.own_plugins import using
 from tests.small_disk import small_disk
 from tools.chaos.counting import acknowledged_rows
 
-from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
+from .own_parts import EPISODES, OWN_PARTS, RANDOM_REMOVER
 
 ITERATIONS = "policy.learn.learner.train_iterations"
 SETS = (
@@ -52,14 +51,14 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from dingsdk import train
-from dingsdk.plugins import use_manager
 from tools.chaos.counting import count_acknowledged
 
 count_acknowledged(Path(sys.argv[1]))
 if __name__ == "__main__":
-    from tests.integration.own_parts import manager_with_own_parts
+    from tests.integration.own_parts import OWN_PARTS
+    from tests.own_plugins import using
 
-    with use_manager(manager_with_own_parts()):
+    with using(**OWN_PARTS):
         train("cartpole-dqn", "parallel", sys.argv[2], sys.argv[3:], 3, sys.argv[1])
 """
 ROOT = Path(__file__).parents[2]
@@ -199,7 +198,7 @@ def test_shared_memory_run_resumes_after_all_its_processes_were_killed(
     if is_swept:
         run_memory.remove_stale()  # as the next coordinator on this host does
         assert not memory.exists()
-    with use_manager(manager_with_own_parts()), watched_fill(run) as fills:
+    with using(**OWN_PARTS), watched_fill(run) as fills:
         result = go_on(run, before["train_iter"] + 100)
 
     assert max(fills) >= before["buffer_fill"] > 0  # the new table has the rows of the old one
@@ -281,14 +280,6 @@ def test_limit_applies_to_the_iteration_the_learner_resumes_from(run: Path, is_b
     assert (result.reason, result.train_iter) == ("limit", 60)
     assert load_checkpoint(run / "ckpt").iteration == 60
     assert (result.samples.trained > before) == is_back
-
-
-def test_run_without_a_journal_cannot_be_resumed(tmp_path: Path) -> None:
-    sets = [f"{ITERATIONS}=20", "exp_name=run"]
-    run = train("cartpole-dqn", "parallel", "in_memory", sets, 3, tmp_path).run_dir
-    assert not (run / "journal").exists()
-    with pytest.raises(CheckpointMissingError, match=r"system\.journal is off"):
-        resume(run)
 
 
 def test_damaged_journal_is_refused_in_one_line_and_nothing_changes(

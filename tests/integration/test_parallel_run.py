@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from dingsdk.errors import DingError, TaskFailedError
 from dingsdk.pipeline import parallel
 from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.train import train
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from tests.own_plugins import using
 
 from . import short_runs
 
@@ -73,16 +72,6 @@ def test_run_trains_evaluates_and_saves_both_checkpoints(tmp_path: Path, concurr
     assert latest.envstep > 100
 
 
-def test_evaluations_follow_eval_freq_as_in_serial_mode(tmp_path: Path) -> None:
-    sets = ("policy.eval.evaluator.eval_interval_s=null", "policy.eval.evaluator.eval_freq=50")
-    result = run(tmp_path, *sets, "env.collector_episode_num=1")
-    evaluated = [each.train_iter for each in result.evaluations]
-    assert evaluated[0] == 0
-    assert evaluated[-1] == 200
-    assert all(later - earlier >= 30 for earlier, later in itertools.pairwise(evaluated[:-1]))
-    assert len(evaluated) >= 3
-
-
 class EvaluatorHeldBack:
     """Delays the first evaluation until the learner has ended its task."""
 
@@ -105,9 +94,7 @@ class EvaluatorHeldBack:
 
 @pytest.mark.parametrize("stop_value", [1000.0, 1.0])
 def test_evaluation_that_ends_after_training_counts(tmp_path: Path, stop_value: float) -> None:
-    manager = PluginManager()
-    manager.register_plugin(EvaluatorHeldBack(), "held-back")
-    with use_manager(manager):
+    with using(EvaluatorHeldBack()):
         result = run(tmp_path, f"env.stop_value={stop_value}", concurrency="threads")
 
     assert [each.train_iter for each in result.evaluations] == [200]
@@ -124,40 +111,17 @@ def test_last_evaluation_that_takes_too_long_is_stopped_and_not_counted(tmp_path
     assert "best" not in result.checkpoints
 
 
-class BrokenEnv(gymnasium.Env[Any, Any]):
-    """Raises in the third step of every episode."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self._steps = 0
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=kwargs.get("seed"))
-        self._steps = 0
-        return self.observation_space.sample() * 0, {}
-
+class BrokenEnv(gymnasium.envs.classic_control.CartPoleEnv):  # type: ignore[misc]
     def step(self, action: Any) -> Any:
-        self._steps += 1
-        if self._steps == 3:
-            raise ValueError("the simulator fell over")
-        return self.observation_space.sample() * 0, 1.0, False, False, {}
-
-
-@pytest.fixture
-def broken_env() -> Any:
-    gymnasium.register("Broken-v0", BrokenEnv)
-    yield "Broken-v0"
-    del gymnasium.registry["Broken-v0"]
+        raise ValueError("the simulator fell over")
 
 
 @pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
 def test_env_that_keeps_raising_ends_the_run_with_its_traceback(
-    tmp_path: Path, broken_env: str, concurrency: str
+    tmp_path: Path, concurrency: str
 ) -> None:
     with pytest.raises(TaskFailedError) as caught:
-        run(tmp_path, f"env.env_id={broken_env}", concurrency=concurrency)
+        run(tmp_path, f"env.env_id={__name__}:BrokenEnv", concurrency=concurrency)
     assert "the simulator fell over" in caught.value.facts["traceback"]
     assert any("the simulator fell over" in note for note in caught.value.__notes__)
 

@@ -45,18 +45,6 @@ def _leaves_nothing_behind() -> None:
     """Override the check after each test: the shared cluster is still running."""
 
 
-def test_killed_collector_is_restarted_and_its_samples_stay(cluster: ProcessCluster) -> None:
-    cluster.expect(lambda: cluster.train_iter() > 60)
-    before, killed_at = cluster.pid("collector-0"), cluster.env_steps()
-    incarnation = cluster.incarnation("collector-0")
-    os.kill(before, signal.SIGKILL)
-
-    cluster.expect(lambda: cluster.incarnation("collector-0") > incarnation)
-    assert cluster.pid("collector-0") != before
-    cluster.expect(lambda: cluster.env_steps() > killed_at + 500)
-    cluster.coordinator.validate_state()
-
-
 @pytest.mark.slow
 def test_stopped_collector_loses_its_task_and_joins_again(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")

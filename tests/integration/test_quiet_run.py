@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import SoloCommander
+from tests.own_plugins import using
 
 from . import short_runs
 
@@ -43,14 +39,8 @@ class _Ears(logging.Handler):
             self.stop.set()
 
 
-@pytest.fixture
-def manager() -> Iterator[PluginManager]:
-    with use_manager(PluginManager()) as manager:
-        manager.registry("commanders").register("lazy", LazyCommander)
-        yield manager
-
-
-def test_commander_that_hands_out_no_task_is_named(tmp_path: Path, manager: Any) -> None:
+@using(commanders={"lazy": LazyCommander})
+def test_commander_that_hands_out_no_task_is_named(tmp_path: Path) -> None:
     sets = (
         *short_runs.QUICK,
         "policy.other.commander={type: lazy}",

@@ -24,27 +24,17 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.pipeline.resume import RunSaver, find_save
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.testing import StopAndGo
 from dingsdk.testing.stop_and_go import _interrupt_after, outcome_of
 from dingsdk.worker.commander.serial import BaseSerialCommander
+from tests.own_plugins import using
 from tools.os_calls import failing_calls
 
 from .own_parts import FixedEvaluator
+from .short_runs import SIXTY as SMALL
 from .test_ordered_buffers import SequencePolicy
 from .test_parallel_resume import contents, python, wait_until
 
-SMALL = (
-    "policy.learn.learner.train_iterations=60",
-    "policy.eval.evaluator.eval_freq=25",
-    "env.stop_value=1000",
-    "env.n_evaluator_episode=3",
-    "env.evaluator_env_num=3",
-    "env.collector_env_num=4",
-    "policy.collect.n_sample=32",
-    "policy.learn.update_per_collect=4",
-    "policy.learn.batch_size=32",
-)
 RING = "replay_buffer_size=200"
 ADVANCED = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
 
@@ -384,8 +374,7 @@ def test_sequences_do_not_cross_from_the_saved_episode_to_a_new_one(tmp_path: Pa
     sequences = ["policy.type=sequences", f"{buffer}.type=sequence", f"{buffer}.sequence_length=6"]
     sets = [*SMALL, *sequences, "policy.nstep=1", "policy.learn.learner.train_iterations=12"]
     sets.append("policy.learn.batch_size=16")
-    with use_manager(PluginManager()) as manager:
-        manager.registry("policies").register("sequences", SequencePolicy)
+    with using(policies={"sequences": SequencePolicy}):
         run = train("cartpole-dqn", sets=sets, output=tmp_path, env=Opaque).run_dir
         collector = find_save(run).state.parts["collector"]
         assert collector["_stocks"][0], "no episode was returned in part"
@@ -399,8 +388,7 @@ def test_warning_names_the_part_that_begins_new_episodes(
 ) -> None:
     sets = ["policy.learn.learner.train_iterations=1", f"policy.eval.evaluator.type={kind}"]
     sets.append("env.evaluator_env_num=2")
-    with use_manager(PluginManager()) as manager:
-        manager.registry("evaluators").register("fixed", FixedEvaluator)
+    with using(evaluators={"fixed": FixedEvaluator}):
         train("cartpole-dqn", sets=[*SMALL, *sets], output=tmp_path)
     told = [each.args for each in caplog.records if "if this run is resumed" in each.message]
     assert told == [("the evaluator FixedEvaluator begins new episodes",)] * is_told

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.plugins import use_manager
 from dingsdk.worker.coordinator.live_payloads import LivePayloads
+from tests.own_plugins import using
 
 from .clusters import ProcessCluster
-from .own_parts import EPISODES, RANDOM_REMOVER, manager_with_own_parts
+from .own_parts import EPISODES, OWN_PARTS, RANDOM_REMOVER
 
 BUFFER = "policy.other.replay_buffer"
 
@@ -47,7 +47,7 @@ def test_another_learner_gets_the_rows_of_one_that_was_killed(
     tmp_path: Path, example: str, sets: tuple[str, ...], transport: str
 ) -> None:
     with (
-        use_manager(manager_with_own_parts()),
+        using(**OWN_PARTS),
         ProcessCluster(tmp_path, sets, transport, example=example) as cluster,
     ):
         cluster.expect_training()

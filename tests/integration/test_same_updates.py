@@ -105,10 +105,3 @@ def test_collectors_end_at_the_limit_of_env_steps(tmp_path: Path, collectors: in
     result = train("cartpole-dqn", "parallel", sets=sets, seed=1, output=tmp_path)
     assert result.reason == "limit"
     assert 600 <= result.env_steps < 600 + collectors * 4  # envs of each
-
-
-def test_run_with_another_limiter_ends_at_its_step_limit(tmp_path: Path) -> None:
-    # This buffer always has a batch, so waiting for the last one would never end.
-    own = "policy.other.replay_buffer.limiter.type=push_sample_rate"
-    result = train("cartpole-dqn", "parallel", sets=[*SETS, *DQN, own], seed=1, output=tmp_path)
-    assert result.reason == "limit"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk import resume, train
+from dingsdk import train
 from dingsdk.errors import SamplesLostError
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
@@ -99,14 +99,6 @@ def test_trained_rows_of_sequences_are_counted_without_padding(place: str, is_pa
         result = train("cartpole-r2d2", mode, sets=sets, policy=CountingR2D2)
 
     assert result.samples.trained == CountingR2D2.rows > 0
-
-
-def test_resumed_run_continues_its_sample_counts() -> None:
-    with use_manager(PluginManager()):
-        whole = train("cartpole-dqn", sets=(*SETS, "exp_name=whole"), seed=3)
-        part = train("cartpole-dqn", sets=(*SETS, "system.max_env_steps=700"), seed=3)
-        resume(part.run_dir, sets=("system.max_env_steps=1500",))
-    assert samples_of(part.run_dir) == samples_of(whole.run_dir)
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dingsdk
-from dingsdk.errors import ConfigError
-from dingsdk.pipeline.train import compile_run
 from dingsdk.testing import StopAndGo
 
-from .clusters import ProcessCluster
 from .short_runs import QUICK
 from .test_parallel_resume import ITERATIONS
 
@@ -92,14 +86,6 @@ def test_resumed_run_has_the_rates_of_an_uninterrupted_one(tmp_path: Path) -> No
     StopAndGo("cartpole-dqn", sets).run(tmp_path, after_iterations=[6, 41])
 
 
-@pytest.mark.slow
-def test_resumed_on_policy_run_has_the_numbers_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    by_steps = ("policy.eval.evaluator.eval_interval_s=null", "policy.eval.evaluator.eval_freq=8")
-    sets = (*ON_POLICY, *by_steps, RATE, "policy.learn.learner.train_iterations=24")
-
-    StopAndGo("cartpole-ppo", sets).run(tmp_path, after_iterations=[3, 14])
-
-
 def test_resumed_parallel_run_goes_on_with_the_numbers_of_its_env_steps(tmp_path: Path) -> None:
     journal = ("exp_name=run", "system.journal.enabled=true")
     before = run(tmp_path, "cartpole-dqn", "parallel", *QUICK, *journal, f"{ITERATIONS}=30")
@@ -114,42 +100,3 @@ def test_resumed_parallel_run_goes_on_with_the_numbers_of_its_env_steps(tmp_path
     assert 0 < before[-1][0] <= after[0][0] < after[-1][0]
     for envstep, rate in after:
         assert rate == pytest.approx(linear(envstep))
-
-
-@pytest.mark.slow
-def test_numbers_go_on_with_a_learner_that_replaces_a_killed_one(tmp_path: Path) -> None:
-    rate = "policy.learn.learning_rate={start: 0.01, end: 0.002, env_steps: 4000}"
-    every = "{type: csv_log, position: after_iter, ext_args: {freq: 1}}"
-    log = f"policy.learn.learner.hook.all={every}"
-    with ProcessCluster(tmp_path, [rate, log]) as cluster:
-        cluster.expect(lambda: cluster.train_iter() > 70)
-        before = cluster.incarnation("learner-0")
-        os.kill(cluster.pid("learner-0"), signal.SIGKILL)
-        cluster.expect(lambda: cluster.incarnation("learner-0") > before)
-        cluster.expect(lambda: cluster.train_iter() > 120)
-    with (tmp_path / "log" / "learner" / "metrics.csv").open(newline="") as file:
-        found = [{k: float(v or "nan") for k, v in row.items()} for row in csv.DictReader(file)]
-    assert [each["iteration"] for each in found] == list(range(len(found)))
-    steps = [each["env_steps"] for each in found]
-    assert steps == sorted(steps)
-    # A line has the newest env steps, of which the learner may have heard during the iteration.
-    for before_it, now, each in zip([0, *steps], steps, found, strict=False):
-        used = (0.01 - each["scheduled/learning_rate"]) / 0.008 * 4000
-        assert before_it - 0.01 <= used <= now + 0.01
-
-
-@pytest.mark.parametrize(
-    ("config", "assignment", "text"),
-    [
-        ("cartpole-dqn", "batch_size={start: 64}", "batch_size: expected a w"),
-        ("cartpole-dqn", "batch_size={start: 64}", "that can: grad_clip_norm"),
-        ("pendulum-sac", "alpha={start: 1, end: 0.1, env_steps: 9}", "alpha: .*cannot be a sched"),
-        ("cartpole-ppo", "clip_ratio={start: 1, end: 0, env_steps: 9}", "clip_ratio.end: expected"),
-        ("cartpole-ppo", "clip_ratio={typ: linear}", "clip_ratio.typ; did you mean 'type'"),
-    ],
-)
-def test_useless_schedule_is_refused_when_the_config_is_compiled(
-    config: str, assignment: str, text: str
-) -> None:
-    with pytest.raises(ConfigError, match=text):
-        compile_run(config, sets=[f"policy.learn.{assignment}"])

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from dingsdk.config import load_config
 from dingsdk.data import decode_json
 from dingsdk.errors import CheckpointError
 from dingsdk.pipeline.predict import load_policy
@@ -217,37 +218,12 @@ def test_two_players_train_each_other(
 
 
 PPO: dict[str, Any] = {
-    "exp_name": "ppo-selfplay",
-    "env": {
-        "env_id": "pettingzoo.classic.tictactoe.tictactoe:env",
-        "wrappers": ["flatten_players"],
-        "collector_env_num": 4,
-        "evaluator_env_num": 2,
-        "n_evaluator_episode": 4,
-        "stop_value": 2,
-        "collector_episode_num": 4,
-    },
-    "env_manager": {"type": "base"},
-    "policy": {
-        "type": "ppo",
-        "model": {"encoder_hidden_size_list": [32]},
-        "learn": {
-            "batch_size": 64,
-            "epoch_per_collect": 2,
-            "learner": {"train_iterations": 120},
-        },
-        "collect": {
-            "n_sample": 128,
-            "collector": {"type": "sample_1v1"},
-            "parallel_collector": {"type": "marine"},
-        },
-        "eval": {"evaluator": {"eval_freq": 60}},
-        "other": {
-            "serial_commander": {"type": "one_vs_one"},
-            "commander": {"type": "one_vs_one"},
-            "league": {"one_phase_step": 40},
-        },
-    },
+    "type": "ppo",
+    "model": {"encoder_hidden_size_list": [32]},
+    "learn": {"batch_size": 64, "epoch_per_collect": 2, "learner": {"train_iterations": 120}},
+    "collect": {"n_sample": 128, "parallel_collector": {"type": "marine"}},
+    "eval": {"evaluator": {"eval_freq": 60}},
+    "other": {"commander": {"type": "one_vs_one"}, "league": {"one_phase_step": 40}},
 }
 
 
@@ -256,8 +232,9 @@ PPO: dict[str, Any] = {
 def test_on_policy_parallel_run_stays_within_the_policy_lag_limit(
     max_lag: int, tmp_path: Any, evicted: list[dict[str, int]]
 ) -> None:
+    config = {**load_config("tictactoe-selfplay"), "policy": PPO}
     sets = (f"policy.other.commander.max_policy_lag={max_lag}", "system.collector_num=2")
-    result = train(PPO, mode="parallel", transport="in_memory", sets=sets, output=tmp_path)
+    result = train(config, "parallel", "in_memory", (*SHORT[:4], *sets), output=tmp_path)
 
     assert result.reason == "limit"
     assert result.train_iter >= 120
@@ -296,21 +273,6 @@ def test_past_players_survive_the_loss_of_workers(tmp_path: Any) -> None:
             return any(away == "player_0_0" for _, away, *_ in records)
 
         cluster.expect(has_played_it)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("transport", ["in_memory", "shared_memory"])
-def test_resumed_run_plays_past_players_when_the_policy_store_was_lost(
-    transport: str, tmp_path: Any
-) -> None:
-    sets = (*SHORT, "policy.other.league.self_play=0", "system.journal.enabled=true")
-    first = train("tictactoe-selfplay", "parallel", transport, sets, output=tmp_path)
-
-    result = resume(first.run_dir, sets=["policy.learn.learner.train_iterations=150"])
-
-    assert (result.reason, result.train_iter) == ("limit", 150)
-    assert result.env_steps > first.env_steps
 
 
 KILLED = (

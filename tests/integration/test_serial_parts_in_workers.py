@@ -13,8 +13,9 @@ from dingsdk.config import PartSection
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.train import compile_run, train
-from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker import ISerialCollector, SampleSerialCollector
+from dingsdk.plugins import PluginManager
+from dingsdk.worker import ISerialCollector
+from tests.own_plugins import using
 
 from . import short_runs
 from .own_parts import FixedEvaluator
@@ -52,48 +53,17 @@ class PlainCollector(ISerialCollector):
         return rows
 
 
-class CountingCollector(SampleSerialCollector):
-    """The usual collector under another name."""
-
-    class Config(SampleSerialCollector.Config, frozen=True, kw_only=True):
-        """Its section."""
-
-        type: str = "counting"
-
-    calls: ClassVar[list[int]] = []
-
-    def collect(self, *args: Any, **kwargs: Any) -> Any:
-        samples = super().collect(*args, **kwargs)
-        self.calls.append(len(samples))
-        return samples
-
-
 @pytest.fixture(autouse=True)
 def manager() -> Iterator[PluginManager]:
-    made = PluginManager()
-    made.registry("collectors").register("plain", PlainCollector)
-    made.registry("collectors").register("counting", CountingCollector)
-    made.registry("evaluators").register("fixed", FixedEvaluator)
     PlainCollector.seen.clear()
-    CountingCollector.calls.clear()
-    with use_manager(made):
+    own = {"collectors": {"plain": PlainCollector}, "evaluators": {"fixed": FixedEvaluator}}
+    with using(**own) as made:
         yield made
 
 
 def run(output: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
     sets = (*short_runs.QUICK, f"system.transport.concurrency={concurrency}", *sets)
     return train("cartpole-dqn", "parallel", "in_memory", sets, 3, output)
-
-
-@pytest.mark.parametrize(
-    "concurrency", ["greenlets", pytest.param("threads", marks=pytest.mark.slow)]
-)
-def test_configured_serial_collector_feeds_a_parallel_run(tmp_path: Path, concurrency: str) -> None:
-    sets = ("policy.collect.collector.type=counting", "env.collector_episode_num=1")
-    result = run(tmp_path, *sets, concurrency=concurrency)
-    assert (result.reason, result.train_iter) == ("limit", 200)
-    assert set(CountingCollector.calls) == {16}
-    assert result.env_steps >= 16 * len(CountingCollector.calls) / 2
 
 
 @pytest.mark.parametrize(
@@ -118,14 +88,6 @@ def test_third_party_collector_and_evaluator_run_in_workers(
     assert len(set(eps)) > 1  # the tasks ended, and the next ones had other settings
     assert {each.mean for each in result.evaluations} == {14.0}
     assert "best" in result.checkpoints
-
-
-def test_same_parts_work_in_serial_mode(tmp_path: Path) -> None:
-    sets = ("policy.collect.collector.type=plain", "policy.eval.evaluator.type=fixed")
-    sets = (*short_runs.QUICK, *sets, "policy.nstep=1")
-    result = train("cartpole-dqn", sets=sets, output=tmp_path)
-    assert (result.reason, result.train_iter) == ("limit", 200)
-    assert {each.mean for each in result.evaluations} == {2.0}
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +10,23 @@ import pytest
 from dingsdk import evaluate, resume, train
 from dingsdk.errors import ConfigTypeError
 from dingsdk.pipeline.context import RunResult
-from dingsdk.worker.learner.checkpoint import load_checkpoint
 
-SMALL = (
-    "system.max_env_steps=600",
-    "env.n_evaluator_episode=3",
-    "env.evaluator_env_num=3",
-    "env.collector_env_num=4",
-    "policy.collect.n_sample=32",
-    "policy.learn.update_per_collect=2",
-    "policy.learn.batch_size=32",
-    "policy.eval.evaluator.eval_freq=10",
-)
+from .short_runs import SIXTY
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A finished small run; tests only read it."""
-    return train("cartpole-dqn", sets=SMALL, output=tmp_path_factory.mktemp("runs"))
-
-
-def test_run_within_a_budget_ends_at_the_limit(ended: RunResult) -> None:
-    assert (ended.reason, ended.reached, ended.mode) == ("limit", False, "serial")
-    assert 600 <= ended.env_steps < 600 + 200
-    assert ended.train_iter > 20
-    assert len(ended.evaluations) >= 3
-    assert ended.evaluations[0].train_iter == 0
-    assert ended.evaluations[-1].train_iter == ended.train_iter
-
-
-def test_run_folder_has_curve_logs_and_checkpoints(ended: RunResult) -> None:
-    run_dir = ended.run_dir
-    result = json.loads((run_dir / "result.json").read_text())
-
-    assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert list(run_dir.glob("log/**/events.out.tfevents.*"))
-    assert list(run_dir.glob("log/**/*.txt"))
-    assert sorted(result["checkpoints"]) == ["best", "latest"]
-    latest = load_checkpoint(run_dir / result["checkpoints"]["latest"])
-    assert latest.iteration == result["train_iter"]
+    return train("cartpole-dqn", sets=SIXTY, output=tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_progress_of_a_run_can_be_shown_from_python(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: Any
 ) -> None:
-    assert train("cartpole-dqn", mode, sets=SMALL, output=tmp_path).run_dir.exists()
+    assert train("cartpole-dqn", mode, sets=SIXTY, output=tmp_path).run_dir.exists()
     assert capsys.readouterr().out == ""
-    result = train("cartpole-dqn", mode, sets=SMALL, output=tmp_path, progress=True)
+    result = train("cartpole-dqn", mode, sets=SIXTY, output=tmp_path, progress=True)
     first, *others = capsys.readouterr().out.splitlines()
     assert first.startswith(f"training dqn on CartPole-v1, {mode}, seed 0, until a mean return of")
     assert first.endswith(f"run folder {result.run_dir}")
@@ -71,11 +39,11 @@ def test_progress_and_output_of_wrong_types_are_refused_before_a_run_folder_is_m
 ) -> None:
     for wrong in (None, "table", 1):
         with pytest.raises(ConfigTypeError, match=r"^progress: expected True or False"):
-            train("cartpole-dqn", sets=SMALL, output=tmp_path, progress=wrong)  # type: ignore[arg-type]
+            train("cartpole-dqn", sets=SIXTY, output=tmp_path, progress=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match=r"^progress: expected"):
         resume(tmp_path, progress=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match=r"^output: expected a path, found 5"):
-        train("cartpole-dqn", sets=SMALL, output=5)  # type: ignore[arg-type]
+        train("cartpole-dqn", sets=SIXTY, output=5)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

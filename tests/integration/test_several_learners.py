@@ -14,10 +14,10 @@ import pytest
 
 from dingsdk import hookimpl, train
 from dingsdk.errors import WorkerCrashedError
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.testing import StopAndGo
 from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from tests.own_plugins import using
 
 from . import short_runs
 from .clusters import LEASE_S, ProcessCluster, is_running
@@ -54,9 +54,8 @@ class KillsARank:
 
 @pytest.fixture
 def killer() -> Iterator[KillsARank]:
-    made, manager = KillsARank(), PluginManager()
-    manager.register_plugin(made, "killer")
-    with use_manager(manager):
+    made = KillsARank()
+    with using(made):
         yield made
     assert not [each for each in multiprocessing.active_children() if "rank" in each.name]
 

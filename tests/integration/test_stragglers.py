@@ -8,22 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk import hookimpl
 from dingsdk.errors import DingError
-from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator import TaskState
+from tests.own_plugins import using
 
 from .clusters import JobCluster
 
-ENV_ID = "OneSlowCartPole-v0"
 SLOW_S = 0.02
 SETS = (
-    f"env.env_id={ENV_ID}",
+    f"env.env_id={__name__}:OneSlowCartPole",
     "env_manager.type=in_process",
     "env.collector_env_num=2",
     "policy.collect.n_sample=8",
@@ -79,12 +77,9 @@ class CountingCoordinator(Coordinator):
 
 @pytest.fixture
 def witness() -> Iterator[Witness]:
-    gymnasium.register(ENV_ID, OneSlowCartPole, max_episode_steps=500)
     made = Witness()
-    default_manager().register_plugin(made, "witness")
-    yield made
-    default_manager().unregister_plugin("witness")
-    gymnasium.registry.pop(ENV_ID)
+    with using(made):
+        yield made
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
@@ -18,7 +17,7 @@ from .clusters import JobCluster
 LEASE_S = 3.0
 PATIENCE_S = 40.0
 SETS = (
-    "env.env_id=StuckCartPole-v0",
+    f"env.env_id={__name__}:StuckCartPole",
     "env_manager.type=in_process",
     "env.collector_env_num=1",
     f"system.coordinator.lease_s={LEASE_S}",
@@ -43,12 +42,9 @@ class StuckCartPole(CartPoleEnv):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_a_stuck_env() -> Iterator[None]:
+def _stuck_env() -> None:
     StuckCartPole.is_armed = False
     StuckCartPole.has_stuck, StuckCartPole.go_on = threading.Event(), threading.Event()
-    gymnasium.register("StuckCartPole-v0", StuckCartPole, max_episode_steps=500)
-    yield
-    gymnasium.registry.pop("StuckCartPole-v0")
 
 
 @contextmanager

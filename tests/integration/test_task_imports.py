@@ -17,14 +17,9 @@ from dingsdk.worker.comm import Master
 from dingsdk.worker.comm.allowed_imports import check_imports, named_modules
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.coordinator import create_role
+from tests.runs import SMALL
 
 CANARY = "canary_of_received_names"
-SETS = (
-    "env.collector_env_num=2",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "policy.collect.n_sample=8",
-)
 Edit = Callable[[dict[str, Any]], object]
 
 
@@ -50,7 +45,7 @@ class Bench:
 
 
 def _config(run_dir: Path, transport: str, *sets: str) -> Any:
-    cfg = compile_run("cartpole-dqn", "parallel", transport, (*SETS, *sets), 3)
+    cfg = compile_run("cartpole-dqn", "parallel", transport, (*SMALL, *sets), 3)
     return worker_config(cfg, run_dir)
 
 

@@ -1,4 +1,4 @@
-"""DQN and R2D2 from configs, with images, dicts and hidden velocities, in both modes."""
+"""DQN from configs, with images and dicts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dingsdk.config import load_config
-from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import train
 from dingsdk.policy import DQNPolicy
 
@@ -132,46 +130,3 @@ def test_policy_does_not_act_in_the_random_env_steps(mode: Any, tmp_path: Any) -
     assert 96 <= drawn < result.env_steps
     if mode == "serial":  # it looks before each collect, which has a few steps more for nstep
         assert drawn < 96 + 24 + 8
-
-
-class Tuples(Catch):
-    """Has observations that no policy supports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = spaces.Tuple([spaces.Discrete(2)])
-
-
-def test_unsupported_spaces_are_refused_before_the_first_step(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match=r"dqn cannot use .*Tuple.*supports a Box") as caught:
-        train(CATCH, env=Tuples, output=tmp_path)
-
-    assert "Tuple" in caught.value.facts["found"]
-    assert not list(tmp_path.iterdir())
-
-
-SHORT_R2D2 = (
-    "env.collector_env_num=4",
-    "env.evaluator_env_num=2",
-    "env.n_evaluator_episode=2",
-    "env.stop_value=1000",
-    "policy.collect.n_sample=64",
-    "policy.learn.batch_size=4",
-    "policy.learn.learner.train_iterations=20",
-)
-
-
-@pytest.mark.parametrize(
-    ("mode", "buffer"), [("serial", None), ("parallel", None), ("parallel", "advanced")]
-)
-def test_r2d2_trains_from_steps_and_from_sequences(
-    mode: Any, buffer: str | None, tmp_path: Any
-) -> None:
-    config = load_config("cartpole-r2d2")
-    sets: tuple[str, ...] = SHORT_R2D2
-    if buffer is not None:
-        config["policy"]["other"]["replay_buffer"] = {"type": buffer}
-        sets += ("policy.priority=true", "policy.collect.n_sample=16")
-    result = train(config, mode, sets=sets, output=tmp_path)
-
-    assert (result.reason, result.train_iter) == ("limit", 20)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dingsdk import SampleBatch, hookimpl
-from dingsdk.plugins import PluginManager, use_manager
+from tests.own_plugins import using
 
 from .clusters import JobCluster
 
@@ -38,10 +38,8 @@ class Pause:
 
 @pytest.fixture
 def pause() -> Iterator[Pause]:
-    manager = PluginManager()
     made = Pause()
-    manager.register_plugin(made, "pause")
-    with use_manager(manager):
+    with using(made):
         yield made
 
 

@@ -14,6 +14,7 @@ from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import get_policy_cls
+from tests.own_plugins import using
 
 
 class Made:
@@ -56,9 +57,7 @@ def test_error_for_a_section_without_a_type_lists_the_known_types(
 def test_factory_takes_the_alias_of_type(
     create: Callable[[dict[str, Any]], Any], kind: str, alias: str
 ) -> None:
-    with use_manager(PluginManager()) as manager:
-        manager.registry(kind).register("mine", Made)
-
+    with using(**{kind: {"mine": Made}}):
         assert create({alias: "mine", "size": 3}).cfg == {"type": "mine", "size": 3}
 
 
@@ -116,7 +115,6 @@ def test_serial_and_parallel_parts_are_built_by_their_type(tmp_path: Path) -> No
     assert cfg["type"] == "interaction"
     evaluator.close()
 
-    with use_manager(PluginManager()) as manager:
-        manager.registry("parallel_collectors").register("mine", Made)
+    with using(parallel_collectors={"mine": Made}):
         built: Any = worker.create_parallel_collector({"type": "mine", "size": 3})
     assert built.cfg == {"type": "mine", "size": 3}

@@ -21,6 +21,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 from dingsdk.runtime import Secret
 from dingsdk.testing.transport_bench import Recorder
 from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm.files.data_store import FileDataStore
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 SECRET = "0123456789abcdef" * 2
@@ -126,6 +127,13 @@ AN_ANSWER = [1, {"task_id": "t1", "completed": True, "result": {}}]
 @pytest.fixture
 def transport(tmp_path: Path) -> Iterator[FlaskFSTransport]:
     made = FlaskFSTransport({"threads": 8}, tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FileDataStore]:
+    made = FileDataStore(tmp_path / "run")
     yield made
     made.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ from dingsdk.worker.comm.files.data_store import FileDataStore
 from tools.os_calls import recorded_writes
 
 from .payloads import file_of, piece, tree
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[FileDataStore]:
-    made = FileDataStore(tmp_path / "run")
-    yield made
-    made.close()
 
 
 def test_another_payload_under_a_used_id_is_a_conflict(store: FileDataStore) -> None:

@@ -20,13 +20,6 @@ from tests.small_disk import small_disk
 from .payloads import file_of, large, mapped, piece
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[FileDataStore]:
-    made = FileDataStore(tmp_path / "run")
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize(("missing", "is_stored"), [(0, True), (1, False)])
 def test_configured_space_stays_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int, is_stored: bool

@@ -72,19 +72,6 @@ def test_every_route_and_method_refuses_bad_credentials_without_effect(
     assert served.listener.events == []
 
 
-def test_replayed_request_is_refused_on_every_route(served: Any) -> None:
-    peer = served.peer()
-    peer.join()
-    for kind in BODIES:
-        body = peer.envelope(kind, {"answers": [], "ack": 0, "wait_s": 0, "progress": 1})
-        headers = peer.signed(f"/v1/{kind}", body)
-        first = peer.send(f"/v1/{kind}", body, headers)[0]
-        events = list(served.listener.events)
-        assert first in (200, 400)
-        assert peer.send(f"/v1/{kind}", body, headers)[0] == 401
-        assert served.listener.events == events
-
-
 def test_health_check_reveals_nothing(served: Any) -> None:
     status, body, headers = served.peer().send("/healthz", headers={}, method="GET")
     assert (status, body) == (204, b"")

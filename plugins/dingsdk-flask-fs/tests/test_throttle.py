@@ -12,17 +12,11 @@ from dingsdk_flask_fs.auth import MAC_HEADER
 from dingsdk_flask_fs.guard import BURST, SMALL_BYTES, Throttle, network_of
 
 from dingsdk.worker.comm import TaskMessage
+from tests.fakes import Clock
 
 OTHER = "another secret of good length"
 LARGE = b"x" * (SMALL_BYTES + 1)
 JOIN = {"role": "collector", "resource": {}, "idem": "i"}
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def spend(served: Any, headers: Any, body: bytes = b"{}") -> list[int]:

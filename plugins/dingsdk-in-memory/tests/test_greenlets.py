@@ -47,20 +47,6 @@ def test_jobs_that_yield_alternate_on_one_thread(scheduler: GreenletScheduler) -
     assert threading.get_ident() not in threads
 
 
-def test_wait_without_notice_ends_at_its_deadline(scheduler: GreenletScheduler) -> None:
-    condition = scheduler.condition()
-    took: list[float] = []
-
-    def job() -> None:
-        started = time.monotonic()
-        with condition:
-            assert not condition.wait_for(lambda: False, 0.1)
-        took.append(time.monotonic() - started)
-
-    assert scheduler.spawn(job, "waits").join(5.0)
-    assert took[0] >= 0.1
-
-
 def test_sleep_of_the_thread_ends_with_a_notice_and_with_the_first_deadline(
     scheduler: GreenletScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +142,3 @@ def test_stalled_job_is_named_with_its_innermost_frames(scheduler: GreenletSched
     assert "wait" in stalled
     assert job.join(5.0)
     assert scheduler.stalled_job(0.05) is None
-
-
-def test_scheduler_that_ran_nothing_closes() -> None:
-    assert GreenletScheduler().close() == []

@@ -11,7 +11,6 @@ import torch
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.segments import Segments
 
-from dingsdk.errors import ConfigError, StorageFullError
 from dingsdk.runtime import PrivateDir
 
 LARGE = 1 << 15
@@ -116,18 +115,3 @@ def test_memory_of_a_dead_publisher_is_freed_once_its_versions_are_old(
 
     assert not list(folder.glob(f"{dead}*"))
     assert is_whole(reader.newest("p"), 6)
-
-
-def test_version_without_room_keeps_the_previous_one(
-    publisher: SharedPolicyStore, folder: Path
-) -> None:
-    publisher.publish("p", weights(1), 1)
-    tight, full = opened(folder, max_bytes=100), opened(folder, min_free_bytes=1 << 60)
-    with pytest.raises(ConfigError, match="at most 100"):
-        tight.publish("p", weights(2), 2)
-    with pytest.raises(StorageFullError):
-        full.publish("p", weights(2), 2)
-
-    assert is_whole(publisher.newest("p"), 1)
-    tight.close()
-    full.close()

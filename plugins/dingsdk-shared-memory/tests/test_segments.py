@@ -23,25 +23,10 @@ from dingsdk_shared_memory.segments import (
 
 from dingsdk.errors import ClosedError, DataCorruptError, StorageFullError
 from dingsdk.runtime import PrivateDir
+from tests.fakes import Clock
 from tools.os_calls import failing_calls
 
 LARGE = 1 << 16
-
-
-class Crowded(PrivateDir):
-    """A folder that reports ``room`` bytes of free space."""
-
-    room = 0
-
-    def free_bytes(self) -> int:
-        return self.room
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def opened(path: Path, clock: Clock | None = None) -> Segments:

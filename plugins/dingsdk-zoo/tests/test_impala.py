@@ -121,17 +121,6 @@ def test_clipped_objective_is_that_computed_by_hand() -> None:
     assert log["policy_loss"] == pytest.approx(-(2 + 4.8 + 1 + 2) / 4)
 
 
-def test_actions_with_an_advantage_become_more_probable() -> None:
-    policy = make(learn={"learning_rate": 0.1, "value_weight": 0.0})
-    data = unrolls(action=np.zeros((2, 2), np.int64))
-    for _ in range(5):
-        policy.learn_mode.forward(data)
-
-    outputs, _ = policy._network.forward(torch.full((1, 2), 2.0))
-
-    assert outputs[0, 0] > outputs[0, 1] + 0.1
-
-
 def test_batch_of_rows_is_refused_by_name() -> None:
     rows = SampleBatch({name: column[:, 0] for name, column in unrolls().columns.items()})
 

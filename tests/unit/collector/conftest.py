@@ -135,3 +135,20 @@ def make_collector(tmp_path: Any) -> Iterator[Callable[..., Any]]:
     yield make
     for collector in opened:
         collector.close()
+
+
+@pytest.fixture
+def make_task(tmp_path: Any) -> Iterator[Callable[..., Any]]:
+    """``make_task(kind, eval_flag=..., **cfg)`` -> a collector of tasks; closed at the end."""
+    made: list[Any] = []
+
+    def make(kind: Any, *, eval_flag: bool = False, **cfg: Any) -> Any:
+        given = {"eval_flag": eval_flag, "exp_name": str(tmp_path), "seed": 11, **cfg}
+        setting = {"collect_setting": {} if eval_flag else {"eps": 0.5}}
+        made.append(kind({**kind.default_config(), **setting, **given}))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        collector.close()
+        collector._release()

@@ -122,17 +122,6 @@ def _turns(samples: Any) -> list[tuple[int, ...]]:
     ]
 
 
-def test_transition_spans_from_one_turn_to_the_next(make_battle) -> None:
-    collector = make_battle("episode_1v1", ByTurns(), [Fighter(0), Fighter(1)])
-
-    (first, second), _ = collector.collect(2)
-
-    for episode in first:
-        assert _turns(episode) == [(0, 2, 2, False), (2, 4, 2, False), (4, 5, 1, True)]
-    for episode in second:
-        assert _turns(episode) == [(1, 3, 20, False), (3, 5, 20, True)]
-
-
 def test_player_that_leaves_ends_its_transition(make_battle) -> None:
     collector = make_battle("sample_1v1", ByTurns(leaves=3), [Fighter(0, n_sample=3), Fighter(1)])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -115,41 +115,21 @@ class Store:
 
 
 @pytest.fixture
-def make_marine(tmp_path: Any) -> Iterator[Any]:
-    made: list[MarineParallelCollector] = []
-
+def make_marine(make_task: Any) -> Any:
     def make(
-        store: Store,
-        paths: Any,
-        flags: Any,
-        *,
-        kind: Any = MarineParallelCollector,
-        eval_flag: bool = False,
-        **changes: Any,
+        store: Store, paths: Any, flags: Any, *, kind: Any = MarineParallelCollector, **changes: Any
     ):
         env: Any = {"env_id": f"{GAMES}:Nim", "kwargs": {"stones": STONES}}
         env |= {"collector_env_num": 2, "evaluator_env_num": 2, "collector_episode_num": 6}
         env |= changes.pop("env", {})
-        cfg = {
-            **kind.default_config(),
-            "env": env,
-            "env_manager": {"type": "base"},
-            "policy": [POLICY] * len(paths),
-            "collect_setting": {} if eval_flag else {"eps": 0.0},
-            "eval_flag": eval_flag,
-            "policy_update_path": paths,
-            "policy_update_flag": flags,
-            "exp_name": str(tmp_path),
-            "seed": 11,
-            "update_policy_second": 3600,
-            **changes,
-        }
-        made.append(kind(cfg))
-        return store.attach(made[-1])
+        if not changes.get("eval_flag"):
+            changes = {"collect_setting": {"eps": 0.0}, **changes}
+        own = {"env_manager": {"type": "base"}, "policy": [POLICY] * len(paths)}
+        own |= {"policy_update_path": paths, "policy_update_flag": flags}
+        cfg = {**own, "env": env, "update_policy_second": 3600, **changes}
+        return store.attach(make_task(kind, **cfg))
 
-    yield make
-    for collector in made:
-        collector.close()
+    return make
 
 
 @pytest.mark.parametrize(
@@ -248,34 +228,6 @@ def test_short_tasks_play_the_same_games_as_a_long_task(make_marine, kind: str, 
     played = [row for _, sent in tasks for row in sent]
     assert {*rows} <= {*played}
     assert len(set(returns)) == 2
-
-
-def test_game_whose_opponent_changes_is_reported_with_its_own_players(make_marine) -> None:
-    store = Store(new=weights(6), old=weights(4))
-    env = {"collector_episode_num": 99, "kwargs": {"stones": 25}}
-
-    def play(pool: EnvPool, opponent: str, trains: bool) -> Any:
-        store.told.clear()
-        store.payloads.clear()
-        paths, flags = ["new", opponent], [True, trains]
-        collector = make_marine(store, paths, flags, env=env, env_pool=pool)
-        end_after(collector, rounds=30)  # a game has at most 25
-        collector.start()
-        return collector.get_finish_info()
-
-    with closing(EnvPool()) as pool:
-        first, second, third = (
-            play(pool, *each) for each in (("new", True), ("old", False), ("old", False))
-        )
-
-    assert first["game_result"] != [[], []]
-    # Each of the two envs had begun a game of the first task.
-    assert [paths for paths, _ in second["earlier_games"]] == [["new", "new"]] * 2
-    for info, earlier in ((first, 0), (second, 2), (third, 0)):
-        games = sum(map(len, info["game_result"]))
-        assert len(info["earlier_games"]) == earlier
-        assert games + earlier == info["real_episode_count"]
-        assert [len(each) for each in info["player_returns"]] == [games + earlier] * 2
 
 
 def end_after(collector: MarineParallelCollector, rounds: int) -> None:
@@ -464,16 +416,6 @@ def test_number_of_policies_must_match_the_number_of_players(make_marine) -> Non
         make_marine(Store(), ["new"] * 3, [True] * 3)
     with pytest.raises(ConfigError, match="the type 'serial'"):
         make_marine(Store(), ["new"] * 2, [True] * 2, eval_flag=True)
-
-
-def test_finish_info_has_the_version_of_the_first_player(make_marine) -> None:
-    store = Store(new=weights(6), old=weights(4))
-    store.versions["old"] = 9
-    collector = make_marine(store, ["new", "old"], [True, False])
-
-    collector.start()
-
-    assert collector.get_finish_info()["train_iter"] == 3
 
 
 def test_players_explore_independently(make_marine) -> None:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.seeding import derive_seed
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy.modes import CollectMode
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+from tests.own_plugins import using
 
 from .scripted import (
     CountingPolicy,
@@ -83,12 +83,6 @@ class VersionPolicy(CountingPolicy):
     def _act(self, env_id: int, shift: int) -> int:
         assert shift == 3
         return self._version % 5
-
-
-class Plugin:
-    @hookimpl
-    def dingsdk_register_policies(self, registry: Any) -> None:
-        registry.register("scripted", VersionPolicy)
 
 
 CASE = st.fixed_dictionaries(
@@ -207,9 +201,7 @@ def expected_messages(
 
 @pytest.fixture(scope="module", autouse=True)
 def _scripted_policy() -> Any:
-    plugins = PluginManager()
-    plugins.register_plugin(Plugin(), "scripted")
-    with use_manager(plugins):
+    with using(policies={"scripted": VersionPolicy}):
         yield
 
 

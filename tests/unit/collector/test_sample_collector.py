@@ -107,21 +107,6 @@ def _late_collector(make_collector, policy) -> Any:
     return collector
 
 
-def test_step_that_an_older_policy_began_is_not_collected_on_policy(
-    make_policy, make_collector
-) -> None:
-    collector = _late_collector(make_collector, make_policy(4, on_policy=True))
-
-    first = collector.collect(train_iter=0, policy_kwargs=GREEDY)
-    other = collector.collect(train_iter=1, policy_kwargs=GREEDY)
-
-    # Env 1 began its step at time 1 with policy 0, and ended it with policy 1.
-    assert {row[::2] for row in _rows(first)} == {(0, 0), (0, 1), (0, 2), (1, 0)}
-    assert {row[::2] for row in _rows(other)} == {(0, 3), (0, 4), (0, 5), (1, 2)}
-    assert [int(row["collect_iter"]) for row in other] == [1] * 4
-    assert (collector.dropped_sample_count, collector.envstep) == (1, 9)
-
-
 def test_rows_have_the_version_of_the_policy_that_began_their_step(
     make_policy, make_collector
 ) -> None:

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dingsdk.envs import create_env_manager
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.plugins import hookimpl
 from dingsdk.worker.collector.sample import SampleSerialCollector
+from tests.own_plugins import using
 
 from .scripted import (
     CountingPolicy,
@@ -226,9 +227,7 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
     )  # fmt: skip
     statistics = Statistics(case["print_freq"])
     recorder = Recorder()
-    plugins = PluginManager()
-    plugins.register_plugin(recorder, "recorder")
-    with tempfile.TemporaryDirectory() as root, use_manager(plugins):
+    with tempfile.TemporaryDirectory() as root, using(recorder):
         cfg = {"collect_print_freq": case["print_freq"], "deepcopy_obs": case["deepcopy_obs"]}
 
         def new_collector() -> SampleSerialCollector:

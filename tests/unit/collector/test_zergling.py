@@ -13,13 +13,13 @@ import pytest
 from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, NotSetError, TaskTimeoutError
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
+from tests.own_plugins import using
 
 POLICY = {
     "type": "dqn",
@@ -68,9 +68,7 @@ class Wire:
 
 
 @pytest.fixture
-def make_zergling(tmp_path):
-    made: list[ZerglingParallelCollector] = []
-
+def make_zergling(make_task):
     def make(
         *,
         kind: Any = ZerglingParallelCollector,
@@ -78,29 +76,15 @@ def make_zergling(tmp_path):
         wire: Wire | None = None,
         **changes: Any,
     ):
-        kind = SerialTaskCollector if eval_flag else kind
         env = {"env_id": "CartPole-v1", "collector_env_num": 3, "evaluator_env_num": 2}
         env |= {"collector_episode_num": 4} | changes.pop("env", {})
-        cfg = {
-            **kind.default_config(),
-            "env": env,
-            "env_manager": {"type": "vector"},
-            "policy": POLICY,
-            "collect_setting": {} if eval_flag else {"eps": 0.5},
-            "eval_flag": eval_flag,
-            "policy_update_path": "policy_1",
-            "exp_name": str(tmp_path),
-            "seed": 11,
-            **changes,
-        }
-        collector = kind(cfg)
-        made.append(collector)
+        own = {"env_manager": {"type": "vector"}, "policy": POLICY}
+        cfg = {**own, "policy_update_path": "policy_1", "env": env, **changes}
+        kind = SerialTaskCollector if eval_flag else kind
+        collector = make_task(kind, eval_flag=eval_flag, **cfg)
         return collector if wire is None else wire.attach(collector)
 
-    yield make
-    for collector in made:
-        collector.close()
-        collector._release()
+    return make
 
 
 def test_replaced_collect_setting_is_used_from_the_next_round_on(make_zergling) -> None:
@@ -299,8 +283,6 @@ class Given(ISerialCollector):
 
 @pytest.fixture
 def make_given(make_zergling):
-    manager = PluginManager()
-    manager.registry("collectors").register("given", Given)
     Given.asked.clear()
     collect = {**POLICY["collect"], "collector": {"type": "given"}}
 
@@ -310,7 +292,7 @@ def make_given(make_zergling):
         changes |= {"env": {"collector_episode_num": calls}}
         return make_zergling(kind=SerialTaskCollector, wire=wire, **changes)
 
-    with use_manager(manager):
+    with using(collectors={"given": Given}):
         yield make
 
 
@@ -540,12 +522,10 @@ class RowsPolicy(DQNPolicy):
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_observations_are_copied_if_configured(make_zergling, copies: bool) -> None:
-    manager = PluginManager()
-    manager.registry("policies").register("rows", RowsPolicy)
     RowsPolicy.shared.clear()
     collect = {**POLICY["collect"], "collector": {"type": "sample", "deepcopy_obs": copies}}
     wire = Wire()
-    with use_manager(manager):
+    with using(policies={"rows": RowsPolicy}):
         make_zergling(wire=wire, policy={**POLICY, "type": "rows", "collect": collect}).start()
     assert set(RowsPolicy.shared) == {not copies}
     assert wire.samples

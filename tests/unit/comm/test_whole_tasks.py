@@ -21,6 +21,8 @@ from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master, SendPolicyHook
 from dingsdk.worker.commander.tasks import collector_task, learner_task
+from dingsdk.worker.learner.hooks import LoadCkptHook
+from dingsdk.worker.replay_buffer.home import Home
 
 PATIENCE_S = 30.0
 ROWS, BATCH = 32, 8
@@ -345,14 +347,24 @@ def test_learner_trains_on_announced_rows_publishes_and_ends(bench: Bench) -> No
             bench.ask("l0", name, **data)
 
 
-def test_resumed_learner_ends_at_the_same_iteration_as_without_a_break(bench: Bench) -> None:
-    announced = bench.start_learner()
+def test_resumed_learner_reports_its_checkpoint_first_and_ends_as_without_a_break(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced, load = bench.start_learner(), LoadCkptHook.__call__
+
+    def load_slowly(hook: LoadCkptHook, engine: Any) -> None:
+        threading.Event().wait(4 * Home.exchange_s)
+        load(hook, engine)
+
     assert bench.train(announced)["learner_step"] == 5
     bench.ask("l0", "learner_close_task")
+    monkeypatch.setattr(LoadCkptHook, "__call__", load_slowly)
     # A learner that was lost at its limit does not train again.
     for limit, resume, wanted in ((7, True, 7), (1, True, 7), (2, False, 2)):
         task = bench.learner_task(train_iterations=limit)
         bench.ask("l0", "learner_start_task", task_info={**task, "resume": resume})
+        begin = wanted if limit == 1 else 5 * resume
+        assert bench.learn()["info"]["learner_step"] == begin
         info = bench.train(announced)
         assert (info["learner_step"], info["learner_done"]) == (wanted, True)
         bench.ask("l0", "learner_close_task")

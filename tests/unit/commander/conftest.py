@@ -3,14 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dingsdk.config import to_easydict
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.fakes import Clock
 
 
 @pytest.fixture

@@ -97,17 +97,6 @@ class Run:
         return dict(self.payloads.counts().evicted)
 
 
-def test_nothing_is_announced_before_the_first_report_of_the_learner() -> None:
-    run = Run()
-    run.push("a")
-    assert not run.payloads.has_news
-    assert run.payloads.take_news() == []
-    assert run.exchange() == "a"
-    run.train()
-    run.begin_learner(0)
-    assert run.payloads.take_news() == []
-
-
 def test_training_takes_all_payloads_that_wait_and_each_once() -> None:
     run = Run(n_sample=8, max_lag=1)
     run.push("a")
@@ -137,17 +126,6 @@ def test_rows_are_trained_on_several_times_in_one_training() -> None:
     assert run.train() == ""
     assert run.evicted == {"trained": 5}
     assert run.payloads.counts().trained == 15
-
-
-def test_payload_that_is_lost_is_left_out_of_its_training() -> None:
-    run = Run()
-    run.push("ab")
-    del run.store["a"]
-    assert run.exchange() == "ab"
-    assert run.train() == "bbbb"
-    assert run.exchange() == ""
-    assert run.evicted == {"missing": 4, "trained": 4}
-    assert sorted(run.payloads.take_garbage()) == ["a", "b"]
 
 
 def test_training_whose_payloads_are_all_lost_is_replaced_by_the_next_one() -> None:
@@ -233,20 +211,6 @@ def test_training_that_the_learner_was_not_told_is_announced_by_a_new_coordinato
     run.payloads.rejoin(run.home.known)
     assert run.exchange() == "a"
     assert run.train() == "aaaa"
-
-
-def test_training_that_ended_without_a_coordinator_is_counted_once() -> None:
-    run = Run()
-    run.push("a")
-    assert run.exchange() == "a"
-    run.restart_coordinator()
-    assert run.train() == "aaaa"
-    run.report()
-    run.payloads.rejoin(run.home.known)
-    run.report()
-    assert (run.evicted, run.payloads.is_training) == ({"trained": 4}, False)
-    assert run.payloads.admission.newest_iter == 1
-    assert run.payloads.counts().trained == 4
 
 
 def test_collect_is_open_from_its_first_grant_until_it_has_all_rows() -> None:
@@ -422,21 +386,6 @@ def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
     admission.trained(1)
     assert not admission.may_train(4)
     admission.report("c", 1, 1)
-    assert admission.may_train(4)
-
-
-def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
-    admission = Admission(4, 1)
-    admission.rejoin("c", 1, 0, 0)
-    assert admission.may_train(4), "the first training has one version of lag to spare"
-    admission.trained(1)
-    assert not admission.may_train(4)
-    admission.rejoin("c", 9, 0, 0)
-    assert not admission.may_train(4), "it has not delivered all its steps"
-    admission.report("c", 9, 1)
-    assert admission.may_train(4)
-    admission.rejoin("c", 1, 0, 0)
-    admission.forget("c")
     assert admission.may_train(4)
 
 

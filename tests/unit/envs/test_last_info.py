@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from dingsdk.envs import BaseVectorEnvManager, EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs.last_info import number_of
 from dingsdk.errors import ConfigError
-from dingsdk.plugins import PluginManager, use_manager
+from tests.own_plugins import using
 from tests.unit.envs.scored_envs import Tenth
 
 SCORED = "tests.unit.envs.scored_envs:Scored"
@@ -26,12 +26,11 @@ SCALED: Any = {"wrappers": ["tenth"]}
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     """Registers wrappers of rewards."""
-    manager = PluginManager()
-    registry = manager.registry("env_wrappers")
-    registry.register("tenth", Tenth)
-    registry.register("single_steps", SingleSteps)
-    registry.register("mean", lambda env: gym.wrappers.TransformReward(env, np.mean))
-    with use_manager(manager):
+
+    def mean(env: Any) -> Any:
+        return gym.wrappers.TransformReward(env, np.mean)
+
+    with using(env_wrappers={"tenth": Tenth, "single_steps": SingleSteps, "mean": mean}):
         yield
 
 

@@ -20,8 +20,8 @@ from dingsdk.envs import (
 from dingsdk.envs.wrappers import NormalizeObservation
 from dingsdk.errors import ConfigError, UnknownPluginError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.plugins import PluginManager, use_manager
 from tests.extras import needs
+from tests.own_plugins import using
 
 
 def make(*wrappers: Any, env_id: str = "CartPole-v1", **kwargs: Any) -> Any:
@@ -98,11 +98,8 @@ def test_evaluations_leave_out_wrappers_that_are_only_for_training(
         def reward(self, reward: Any) -> float:
             return 0.5 * float(reward)
 
-    manager = PluginManager()
-    manager.registry("env_wrappers").register("quarter", Quarter)
-    manager.registry("env_wrappers").register("half", Half)
     section = {"env_id": "CartPole-v1", "wrappers": [wrapper]}
-    with use_manager(manager):
+    with using(env_wrappers={"quarter": Quarter, "half": Half}):
         for is_evaluation in (False, True):
             env = EnvFn({**section, "is_evaluation": is_evaluation})()
             env.reset(seed=0)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dingsdk.errors import ConfigError, NotSetError
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker import IMetric, MetricSerialEvaluator
 from dingsdk.worker.evaluator.base import returns_of
 from tests.fakes import Scalars
+from tests.own_plugins import plugin_of, using
 
 
 class Accuracy(IMetric):
@@ -117,16 +117,10 @@ def test_named_results_are_logged_and_can_stop_the_training(make_evaluator) -> N
 def test_observers_are_called_only_for_results_that_are_numbers(make_evaluator) -> None:
     told: list[Any] = []
 
-    class Observer:
-        @hookimpl
-        def dingsdk_after_evaluate(
-            self, source: str, mean_return: float, train_iter: int, envstep: int
-        ) -> None:
-            told.append((source, mean_return, train_iter, envstep))
+    def told_of(source: str, mean_return: float, train_iter: int, envstep: int) -> None:
+        told.append((source, mean_return, train_iter, envstep))
 
-    plugins = PluginManager()
-    plugins.register_plugin(Observer(), "observer")
-    with use_manager(plugins):
+    with using(plugin_of(after_evaluate=told_of)):
         make_evaluator([_batch(1)]).eval(train_iter=2, envstep=8)
         make_evaluator([_batch(1)], Accuracy(as_dict=True)).eval(train_iter=2)
         make_evaluator([_batch(2)]).eval()

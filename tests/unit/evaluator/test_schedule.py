@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from dingsdk.worker.evaluator.schedule import EvalSchedule
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import Clock
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from dingsdk.worker.comm import Master
 from dingsdk.worker.inference import InferenceClient, InferenceServer, client, role
 from dingsdk.worker.inference import server as server_module
 from dingsdk.worker.inference.client import FOLDER
+from tests.unit.collector.conftest import make_task as make_task
 
 PATIENCE_S = 60.0
 
@@ -399,7 +400,9 @@ class Asked(InferenceClient):
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
-def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy: bool) -> None:
+def test_rows_contain_the_version_that_the_server_used(
+    make_task: Any, tmp_path: Path, on_policy: bool
+) -> None:
     policy = {
         "type": "dqn",
         "on_policy": on_policy,
@@ -414,24 +417,15 @@ def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy
 
     def collect(pool: EnvPool, client: Asked, version: int) -> ZerglingParallelCollector:
         """Run a task with the policy of that version."""
-        collector = ZerglingParallelCollector(
-            {
-                **ZerglingParallelCollector.default_config(),
-                "env": {
-                    "env_id": "CartPole-v1",
-                    "collector_env_num": 2,
-                    "collector_episode_num": 1,
-                },
-                "env_manager": {"type": "in_process"},
-                "policy": {**policy, "cuda": True},  # for the server; collectors use the CPU
-                "collect_setting": {"eps": 0.0},
-                "eval_flag": False,
-                "policy_update_path": "p",
-                "exp_name": str(tmp_path),
-                "seed": 11,
-                "env_pool": pool,
-                "inference": client,
-            }
+        collector: ZerglingParallelCollector = make_task(
+            ZerglingParallelCollector,
+            env={"env_id": "CartPole-v1", "collector_env_num": 2, "collector_episode_num": 1},
+            env_manager={"type": "in_process"},
+            policy={**policy, "cuda": True},  # for the server; collectors use the CPU
+            collect_setting={"eps": 0.0},
+            policy_update_path="p",
+            env_pool=pool,
+            inference=client,
         )
         news = [{"model": model, "iter": version}]
         collector.get_policy_update_info = lambda path: news.pop() if news else None

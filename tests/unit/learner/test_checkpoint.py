@@ -11,9 +11,9 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
 )
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.learner import checkpoint as checkpoints
 from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from tests.own_plugins import plugin_of, using
 from tests.programs import python
 from tools.os_calls import recorded_writes
 
@@ -163,14 +163,10 @@ class TestNewest:
 def test_observers_are_called_after_the_checkpoint_is_written(tmp_path):
     heard = []
 
-    class Observer:
-        @hookimpl
-        def dingsdk_after_checkpoint(self, path, iteration):
-            heard.append((load_checkpoint(path).iteration, iteration))
+    def hear(path, iteration):
+        heard.append((load_checkpoint(path).iteration, iteration))
 
-    manager = PluginManager()
-    manager.register_plugin(Observer())
-    with use_manager(manager):
+    with using(plugin_of(after_checkpoint=hear)):
         save(tmp_path, iteration=6)
 
     assert heard == [(6, 6)]

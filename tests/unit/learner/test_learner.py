@@ -11,10 +11,10 @@ from dingsdk.errors import (
     PolicyOutputTypeError,
     RunFolderError,
 )
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.learner import base
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
+from tests.own_plugins import plugin_of, using
 
 QUIET = {"hook": {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}}
 
@@ -147,14 +147,10 @@ def test_output_that_is_not_a_log_is_refused(make_learner, scripted, output):
 def test_observers_are_called_for_every_iteration(make_learner, scripted):
     heard = []
 
-    class Observer:
-        @hookimpl
-        def dingsdk_after_iter(self, iteration, log_vars):
-            heard.append((iteration, dict(log_vars)))
+    def hear(iteration, log_vars):
+        heard.append((iteration, dict(log_vars)))
 
-    manager = PluginManager()
-    manager.register_plugin(Observer())
-    with use_manager(manager):
+    with using(plugin_of(after_iter=hear)):
         learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), QUIET)
         learner.train([{}])
 

@@ -30,11 +30,11 @@ from dingsdk.pipeline.parallel import (
 from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import NaiveCommander
 from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
+from tests.own_plugins import using
 from tests.unit.pipeline.coordinators import status
 
 
@@ -126,10 +126,8 @@ def context_with(run_dir: Path, *sets: str, **given: Any) -> RunContext:
 def test_run_with_a_commander_without_state_dict_keeps_no_journal(
     tmp_path: Path, is_asked_for: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugins = PluginManager()
-    plugins.registry("commanders").register("silent", Silent)
     sets = ["policy.other.commander.type=silent"] + ["system.journal.enabled=true"] * is_asked_for
-    with use_manager(plugins):
+    with using(commanders={"silent": Silent}):
         context = context_with(tmp_path, *sets, on_address=lambda address, note: None)
         if is_asked_for:
             with pytest.raises(ConfigError, match="'silent' has no state_dict") as caught:

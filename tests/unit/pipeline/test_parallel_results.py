@@ -20,10 +20,10 @@ from dingsdk.pipeline.parallel_results import (
     write_paces,
 )
 from dingsdk.pipeline.run_folder import find_checkpoints
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.run_logger import build_tb_logger
+from tests.own_plugins import plugin_of, using
 from tests.tensorboard_events import read_events
 from tests.unit.pipeline.coordinators import status
 
@@ -91,19 +91,13 @@ def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -
     told: list[Any] = []
     noted: list[Mapping[str, Any]] = []
 
-    class Observer:
-        @hookimpl
-        def dingsdk_after_evaluate(
-            self, source: str, mean_return: float, train_iter: int, envstep: int
-        ) -> None:
-            told.append((source, mean_return, train_iter, envstep))
+    def told_of(source: str, mean_return: float, train_iter: int, envstep: int) -> None:
+        told.append((source, mean_return, train_iter, envstep))
 
     section = SimpleNamespace(storage_timeout_s=1.0)
     cfg = SimpleNamespace(system=SimpleNamespace(coordinator=section), env={})
     context = RunContext(cfg=cfg, run_dir=tmp_path)
-    plugins = PluginManager()
-    plugins.register_plugin(Observer(), "observer")
-    with ExitStack() as stack, use_manager(plugins):
+    with ExitStack() as stack, using(plugin_of(after_evaluate=told_of)):
         results = ParallelResults(context, stack)
         results.coordinator = SimpleNamespace(  # type: ignore[assignment]
             note_evaluation=noted.append

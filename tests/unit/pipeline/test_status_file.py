@@ -21,8 +21,8 @@ from dingsdk.pipeline.run_folder import CONFIG_NAME, PROGRESS_NAME, RESULT_NAME,
 from dingsdk.pipeline.saved_run import SavedRun
 from dingsdk.pipeline.status_file import Reporter, read_status
 from dingsdk.pipeline.train import train
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.sample_counts import SampleCounts
+from tests.own_plugins import plugin_of, using
 from tests.runs import SMALL
 
 TASK = RunningTask("t1", "collector", "c0", 40, 12.5, False, 2, "room for 8 rows")
@@ -286,11 +286,7 @@ def test_curves_stay_if_one_of_several_players_counts_from_zero(tmp_path: Path) 
 
 
 def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: Path) -> None:
-    class Columns:
-        @hookimpl
-        def dingsdk_progress_columns(self, run_dir: Path) -> dict[str, Any]:
-            return {"gpu": 0.5, "note": "warm", "odd": [1], "endless": math.inf}
-
+    columns = {"gpu": 0.5, "note": "warm", "odd": [1], "endless": math.inf}
     status = RunStatus(
         env_steps=100,
         train_iter=50,
@@ -300,18 +296,16 @@ def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: 
         goal=math.inf,
     )
     context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=lambda: status)
-    with use_manager(PluginManager()) as manager:
-        manager.register_plugin(Columns(), "columns")
+    with using(plugin_of(progress_columns=lambda run_dir: columns)):
         Reporter(context, "serial").report()
 
     found = read_status(tmp_path)
-    columns = {"gpu": 0.5, "note": "warm", "odd": "[1]", "endless": None}
-    assert found["columns"] == columns
+    assert found["columns"] == {"gpu": 0.5, "note": "warm", "odd": "[1]", "endless": None}
     assert (found["env_steps_per_s"], found["updates_per_s"]) == pytest.approx((10.0, 5.0))
     assert found["left_s"] == pytest.approx(10.0)
     assert (found["loss"], found["goal"]) == (None, None)
     (line,) = lines_of(tmp_path)
-    assert line["columns"] == columns
+    assert line["columns"] == found["columns"]
     assert line.items() <= found.items()
 
 

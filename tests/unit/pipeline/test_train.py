@@ -30,12 +30,12 @@ from dingsdk.pipeline.train import (
     run_pipeline,
     train,
 )
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.runtime.files import Folder
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+from tests.own_plugins import plugin_of, using
 from tests.runs import SMALL
 
 SETS = (*SMALL, "policy.learn.learner.train_iterations=40")
@@ -358,15 +358,9 @@ def test_resume_that_is_interrupted_before_it_begins_keeps_the_result(
 def test_error_of_the_run_is_kept_if_its_result_cannot_be_written(tmp_path: Path) -> None:
     results: list[Any] = []
 
-    class Observer:
-        @hookimpl
-        def dingsdk_run_finished(self, result: Any) -> None:
-            results.append(result["error"])
-
     cfg = compile_run("cartpole-dqn", seed=0)
     error = ValueError("no")
-    with use_manager(PluginManager()) as manager:
-        manager.register_plugin(Observer(), "observer")
+    with using(plugin_of(run_finished=lambda result: results.append(result["error"]))):
         _finish_failed(RunContext(cfg=cfg, run_dir=tmp_path), "serial", error)
         assert results == ["ValueError: no"]
         assert not hasattr(error, "__notes__")

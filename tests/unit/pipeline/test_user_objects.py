@@ -184,6 +184,19 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.sources: set[str] = set()
+
+    @dingsdk.hookimpl
+    def dingsdk_configure(self) -> None:
+        self.told.append("configure")
+
+    @dingsdk.hookimpl
+    def dingsdk_unconfigure(self) -> None:
+        self.told.append("unconfigure")
+
+    def after_collect(self, source: str, sample_count: int) -> None:
+        assert sample_count > 0
+        self.sources.add(source)
 
     def run_started(self, run_dir: Path) -> None:
         self.told.append(("run_started", run_dir.name))
@@ -207,15 +220,18 @@ def test_functions_and_objects_are_called_by_the_hooks(tmp_path: Path, mode: str
         evaluated.append((mean_return, train_iter))
 
     recorder = Recorder()
+    dingsdk.default_manager().register_plugin(recorder, "recorder")
     train(tmp_path, mode, callbacks=[after_evaluate, recorder])
 
     assert evaluated[-1] == (5.0, 4)
     iterations = [("after_iter", iteration) for iteration in range(4)]
     started, finished = ("run_started", "run"), ("run_finished", "limit")
-    assert recorder.told == [started, *iterations, finished]
-    told = len(recorder.told)
+    assert recorder.told == ["configure", started, *iterations, finished, "unconfigure"]
+    workers = {"collector"} if mode == "serial" else {"collector-0", "collector-1"}
+    assert set() < recorder.sources <= workers
+    recorder.told.clear()
     train(tmp_path, mode)
-    assert len(recorder.told) == told
+    assert recorder.told == ["configure", "unconfigure"]
 
 
 class Counted:

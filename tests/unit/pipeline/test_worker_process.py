@@ -19,8 +19,9 @@ from dingsdk.pipeline.process_group import LinkedProcess
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import run_worker
 from dingsdk.pipeline.worker_process import WorkerSpec
-from dingsdk.plugins import PluginManager, default_manager, hookimpl, use_manager
+from dingsdk.plugins import default_manager
 from dingsdk.testing import open_files
+from tests.own_plugins import plugin_of, using
 from tests.programs import python
 
 PATIENCE_S = 60.0
@@ -71,20 +72,13 @@ def test_worker_stopped_before_it_has_an_address_exits_with_0(tmp_path: Path) ->
 def test_configure_hooks_are_called_at_start_and_end_of_a_worker(tmp_path: Path) -> None:
     told: list[str] = []
 
-    class Observer:
-        @hookimpl
-        def dingsdk_configure(self, config: Any) -> None:
-            told.append(config.policy.type)
-
-        @hookimpl
-        def dingsdk_unconfigure(self) -> None:
-            told.append("over")
-
+    observer = plugin_of(
+        configure=lambda config: told.append(config.policy.type),
+        unconfigure=lambda: told.append("over"),
+    )
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs")
-    with use_manager(PluginManager()) as manager:
-        manager.register_plugin(Observer(), "observer")
-        with pytest.raises(UnknownPluginError, match="colector"):
-            run_worker("colector", cfg, "http://127.0.0.1:9", "w-0", tmp_path, threading.Event())
+    with using(observer), pytest.raises(UnknownPluginError, match="colector"):
+        run_worker("colector", cfg, "http://127.0.0.1:9", "w-0", tmp_path, threading.Event())
     assert told == ["dqn", "over"]
 
 

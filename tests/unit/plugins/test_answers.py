@@ -17,13 +17,9 @@ from dingsdk.plugins import (
     hookimpl,
     hookspecs,
 )
+from tests.own_plugins import plugin_of
 
 STATUS: dict[str, Any] = {"env_steps": 1}
-
-
-def plugin(**functions: Any) -> Any:
-    members = {f"dingsdk_{name}": staticmethod(hookimpl(each)) for name, each in functions.items()}
-    return type("Plugin", (), members)()
 
 
 def manager_of(*plugins: Any) -> PluginManager:
@@ -38,7 +34,7 @@ def stopping(reason: str | None, seen: list[Any]) -> Any:
         seen.append((reason, status))
         return reason
 
-    return plugin(should_stop=should_stop)
+    return plugin_of(should_stop=should_stop)
 
 
 def test_answers_has_one_method_per_decide_and_report_hook_and_observers_one_per_other() -> None:
@@ -75,7 +71,7 @@ def test_error_of_a_decide_hook_names_plugin_hook_and_line_of_the_plugin(
 
     line = inspect.getsourcelines(should_stop)[1] + 1
     with pytest.raises(PluginHookError) as caught:
-        manager_of(plugin(should_stop=should_stop)).answers.should_stop(
+        manager_of(plugin_of(should_stop=should_stop)).answers.should_stop(
             run_dir=Path(), status=STATUS
         )
 
@@ -88,7 +84,7 @@ def test_dingsdk_error_in_a_decide_hook_is_raised_with_a_note() -> None:
     def create_component(cfg: Any) -> object:
         raise ConfigError("buffers.size is -1", path="size")
 
-    manager = manager_of(plugin(create_component=create_component))
+    manager = manager_of(plugin_of(create_component=create_component))
     with pytest.raises(ConfigError, match="size is -1") as caught:
         manager.create("buffers", {"type": "naive"})
 
@@ -113,7 +109,7 @@ def test_create_component_replaces_the_registered_class() -> None:
             raise NotImplementedError
 
     mine = Wrapper()
-    manager = manager_of(plugin(create_component=create_component))
+    manager = manager_of(plugin_of(create_component=create_component))
     cfg = {"type": "naive", "replay_buffer_size": 8}
 
     assert manager.create("buffers", cfg, "log", exp_name="x") is mine
@@ -126,9 +122,9 @@ def test_create_component_replaces_the_registered_class() -> None:
 def test_values_of_all_plugins_are_merged_and_conflicts_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first = plugin(progress_columns=lambda run_dir: {"gpu": 1, "ram": 2})
-    second = plugin(progress_columns=lambda run_dir: {"gpu": 3})
-    silent = plugin(progress_columns=lambda run_dir: None)
+    first = plugin_of(progress_columns=lambda run_dir: {"gpu": 1, "ram": 2})
+    second = plugin_of(progress_columns=lambda run_dir: {"gpu": 3})
+    silent = plugin_of(progress_columns=lambda run_dir: None)
     answers = manager_of(first, second, silent).answers
 
     for _ in range(2):
@@ -145,8 +141,8 @@ def test_values_of_all_plugins_are_merged_and_conflicts_are_logged_once(
 def test_failed_report_is_logged_once_and_other_reports_are_kept(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = plugin(progress_columns=answer)
-    answers = manager_of(bad, plugin(progress_columns=lambda: {"ram": 2})).answers
+    bad = plugin_of(progress_columns=answer)
+    answers = manager_of(bad, plugin_of(progress_columns=lambda: {"ram": 2})).answers
 
     for _ in range(3):
         assert answers.progress_columns(run_dir=Path()) == {"ram": 2}
@@ -194,7 +190,7 @@ def test_hook_function_that_would_not_be_called_as_it_expects_is_refused(
     function: Any, reason: str, words: str
 ) -> None:
     with pytest.raises(PluginLoadError, match=re.escape(words)) as caught:
-        PluginManager().register_plugin(plugin(after_iter=function), "acme")
+        PluginManager().register_plugin(plugin_of(after_iter=function), "acme")
 
     assert (caught.value.plugin, caught.value.reason) == ("acme", reason)
 
@@ -220,7 +216,7 @@ def test_answer_that_cannot_be_used_is_an_error_that_names_the_plugin(
         "create_component": dict.fromkeys(("type_key", "cls", "cfg", "args", "kwargs"))
         | {"kind": "buffers"},
     }
-    answers = manager_of(plugin(**{hook: lambda: answer})).answers
+    answers = manager_of(plugin_of(**{hook: lambda: answer})).answers
 
     with pytest.raises(PluginHookError, match=re.escape(words)) as caught:
         getattr(answers, hook)(**facts[hook])

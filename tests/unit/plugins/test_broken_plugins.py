@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from dingsdk.errors import DuplicateTypeError, PluginLoadError, UnknownPluginError
-from dingsdk.plugins import PluginManager, Switches, hookimpl, use_manager
+from dingsdk.plugins import PluginManager, Switches, use_manager
+from tests.own_plugins import plugin_of
 
 from .conftest import HOOK, Install
 
@@ -82,13 +83,9 @@ def test_failed_load_leaves_no_type_no_hook_and_no_announcement(install: Install
     )
     announced: list[str] = []
 
-    class Watcher:
-        @hookimpl
-        def dingsdk_plugin_registered(self, name: str) -> None:
-            announced.append(name)
-
     with use_manager(PluginManager()) as manager:
-        manager.register_plugin(Watcher(), "watcher")
+        watcher = plugin_of(plugin_registered=lambda name: announced.append(name))
+        manager.register_plugin(watcher, "watcher")
         naive = manager.registry("buffers").entry("naive")
         with pytest.raises(PluginLoadError) as caught:
             manager.get("buffers", "half")

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from dingsdk.plugins import KINDS, PluginManager, Registry, hookimpl, hookspec
+from tests.own_plugins import plugin_of
 
 
 class Lifeline:
@@ -73,19 +74,13 @@ def test_configure_reaches_late_plugins_and_unconfigure_fires_once_each() -> Non
 
 
 def test_observers_get_copies_of_the_config() -> None:
-    class Changing:
-        @hookimpl
-        def dingsdk_configure(self, config: Any) -> None:
-            config["policy"]["learning_rate"] = 99
-
-        @hookimpl
-        def dingsdk_run_started(self, config: Any) -> None:
-            config["policy"]["learning_rate"] = 98
+    def change(config: Any) -> None:
+        config["policy"]["learning_rate"] = 99
 
     manager, config = PluginManager(), {"policy": {"learning_rate": 1}}
-    manager.register_plugin(Changing(), "changing")
+    manager.register_plugin(plugin_of(configure=change, run_started=change), "changing")
     manager.configure(config)
-    manager.register_plugin(Changing(), "late")
+    manager.register_plugin(plugin_of(configure=change, run_started=change), "late")
     manager.observers.run_started(config=config, run_dir=Path())
 
     assert config == {"policy": {"learning_rate": 1}}
@@ -94,14 +89,12 @@ def test_observers_get_copies_of_the_config() -> None:
 def test_failing_life_hook_is_logged_and_the_others_are_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Failing:
-        @hookimpl(tryfirst=True)
-        def dingsdk_configure(self) -> None:
-            raise OSError("disk")
+    def fail() -> None:
+        raise OSError("disk")
 
     manager, lifeline = PluginManager(), Lifeline()
-    manager.register_plugin(Failing(), "failing")
     manager.register_plugin(lifeline, "lifeline")
+    manager.register_plugin(plugin_of(configure=fail), "failing")  # the last is called first
 
     manager.configure({"seed": 1})
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dingsdk.plugins import Observers, PluginManager, hookimpl, hookspecs, observe, use_manager
+from tests.own_plugins import plugin_of
 
 OBSERVE_HOOKS = [name for name in vars(Observers) if name[0] != "_" and name != "call"]
 
@@ -63,13 +64,11 @@ def test_failing_observer_breaks_neither_the_run_nor_the_other_observers(
 
 
 def test_keyboard_interrupt_in_an_observer_is_not_suppressed() -> None:
-    class Interrupting:
-        @hookimpl
-        def dingsdk_after_iter(self) -> None:
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
     manager = PluginManager()
-    manager.register_plugin(Interrupting())
+    manager.register_plugin(plugin_of(after_iter=interrupt))
 
     with pytest.raises(KeyboardInterrupt):
         manager.observers.after_iter(learner=None, iteration=0, log_vars={})

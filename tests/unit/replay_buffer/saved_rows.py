@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,32 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer, Table
 from dingsdk.worker.replay_buffer.persistence import SavedRows
+from dingsdk.worker.replay_buffer.state import TableSnapshot
 
 SEGMENT = 8
+
+
+class Disturbed(Table):
+    """Mixed into a buffer that is changed just before a snapshot.
+
+    Attributes:
+        looks: Number of snapshots.
+        before: Functions to call before the n-th snapshot, by n; the one for 0 is for all others.
+    """
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        super().__init__(cfg)
+        self.looks = 0
+        self.before: dict[int, Callable[[], None]] = {}
+
+    @contextmanager
+    def snapshot(self) -> Iterator[TableSnapshot]:
+        self.looks += 1
+        meddle = self.before.pop(self.looks, self.before.get(0))
+        if meddle is not None:
+            meddle()
+        with super().snapshot() as now:
+            yield now
 
 
 def make_buffer(size: int = 40) -> NaiveReplayBuffer:

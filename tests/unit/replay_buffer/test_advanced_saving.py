@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ from dingsdk.worker.replay_buffer import (
     AdvancedReplayBuffer,
     persistence,
 )
-from dingsdk.worker.replay_buffer.state import ColumnCopy, TableSnapshot
+from dingsdk.worker.replay_buffer.state import ColumnCopy
 from dingsdk.worker.replay_buffer.storage import Where
 
 from .prioritized_rows import batch, column, equal_states, facts, info, make_buffer
+from .saved_rows import Disturbed
 
 
 def test_loaded_rows_above_max_use_of_the_buffer_leave(tmp_path: Path) -> None:
@@ -35,21 +34,8 @@ def test_loaded_rows_above_max_use_of_the_buffer_leave(tmp_path: Path) -> None:
     assert facts(new, "use") == {3: 1}
 
 
-class Disturbed(AdvancedReplayBuffer):
-    """A buffer that is changed before each snapshot.
-
-    Attributes:
-        meddle: Changes the buffer; None for no change.
-    """
-
-    meddle: Callable[[], None] | None = None
-
-    @contextmanager
-    def snapshot(self) -> Iterator[TableSnapshot]:
-        if self.meddle is not None:
-            self.meddle()
-        with super().snapshot() as now:
-            yield now
+class DisturbedAdvanced(Disturbed, AdvancedReplayBuffer):
+    """A prioritized buffer that is changed just before each snapshot."""
 
 
 @pytest.mark.parametrize("sampler", ["proportional", "rank"])
@@ -61,13 +47,13 @@ def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
     limits: dict[str, Any],
 ) -> None:
     cfg = {"replay_buffer_size": 100, "sampler": {"type": sampler}, **limits}
-    buffer, rng = Disturbed({**cfg, "seed": 0}), np.random.default_rng(0)
+    buffer, rng = DisturbedAdvanced({**cfg, "seed": 0}), np.random.default_rng(0)
     looks, sampled = 0, list[dict[str, Any]]()
     copy = ColumnCopy._copy
 
     def copy_beside_others(self: ColumnCopy, where: Where) -> None:
         copy(self, where)
-        if buffer.meddle is not None and not buffer._lock.locked():
+        if buffer.before and not buffer._lock.locked():
             meddle()
 
     monkeypatch.setattr(ColumnCopy, "_copy", copy_beside_others)
@@ -86,9 +72,9 @@ def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
     for _ in range(40):
         meddle()
     for number in range(3):
-        buffer.meddle = meddle
+        buffer.before[0] = meddle
         persistence.save(tmp_path, buffer, 64)
-        buffer.meddle = None
+        buffer.before.clear()
         new = AdvancedReplayBuffer({**cfg, "seed": 1})
         new.resume_data(str(tmp_path))
         assert equal_states(new.state_dict(), buffer.state_dict()), number

@@ -11,11 +11,11 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import save
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
+from tests.own_plugins import using
 
 from .prioritized_rows import equal_states, facts, info, row
 from .saved_rows import edit_state
@@ -173,8 +173,7 @@ class Odd(UniformSampler):
 def test_a_state_that_cannot_be_saved_raises_and_the_old_rows_stay(tmp_path: Path) -> None:
     filled().save_data(str(tmp_path))
     before = sorted(path.name for path in tmp_path.iterdir())
-    with use_manager(PluginManager()) as manager:
-        manager.registry("samplers").register("odd", Odd)
+    with using(samplers={"odd": Odd}):
         odd = filled(sampler={"type": "odd"})
         with pytest.raises(SchemaMismatchError) as caught:
             odd.save_data(str(tmp_path))

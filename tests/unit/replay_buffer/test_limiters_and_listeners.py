@@ -42,15 +42,6 @@ def test_limiter_knows_how_many_rows_there_are(kind: Any, sizes: tuple[int, ...]
     assert (limiter.size, limiter.inserts) == (0, 0)
 
 
-def test_limiter_does_not_count_used_up_rows() -> None:
-    buffer = AdvancedReplayBuffer({"replay_buffer_size": 6, "max_use": 1, "seed": 0})
-    buffer.push(SampleBatch({"x": np.arange(9)}), 0)
-    buffer.sample(4, 0)
-    assert buffer._contents.limiter.size == buffer.count() == 2
-    buffer.push(SampleBatch({"x": np.arange(3)}), 0)
-    assert buffer._contents.limiter.size == buffer.count()
-
-
 def test_push_that_waits_is_admitted_when_the_rows_for_a_sample_are_stale() -> None:
     limiter = {"type": "samples_per_insert", "samples_per_insert": 4, "error_buffer": 50}
     buffer = AdvancedReplayBuffer({"limiter": limiter, "max_staleness": 3, "seed": 0})

@@ -14,11 +14,11 @@ from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
 )
-from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from tests.fakes import Scalars
+from tests.own_plugins import using
 
 SLOW_DOWN = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 2}
 
@@ -58,9 +58,7 @@ def test_accept_of_a_custom_storage_is_called_for_each_batch() -> None:
             accepted.append(len(rows))
             return super().accept(rows)
 
-    plugins = PluginManager()
-    plugins.registry("storages").register("counting", Counting)
-    with use_manager(plugins):
+    with using(storages={"counting": Counting}):
         buffer = make_buffer(storage={"type": "counting"})
     for numbers in ((1, 2), (3,)):
         buffer.push(batch(*numbers), 0)
@@ -112,9 +110,6 @@ def test_objects_share_leaves_unless_deepcopy() -> None:
         assert buffer.sample(1, 0)[0]["x"].item() == (0 if deep else 1)  # type: ignore[index]
 
 
-# Sampling -------------------------------------------------------------------------------------
-
-
 def test_can_sample_checks_the_rows_and_the_limiter() -> None:
     buffer = make_buffer(limiter={"min_size": 3})
     assert buffer.sample(1, 0, replace=True) is None
@@ -123,6 +118,9 @@ def test_can_sample_checks_the_rows_and_the_limiter() -> None:
     buffer.push(batch(3), 0)
     assert buffer.can_sample(3)
     assert not buffer.can_sample(4)
+
+
+# Sampling -------------------------------------------------------------------------------------
 
 
 def test_update_warns_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,9 +167,7 @@ def test_limiter_that_overrides_only_on_insert_is_called_for_each_push() -> None
             super().on_insert(n)
             self.inserted.append(n)
 
-    manager = PluginManager()
-    manager.registry("limiters").register("listening", Listening)
-    with use_manager(manager):
+    with using(limiters={"listening": Listening}):
         buffer = make_buffer(limiter={"type": "listening"})
     for pushed in (batch(1, 2), batch(3), row(4), batch(5, 6)):
         buffer.push(pushed, 0)

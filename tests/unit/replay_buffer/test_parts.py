@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
-from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
 from dingsdk.worker.replay_buffer.sampler import check_ranks
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
@@ -117,17 +116,6 @@ def test_the_ratio_holds_once_min_size_is_reached() -> None:
     assert not limiter.can_insert(3)
     assert limiter.can_sample(2)
     assert not limiter.can_sample(3)
-
-
-def test_pushes_are_admitted_until_a_batch_can_be_sampled() -> None:
-    limiter = {"type": "samples_per_insert"}
-    buffer = NaiveReplayBuffer({"replay_buffer_size": 1000, "limiter": limiter})
-    sampled = 0
-    for pushed in range(4, 1001, 4):
-        buffer.push([{"n": number} for number in range(4)], pushed)
-        sampled += buffer.sample(256, 0) is not None
-        assert (sampled > 0) == (pushed >= 256)
-    assert sampled == 1000 // 256 + 1  # half a batch may be sampled ahead
 
 
 @pytest.mark.parametrize(("ahead", "most"), [(0, 10), (4, 12), (None, 20)])

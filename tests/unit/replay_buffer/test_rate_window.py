@@ -12,14 +12,7 @@ import pytest
 from dingsdk.errors import BufferFullError, ConfigError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import PushSampleRateLimiter
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.fakes import Clock
 
 
 def make(clock: Clock | None = None, **cfg: Any) -> PushSampleRateLimiter:
@@ -63,7 +56,7 @@ def test_counts_fall_to_one_percent_in_one_window() -> None:
     clock = Clock()
     limiter = make(clock, min=1.0, window_seconds=7.0)
     limiter.on_insert(1000)
-    clock.now_s += 7.0
+    clock.now += 7.0
     assert limiter.state_dict()["recent_inserts"] == pytest.approx(10.0)
     limiter.on_sample(4)
     assert limiter.can_sample(5)
@@ -82,11 +75,11 @@ def test_a_refused_push_is_admitted_after_retry_after_s(samples: int, expected_s
     wait_s = limiter.retry_after_s()
     assert wait_s == pytest.approx(expected_s)  # one sample is forgotten after one window
     assert wait_s is not None
-    clock.now_s += wait_s - 0.01
+    clock.now += wait_s - 0.01
     assert not limiter.can_insert(10_000)
-    clock.now_s += 0.01
+    clock.now += 0.01
     assert limiter.can_insert(10_000)
-    clock.now_s += 1000.0
+    clock.now += 1000.0
     assert limiter.retry_after_s() is None
 
 
@@ -98,7 +91,7 @@ def test_both_sides_never_wait_for_each_other(
     clock, rng = Clock(), np.random.default_rng(0)
     limiter = make(clock, min=low, max=high)
     for _ in range(2000):
-        clock.now_s += rng.exponential(0.5)
+        clock.now += rng.exponential(0.5)
         can_sample, can_insert = limiter.can_sample(batch), limiter.can_insert(push)
         assert can_sample or can_insert
         if can_insert and (not can_sample or rng.random() < 0.5):

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
-
-
-class Clock:
-    now_s = 10.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.fakes import Clock
 
 
 def is_next(monitor: SampleMonitor) -> bool:
@@ -38,7 +32,7 @@ def test_some_samples_are_recorded_and_reports_are_regular(
     monitor = SampleMonitor("buffer", average_range, print_freq, clock=clock)
     looked, due = [], []
     for number in range(1000):
-        clock.now_s += 10.0  # a faster buffer reports less often after 200 times
+        clock.now += 10.0  # a faster buffer reports less often after 200 times
         if is_next(monitor):
             looked.append(number)
             monitor.record({})

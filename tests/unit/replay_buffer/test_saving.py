@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,11 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import SavedRows, save
-from dingsdk.worker.replay_buffer.state import TableSnapshot
 from tools.os_calls import recorded_writes
 
 from .saved_rows import (
     SEGMENT,
+    Disturbed,
     full,
     loaded,
     make_buffer,
@@ -80,7 +78,7 @@ def test_rows_of_a_loaded_state_replace_all_segments(tmp_path: Path) -> None:
 
 
 def test_a_state_loaded_during_a_save_is_saved(tmp_path: Path) -> None:
-    buffer, other = Disturbed({"replay_buffer_size": 40}), make_buffer()
+    buffer, other = DisturbedNaive({"replay_buffer_size": 40}), make_buffer()
     push(buffer, 40)
     other.push(numbers(1000, 40), 0)
 
@@ -164,32 +162,13 @@ def test_saving_and_loading_need_memory_for_a_few_segments(tmp_path: Path) -> No
 # While others push ----------------------------------------------------------------------------
 
 
-class Disturbed(NaiveReplayBuffer):
-    """A buffer that is changed just before a snapshot.
-
-    Attributes:
-        looks: Number of snapshots.
-        before: Functions to call before the n-th snapshot, by n; the one for 0 is for all others.
-    """
-
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
-        super().__init__(cfg)
-        self.looks = 0
-        self.before: dict[int, Callable[[], None]] = {}
-
-    @contextmanager
-    def snapshot(self) -> Iterator[TableSnapshot]:
-        self.looks += 1
-        meddle = self.before.pop(self.looks, self.before.get(0))
-        if meddle is not None:
-            meddle()
-        with super().snapshot() as now:
-            yield now
+class DisturbedNaive(Disturbed, NaiveReplayBuffer):
+    """A plain buffer that is changed just before a snapshot."""
 
 
 @pytest.mark.parametrize("rows_each", [0, 5, 100])
 def test_a_save_has_the_rows_of_the_last_snapshot(tmp_path: Path, rows_each: int) -> None:
-    buffer = Disturbed({"replay_buffer_size": 40})
+    buffer = DisturbedNaive({"replay_buffer_size": 40})
     push(buffer, 40)
     buffer.before[0] = lambda: push(buffer, rows_each)
     for _ in range(3):
