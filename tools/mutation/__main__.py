@@ -207,11 +207,17 @@ def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
         always = coverage_map.tests_of_file(REFERENCE)
     else:
         tests, limit_s = coverage_map.tests_of_line(mutant.path, mutant.line), LONGEST_S
+    importers: list[str] = []
     if not (tests or always):
         # Coverage does not see lines that are compiled, run in a killed process, or at import.
         tests, limit_s = coverage_map.tests_of_module(mutant.path), LONGEST_S / 2
-    module = Path(mutant.path).stem  # tests that have its name come first
-    tests = sorted(set(tests) - set(always), key=lambda t: (module not in t.file, t.duration_s))
+        importers = coverage_map.importers(mutant.path)
+    module = Path(mutant.path).stem
+
+    def rank(test: Test) -> tuple[bool, float]:  # tests that name the module come first
+        return module not in test.file and test.file not in importers, test.duration_s
+
+    tests = sorted(set(tests) - set(always), key=rank)
     total_s = 0.0
     chosen: list[Test] = []
     for test in tests:

@@ -211,6 +211,10 @@ class CoverageMap:
         """Return the tests that run a line."""
         return self._tests(self._by_line.get((path, line), set()))
 
+    def importers(self, path: str) -> list[str]:
+        """List the files, tests too, that import from a module with its full name."""
+        return self._tree.importers(path)
+
     def tests_of_module(self, path: str, scope: tuple[int, int] | None = None) -> list[Test]:
         """Return tests that run a line of a scope, or else a line of its module or its importers.
 

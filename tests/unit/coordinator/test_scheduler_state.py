@@ -311,6 +311,17 @@ def test_lost_collector_is_not_retried_after_its_learner_is_done(site: Site) -> 
     assert site.state.assign("collector") is None
 
 
+def test_iterations_of_a_learner_whose_code_failed_are_kept(site: Site) -> None:
+    site.join("l0", "learner")
+    site.join("c0")
+    learner, collector = site.assigned("learner", **TRAINING), site.assigned(**collecting())
+    learner.progress, collector.progress = 7, 100
+    for state in (learner, collector):
+        error, is_fatal = site.state.end(state, DingError("on purpose"))
+        assert (str(error), is_fatal) == ("on purpose", True)
+    assert site.state.train_iter == 7
+
+
 def test_last_evaluation_waits_until_all_tasks_end_and_a_worker_is_idle(site: Site) -> None:
     site.join("l0", "learner")
     learner = site.assigned("learner", **TRAINING)

@@ -101,6 +101,7 @@ def test_failure_of_a_worker_is_raised_unless_it_was_stopped(tmp_path: Path) -> 
     with pytest.raises(WorkerLostError, match="gave the worker up"):
         run_collector(worker, tmp_path, threading.Event())
     assert worker.is_closed
+    assert worker.begun == [("memory", 12.5)]
 
     stop = threading.Event()
     assert not run_collector(worker, tmp_path, stop, stop.set)

@@ -136,6 +136,20 @@ def test_rows_that_the_disk_cannot_hold_are_refused_at_the_push(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_room_that_a_file_has_is_not_needed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as storage:
+        put(storage, 0, 5)
+        sizes = {name: os.fstat(file).st_size for name, file in storage._files.items()}
+        found = os.statvfs(tmp_path)
+        full = os.statvfs_result((*found[:4], 0, *found[5:]))
+        monkeypatch.setattr(os, "statvfs", lambda path: full)
+        storage._reserve(sizes)
+        with pytest.raises(StorageFullError):
+            storage._reserve({name: 2 * size for name, size in sizes.items()})
+
+
 def test_too_many_open_files_are_an_error_of_the_storage(tmp_path: Path) -> None:
     with opened(tmp_path) as storage:
         with failing_calls(("open",), 2, errno.EMFILE), pytest.raises(StorageFullError):
