@@ -212,7 +212,8 @@ class Contents:
             metadata.insert(where, facts)
             self.count, priorities = metadata.live, facts.priorities
         self.sampler.on_insert(where, rows, priorities)
-        self.note_changed(where)
+        for each in self.copies:
+            each.note(where)
         if self.listeners.all:
             self.listeners.on_insert(rows)
         self.limiter.on_insert(n)
@@ -253,11 +254,6 @@ class Contents:
         """Whether rows leave after a number of uses."""
         return self.metadata is not None and self.metadata.limits_uses
 
-    def note_changed(self, where: Where) -> None:
-        """Tell the saves under way that sampler or metadata changed their entries at positions."""
-        for each in self.copies:
-            each.note(where)
-
     def _note_left(self, where: Where, reason: str) -> None:
         """Note for listeners and origins that the rows at positions, oldest first, leave."""
         departures, storage = self.listeners.departures, self.storage
@@ -273,7 +269,8 @@ class Contents:
         self._note_left(where, reason)
         cast("RowMetadata", self.metadata).remove(where)
         self.sampler.on_remove(where)
-        self.note_changed(where)
+        for each in self.copies:
+            each.note(where)
         self.left[reason] += len(where)
         self.limiter.size = self.count = self.count - len(where)
 
