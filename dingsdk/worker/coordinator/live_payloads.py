@@ -97,7 +97,7 @@ class LivePayloads:
         self.is_idle = False
         self.confirmed = 0
         self.home_counts: Mapping[str, Any] | None = None
-        self.is_behind: Callable[[], bool] = bool
+        self.is_behind: Callable[[], bool] = lambda: False
 
     @property
     def has_news(self) -> bool:
