@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import socket
 import stat
@@ -330,17 +329,6 @@ def test_a_mapped_file_stays_readable_after_unlink_and_close(tmp_path: Path) -> 
     assert bytes(mapped) == b"content"
     assert mapped.readonly
     assert bytes(empty) == b""
-
-
-def test_a_garbage_collected_folder_releases_its_descriptor(tmp_path: Path) -> None:
-    before = open_files(collect=True)
-    folder = Folder(tmp_path / "ours")
-    with pytest.raises(DataMissingError):
-        folder.sub("none", create=False)
-    assert open_files() == before + 1
-    del folder
-    gc.collect()
-    assert open_files() == before
 
 
 def test_a_closed_folder_refuses_calls_and_is_released_after_the_call_in_progress(
