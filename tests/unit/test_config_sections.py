@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -70,10 +70,6 @@ class Pair(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.low > self.high:
             raise ValueError(f"low is {self.low}, above high {self.high}")
-
-
-class Holder(Section, frozen=True, kw_only=True):
-    pair: Pair = Pair()
 
 
 class Fifo(Configurable):
@@ -247,27 +243,6 @@ def test_unknown_key_is_refused_with_the_nearest_key_or_its_right_path(
     assert (error.path, error.nearest, error.elsewhere) == (path, nearest, elsewhere)
 
 
-def test_field_of_many_parts_holds_a_section_for_each_type() -> None:
-    class Many(Section, frozen=True, kw_only=True):
-        tails: Annotated[dict[str, Any], Part("removers", many=True)] = msgspec.field(
-            default_factory=dict
-        )
-
-    def find(kind: str, type_key: str, import_names: Sequence[str], path: str) -> Any:
-        assert path == f"tails.{type_key}"
-        return CLASSES[type_key]
-
-    full = complete(Many, {"tails": {"fifo": {"step": 2}, "plain": None}}, find)
-
-    assert complete(Many, {}, find) == {"tails": {}}
-    assert full["tails"]["fifo"] == {"type": "fifo", "import_names": [], "step": 2}
-    assert full["tails"]["plain"]["step"] == 3
-    assert complete(Many, full, find) == full
-    for wrong in ([], {"fifo": {"step": 0}}, {"fifo": 3}):
-        with pytest.raises(ConfigTypeError):
-            complete(Many, {"tails": wrong}, find)
-
-
 def test_preset_for_another_type_keeps_only_keys_of_the_chosen_type() -> None:
     class Preset(Section, frozen=True, kw_only=True):
         tail: Annotated[dict[str, Any], Part("removers")] = preset("fifo", step=5)
@@ -297,23 +272,6 @@ def test_required_key_that_is_absent_is_named_with_its_meaning() -> None:
             complete(Needs, given, path="env")
         assert str(caught.value) == f"{path} is missing. {text}"
         assert caught.value.path == path
-
-
-def test_contradiction_in_a_section_is_named_by_its_path() -> None:
-    with pytest.raises(ConfigError, match=r"^a\.pair\.low is 3, above high 1") as caught:
-        complete(Holder, {"pair": {"low": 3}}, path="a")
-
-    assert caught.value.path == "a.pair.low"
-
-
-def test_class_may_check_more_of_its_section() -> None:
-    class Checked(Fifo):
-        @classmethod
-        def check_config(cls, section: Mapping[str, Any], path: str) -> None:
-            raise ConfigError(f"{path}.step: {section['step']} is odd", path=f"{path}.step")
-
-    with pytest.raises(ConfigError, match=r"^outer\.tail\.step: 3 is odd"):
-        complete(Outer, {"tail": {"step": 3}}, lambda *_: Checked, "outer")
 
 
 def test_complete_neither_changes_nor_shares_the_given_section() -> None:

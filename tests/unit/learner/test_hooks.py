@@ -1,8 +1,6 @@
 import copy
 import errno
-import subprocess
-import sys
-import textwrap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,16 +126,11 @@ class TestBuild:
 
         assert caught.value.facts["path"] == path
 
-    @pytest.mark.parametrize(
-        ("key", "nearest"), [("save_ckpt_after_itr", "save_ckpt_after_iter"), ("paint", None)]
-    )
-    def test_error_for_an_unknown_key_names_the_nearest_one(self, key, nearest):
-        with pytest.raises(UnknownKeyError) as caught:
-            build_learner_hook_by_cfg({key: 5})
+    def test_error_for_an_unknown_key_names_the_nearest_one(self):
+        with pytest.raises(UnknownKeyError, match="did you mean 'save_ckpt_after_iter'") as caught:
+            build_learner_hook_by_cfg({"save_ckpt_after_itr": 5})
 
-        assert caught.value.facts["nearest"] == nearest
-        assert (f"did you mean {nearest!r}?" in str(caught.value)) is (nearest is not None)
-        assert ("did you mean" in str(caught.value)) is (nearest is not None)
+        assert caught.value.facts["nearest"] == "save_ckpt_after_iter"
 
     @pytest.mark.parametrize(("position", "nearest"), [("before_itr", "before_iter"), ("x", None)])
     def test_error_for_an_unknown_position_names_the_nearest_one(self, position, nearest):
@@ -158,7 +151,8 @@ class TestBuild:
         assert isinstance(caught.value, HookError)
 
     def test_section_nested_under_the_key_hook_is_unwrapped(self, manager):
-        register_learner_hook("note", Note)
+        register_learner_hook("note", SaveCkptHook)
+        register_learner_hook("note", Note)  # replaces the first
         inner = {"save_ckpt_after_run": True, "hook": {"type": "note", "position": "before_run"}}
 
         assert summary(build_learner_hook_by_cfg({"hook": inner})) == summary(
@@ -239,17 +233,6 @@ class TestSave:
         assert "no checkpoint of iteration 1" in caplog.text
         names = {path.stem for path in learner.checkpoint_dir.iterdir()}
         assert names == {"iteration_0", "iteration_2", "latest"}
-
-    def test_only_rank_0_saves(self, make_learner, scripted):
-        learner = make_learner(
-            scripted(lambda data: {"loss": 1.0}),
-            {"hook": {"log_reduce_after_iter": False}},
-            dist_info=(1, 2),
-        )
-
-        learner.train([{}])
-
-        assert not learner.checkpoint_dir.exists()
 
 
 class TestLoad:
@@ -356,50 +339,26 @@ class TestLogReduce:
         alone = make_learner(policy, {"hook": {"log_reduce_after_iter": False}}, dist_info=(0, 2))
         assert alone.train([{}]) == [{"loss": 1.5}]
 
-    @pytest.mark.slow
-    def test_two_ranks_on_gloo_log_their_mean(self, tmp_path):
-        code = textwrap.dedent(
-            """
-            import sys
-            import torch.distributed as dist
-            from dingsdk.worker.learner.hooks import LogReduceHook
+    def test_scalars_become_the_mean_over_all_ranks(self, monkeypatch):
+        other_rank = torch.tensor([5.0, 2.0, 10.0])  # the cost, the loss and the norm
+        for name, function in (
+            ("is_initialized", lambda: True),
+            ("get_backend", lambda: "gloo"),
+            ("get_world_size", lambda: 2),
+            ("all_reduce", lambda values: values.add_(other_rank)),
+        ):
+            monkeypatch.setattr(torch.distributed, name, function)
+        buffer = {
+            "scalar": {"noreduce_rank": 0, "loss": 1.0, "cost": 3.0},
+            "scalars": {"norm": {"a": 0}},
+            "histogram": {"h": [0]},
+        }
 
-            class Engine:
-                world_size = 2
-                log_buffer = {}
+        hook = LogReduceHook("reduce", 10, position="after_iter")
+        hook(SimpleNamespace(world_size=2, log_buffer=buffer))
 
-            rank, store = int(sys.argv[1]), sys.argv[2]
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-            Engine.log_buffer = {
-                "scalar": {"loss": 1.0 + rank, "noreduce_rank": rank},
-                "scalars": {"norm": {"a": 10 * rank}},
-                "histogram": {"h": [rank]},
-            }
-            LogReduceHook("reduce", 10, position="after_iter")(Engine)
-            assert Engine.log_buffer == {
-                "scalar": {"loss": 1.5, "noreduce_rank": rank},
-                "scalars": {"norm": {"a": 5.0}},
-                "histogram": {"h": [rank]},
-            }, Engine.log_buffer
-            dist.destroy_process_group()
-            """
-        )
-        command = [sys.executable, "-c", code]
-        store = str(tmp_path / "store")
-        ranks = [
-            subprocess.Popen([*command, str(r), store], stderr=subprocess.PIPE) for r in (0, 1)
-        ]
-        errors = [rank.communicate(timeout=90)[1].decode() for rank in ranks]
-
-        assert [rank.returncode for rank in ranks] == [0, 0], errors
-
-
-def test_registering_a_hook_again_replaces_it(manager):
-    class Second(Note):
-        pass
-
-    register_learner_hook("note", Note)
-    register_learner_hook("note", Second)
-
-    hooks = build_learner_hook_by_cfg({"a": {"type": "note", "position": "after_run"}})
-    assert type(hooks["after_run"][0]) is Second
+        assert buffer == {
+            "scalar": {"noreduce_rank": 0, "loss": 1.5, "cost": 4.0},
+            "scalars": {"norm": {"a": 5.0}},
+            "histogram": {"h": [0]},
+        }

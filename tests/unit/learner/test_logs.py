@@ -1,7 +1,6 @@
 import contextlib
 import gc
 import logging
-import os
 import resource
 import signal
 import time
@@ -42,23 +41,19 @@ def full_disk(after_bytes):
 
 class TestBuildLogger:
     def test_writes_a_text_file_and_tensorboard_events_for_the_user_alone(self, tmp_path):
-        before = os.umask(0)
-        try:
-            logger, writer = build_logger(tmp_path / "log", name="learner")
-            logger.info("hello %s", "there")
-            writer.add_scalar("a/b", 2.5, 7)
-            writer.add_histogram("h", [1, 2, 2], 7)
-            logger.close()
-            writer.close()
-        finally:
-            os.umask(before)
+        logger, writer = build_logger(tmp_path / "log", name="learner")
+        logger.info("hello %s", "there")
+        writer.add_scalar("a/b", 2.5, 7)
+        writer.add_histogram("h", [1, 2, 2], 7)
+        logger.close()
+        writer.close()
 
         text = (tmp_path / "log" / "learner_logger.txt").read_text()
         assert text.endswith("[INFO] hello there\n")
         events = set(read_events(tmp_path / "log" / "learner_tb_logger"))
         assert events == {("a/b", 7, 2.5), ("h", 7, "histogram")}
-        modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
-        assert modes == {True: 0o700, False: 0o600}, "only the user can read the logs"
+        modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in tmp_path.rglob("*")}
+        assert modes == {(True, 0o700), (False, 0o600)}, "only the user can read the logs"
 
     @pytest.mark.parametrize("logger_name", ["", "dingsdk", "dingsdk.run"])
     @pytest.mark.parametrize(
@@ -228,19 +223,18 @@ class TestBuildLogger:
         assert "hidden" not in text
 
 
-class TestStatistics:
-    def test_each_value_has_a_curve_over_iterations_and_one_over_env_steps(self):
-        points = []
-        writer = SimpleNamespace(add_scalar=lambda *point: points.append(point))
+def test_each_statistic_has_a_curve_over_iterations_and_one_over_env_steps():
+    points = []
+    writer = SimpleNamespace(add_scalar=lambda *point: points.append(point))
 
-        write_statistics(writer, "collector", {"a": 0.5, "total_envstep_count": 70.0}, 3, 70)
-        write_statistics(None, "collector", {"a": 0.5}, 3, 70)
+    write_statistics(writer, "collector", {"a": 0.5, "total_envstep_count": 70.0}, 3, 70)
+    write_statistics(None, "collector", {"a": 0.5}, 3, 70)
 
-        assert points == [
-            ("collector_iter/a", 0.5, 3),
-            ("collector_step/a", 0.5, 70),
-            ("collector_iter/total_envstep_count", 70.0, 3),
-        ]
+    assert points == [
+        ("collector_iter/a", 0.5, 3),
+        ("collector_step/a", 0.5, 70),
+        ("collector_iter/total_envstep_count", 70.0, 3),
+    ]
 
 
 def test_settings_that_are_not_numbers_have_no_curves():
@@ -292,28 +286,20 @@ class TestLogShow:
         assert "iteration 20, env step 120" in text
         assert "loss_avg" in text
 
-    def test_short_run_has_curves(self, make_learner, scripted, tmp_path):
-        learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
-
-        for _ in range(50):
-            learner.train([{}])
-        learner.close()
-
-        events = read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger")
-        shown = [step for tag, step, _ in events if tag == "learner_iter/loss_avg"]
-        assert shown == [0, 1, 2, 4, 8, 16, 32]
-
     @pytest.mark.parametrize(("envstep", "axes"), [(-1, {"iter"}), (0, {"iter", "step"})])
-    def test_curves_over_env_steps_start_at_step_0_if_the_steps_are_known(
+    def test_short_run_has_curves_also_over_env_steps_if_these_are_known(
         self, make_learner, scripted, tmp_path, envstep, axes
     ):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
 
-        learner.train([{}], envstep)
+        for _ in range(50):
+            learner.train([{}], envstep)
         learner.close()
 
         events = list(read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger"))
         assert {tag.partition("/")[0] for tag, _, _ in events} == {f"learner_{a}" for a in axes}
+        shown = [step for tag, step, _ in events if tag == "learner_iter/loss_avg"]
+        assert shown == [0, 1, 2, 4, 8, 16, 32]
 
     def test_a_shared_writer_is_used_and_left_open(self, make_learner, scripted, tmp_path):
         _, writer = build_logger(tmp_path / "shared", "run", need_text=False)
@@ -332,18 +318,19 @@ class TestLogShow:
     @pytest.mark.parametrize(
         ("extra", "is_logging"), [({}, False), ({"only_monitor_rank0": False}, True)]
     )
-    def test_other_ranks_log_only_when_asked_to(
+    def test_other_ranks_log_only_when_asked_to_and_never_save(
         self, make_learner, scripted, tmp_path, extra, is_logging
     ):
         learner = make_learner(
             scripted(lambda data: {"loss": 1.0}),
-            {**extra, "hook": {**QUIET_SAVE, "log_reduce_after_iter": False}},
+            {**extra, "hook": {"log_reduce_after_iter": False}},
             dist_info=(1, 2),
         )
 
         learner.train([{}])
 
         assert (tmp_path / "run").exists() is is_logging
+        assert not learner.checkpoint_dir.exists()
         assert learner.log_buffer["scalar"] == {}
 
 

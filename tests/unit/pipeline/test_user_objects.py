@@ -234,14 +234,13 @@ def test_functions_and_objects_are_called_by_the_hooks(tmp_path: Path, mode: str
     assert recorder.told == ["configure", "unconfigure"]
 
 
-class Counted:
-    """Counts iterations and evaluations, and stops the run after ``iterations``."""
+class Numbered:
+    """Counts iterations, and shows its number as a column."""
 
-    def __init__(self, iterations: int, together: threading.Barrier) -> None:
-        self._last = iterations - 1
-        self._together = together
+    def __init__(self, number: int, together: threading.Barrier) -> None:
+        self.number = number
         self.iterations: list[int] = []
-        self.evaluations: list[int] = []
+        self._together = together
 
     def run_started(self) -> None:
         self._together.wait()
@@ -249,40 +248,32 @@ class Counted:
     def after_iter(self, iteration: int) -> None:
         self.iterations.append(iteration)
 
-    def after_evaluate(self, train_iter: int) -> None:
-        self.evaluations.append(train_iter)
-
-    def should_stop(self) -> str | None:
-        return "enough" if self._last in self.iterations else None
-
     def progress_columns(self) -> dict[str, int]:
-        return {"last": self._last}
+        return {"number": self.number}
 
     def run_finished(self) -> None:
         self._together.wait()
 
 
-@pytest.mark.parametrize("sets", [["in_memory", "greenlets"], ["in_memory", "threads"], []])
+@pytest.mark.parametrize("concurrency", ["greenlets", "threads", None])
 def test_callbacks_are_not_called_for_a_run_in_another_thread(
-    tmp_path: Path, sets: list[str]
+    tmp_path: Path, concurrency: str | None
 ) -> None:
     together = threading.Barrier(2, timeout=30)
-    recorders = [Counted(count, together) for count in (2, 3)]
-    keys = ("system.transport.type", "system.transport.concurrency")
-    assigned = [f"{key}={value}" for key, value in zip(keys, sets, strict=False)]
-    mode = "parallel" if sets else "serial"
+    callbacks = [Numbered(number, together) for number in (1, 2)]
+    sets = [f"system.transport.concurrency={concurrency}"] if concurrency else []
+    mode = ["parallel", "in_memory"] if concurrency else ["serial"]
 
-    def run(recorder: Counted) -> Any:
-        return train(tmp_path, mode, sets=assigned, callbacks=[recorder])
+    def run(callback: Numbered) -> Any:
+        return train(tmp_path, *mode, sets=sets, callbacks=[callback])
 
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(run, recorders))
+        results = list(pool.map(run, callbacks))
 
-    for recorder, result in zip(recorders, results, strict=True):
-        assert recorder.iterations == list(range(result.train_iter))
-        assert recorder.evaluations == [each.train_iter for each in result.evaluations]
+    for callback, result in zip(callbacks, results, strict=True):
+        assert callback.iterations == list(range(4))
         status = json.loads((result.run_dir / "status.json").read_text())
-        assert status["columns"] == {"last": recorder._last}
+        assert status["columns"] == {"number": callback.number}
 
 
 def test_callback_is_not_called_for_an_evaluation_of_another_run(tmp_path: Path) -> None:
@@ -362,7 +353,6 @@ NO_IMPORT = "=.* cannot be imported by the child"
     ("mode", "given", "error", "text"),
     [
         ("serial", {"env": 3}, ConfigTypeError, "^env: expected .* a class"),
-        ("serial", {"policy": "dqn"}, ConfigTypeError, "^policy: expected a class"),
         ("serial", {"policy": OneAction.act}, ConfigTypeError, "^policy: expected a class"),
         ("serial", {"policy": type("dqn", (OneAction,), {})}, DuplicateTypeError, "'dqn'"),
         (
