@@ -1,6 +1,8 @@
 import copy
 import errno
-from types import SimpleNamespace
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -339,26 +341,39 @@ class TestLogReduce:
         alone = make_learner(policy, {"hook": {"log_reduce_after_iter": False}}, dist_info=(0, 2))
         assert alone.train([{}]) == [{"loss": 1.5}]
 
-    def test_scalars_become_the_mean_over_all_ranks(self, monkeypatch):
-        other_rank = torch.tensor([5.0, 2.0, 10.0])  # the cost, the loss and the norm
-        for name, function in (
-            ("is_initialized", lambda: True),
-            ("get_backend", lambda: "gloo"),
-            ("get_world_size", lambda: 2),
-            ("all_reduce", lambda values: values.add_(other_rank)),
-        ):
-            monkeypatch.setattr(torch.distributed, name, function)
-        buffer = {
-            "scalar": {"noreduce_rank": 0, "loss": 1.0, "cost": 3.0},
-            "scalars": {"norm": {"a": 0}},
-            "histogram": {"h": [0]},
-        }
+    @pytest.mark.slow
+    def test_two_ranks_on_gloo_log_their_mean(self, tmp_path):
+        code = textwrap.dedent(
+            """
+            import sys
+            import torch.distributed as dist
+            from dingsdk.worker.learner.hooks import LogReduceHook
 
-        hook = LogReduceHook("reduce", 10, position="after_iter")
-        hook(SimpleNamespace(world_size=2, log_buffer=buffer))
+            class Engine:
+                world_size = 2
+                log_buffer = {}
 
-        assert buffer == {
-            "scalar": {"noreduce_rank": 0, "loss": 1.5, "cost": 4.0},
-            "scalars": {"norm": {"a": 5.0}},
-            "histogram": {"h": [0]},
-        }
+            rank, store = int(sys.argv[1]), sys.argv[2]
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+            Engine.log_buffer = {
+                "scalar": {"loss": 1.0 + rank, "noreduce_rank": rank},
+                "scalars": {"norm": {"a": 10 * rank}},
+                "histogram": {"h": [rank]},
+            }
+            LogReduceHook("reduce", 10, position="after_iter")(Engine)
+            assert Engine.log_buffer == {
+                "scalar": {"loss": 1.5, "noreduce_rank": rank},
+                "scalars": {"norm": {"a": 5.0}},
+                "histogram": {"h": [rank]},
+            }, Engine.log_buffer
+            dist.destroy_process_group()
+            """
+        )
+        command = [sys.executable, "-c", code]
+        store = str(tmp_path / "store")
+        ranks = [
+            subprocess.Popen([*command, str(r), store], stderr=subprocess.PIPE) for r in (0, 1)
+        ]
+        errors = [rank.communicate(timeout=90)[1].decode() for rank in ranks]
+
+        assert [rank.returncode for rank in ranks] == [0, 0], errors
