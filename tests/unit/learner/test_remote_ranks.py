@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -10,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -210,20 +208,6 @@ def test_remote_rank_uses_its_gpu_and_reports_a_lost_rank(
     assert caplog.messages == ["rank 0 waits for a new group: a rank was lost: timeout"]
 
 
-def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(RemoteRanks(place)) as remote:
-        address = remote._server.getsockname()
-        for said in (b"", b"DCH1hello", b"\xff" * 64):
-            # The connection may be closed at any time.
-            with socket.create_connection(address) as stranger, contextlib.suppress(OSError):
-                stranger.sendall(said)
-                stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(4096):
-                    pass
-        assert remote._links == {}
-    assert "was refused" in caplog.text
-
-
 def test_invalid_rank_is_disconnected_and_a_new_process_replaces_the_old(
     place: RankPlace,
 ) -> None:
@@ -278,19 +262,6 @@ def test_unusable_places_are_refused(change: dict[str, str], text: str) -> None:
             RankPlace.of({key: value for key, value in PLACE.items() if key != missing})
     with pytest.raises(ConfigError, match="learner_num is 2, but WORLD_SIZE is 3"):
         RankPlace(1, 3, "alpha", 29500).check(2)
-
-
-def test_idle_strangers_do_not_keep_a_rank_out(place: RankPlace) -> None:
-    other = dataclasses.replace(place, rank=1, has_agent=True)
-    with closing(RemoteRanks(place)) as remote, contextlib.ExitStack() as stack:
-        address = remote._server.getsockname()
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(address))
-        begun = time.monotonic()
-        link = remote_ranks.dial(other, threading.Event())
-        assert link is not None
-        stack.enter_context(closing(link))
-        assert time.monotonic() - begun < 1.0
 
 
 def test_rank_that_connects_during_the_close_is_told_that_the_run_is_over(
