@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +16,11 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import BufferClosedError, ConfigError, StorageFullError
+from dingsdk.errors import BufferClosedError, StorageFullError
 from dingsdk.testing import open_files
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer, persistence
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 from tools.os_calls import failing_calls
-
-from .small_disk import DISKS, on_a_disk_of_8_mib
 
 CAPACITY = 200
 
@@ -119,11 +119,6 @@ def test_clear_drops_the_schema(tmp_path: Path) -> None:
         assert found["none"].shape == (1, 0)
 
 
-def test_a_path_is_needed() -> None:
-    with pytest.raises(ConfigError, match="path"):
-        MemmapStorage({}, 10)
-
-
 def test_rows_that_the_disk_cannot_hold_are_refused_at_the_push(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
@@ -155,6 +150,34 @@ def test_too_many_open_files_are_an_error_of_the_storage(tmp_path: Path) -> None
         with failing_calls(("open",), 2, errno.EMFILE), pytest.raises(StorageFullError):
             storage.accept(rows_of(0, 5))
         put(storage, 0, 5)
+
+
+DISKS = {
+    "tmpfs": (["unshare", "-Urm"], 'mount -t tmpfs -o size=8m none "$1"'),
+    # After a failed reservation it keeps the blocks that it got; only root may mount it.
+    "ext4": (
+        ["unshare", "-m"],
+        'truncate -s 9m "$1.img" && mkfs.ext4 -q -m 0 "$1.img" && mount -o loop "$1.img" "$1"',
+    ),
+}
+
+
+def on_a_disk_of_8_mib(tmp_path: Path, code: str, kind: str) -> str:
+    """Run Python code with the path of a new folder on the disk; return its output."""
+    own_mounts, mount = DISKS[kind]
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run([*own_mounts, "sh", "-c", mount, "sh", disk], capture_output=True).returncode:
+        pytest.skip(f"this system lets us mount no small {kind}")
+    script = f'{mount} && exec "$2" -c "$3" "$1/rows"'
+    done = subprocess.run(
+        [*own_mounts, "sh", "-c", script, "sh", disk, sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 FILL = """
