@@ -316,9 +316,8 @@ def test_iterations_of_a_learner_whose_code_failed_are_kept(site: Site) -> None:
     site.join("c0")
     learner, collector = site.assigned("learner", **TRAINING), site.assigned(**collecting())
     learner.progress, collector.progress = 7, 100
-    for state in (learner, collector):
-        error, is_fatal = site.state.end(state, DingError("on purpose"))
-        assert (str(error), is_fatal) == ("on purpose", True)
+    failed = DingError("on purpose")
+    assert [site.state.end(each, failed) for each in (learner, collector)] == [(failed, True)] * 2
     assert site.state.train_iter == 7
 
 
