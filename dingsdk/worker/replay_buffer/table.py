@@ -363,9 +363,7 @@ class Contents:
 
         Its rows count as pushed now, so that totals add up.
         """
-        self.clear()
-        if self.storage is not None:
-            self.storage.close()
+        self.close()
         self.storage, self.remover, self.limiter = new.storage, new.remover, new.limiter
         self.metadata, self.sampler = new.metadata, new.sampler
         self.choose_push_path()

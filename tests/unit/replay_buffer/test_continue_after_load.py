@@ -129,6 +129,7 @@ def test_files_of_loaded_rows_are_deleted_when_the_rows_leave(tmp_path: Path) ->
             (tmp_path / str(data_id)).touch()
         with AdvancedReplayBuffer({**cfg, "max_use": max_use}) as new:
             new.load_data(str(tmp_path / "saved"))
+            assert new.stats().used_up == (2 if max_use == 2 else 4)
             assert all((tmp_path / str(n)).exists() for n in range(4))
             new.push([{"x": n, "data_id": 9} for n in range(8)], 0)
             # Rows 2 and 3, which name file 1, are used up in a buffer with max_use 1.
