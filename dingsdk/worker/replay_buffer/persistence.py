@@ -123,8 +123,8 @@ def save(
     """Write a consistent copy of the rows into a folder, and replace the rows saved there.
 
     Other threads may push during the save. They wait for the copy of one segment at a time, and at
-    the end for the copy of the newest rows. If rows leave in another order than oldest first, they
-    wait for the copy of all rows, which are put in order after that.
+    the end for the copy of the newest rows. If rows leave in another order than oldest first, all
+    of them are copied before they are put in order and written.
 
     Args:
         path: The folder; created with its parents if missing.
@@ -164,9 +164,10 @@ class _Save:
         """Write all rows, and release the buffer's lock after the copy of each full segment."""
         with self._table.snapshot() as now:
             lineage = now.lineage
-            probe = now.rows(now.first, min(now.first + _PROBED_ROWS, now.last))
+            probe = now.rows_at(np.arange(min(_PROBED_ROWS, now.last - now.first)))
         self._plan(now, probe)
-        at, rows_each, segments = now.first, self._rows_each, []
+        at, rows_each = now.first, self._rows_each
+        segments: list[_Segment | None] = []
         # If another thread pushes a whole buffer during the save, it is faster than the disk.
         patience = 2 * now.last - now.first
         while now.is_ordered and (stop := (at // rows_each + 1) * rows_each) <= min(
@@ -176,16 +177,31 @@ class _Save:
                 piece = self._copied(now, at, stop)
             segments.append(self._written(piece))
             at = stop
-        with self._table.column_copy() as copied:
-            copied.run()
+        with self._table.copies() as (columns, rows):
+            if rows is not None:
+                for _ in range(-(-(now.last - now.first) // rows_each) + 1):
+                    with self._table.snapshot() as now:
+                        rows.copy(now, rows_each)
+            columns.run()
             with self._table.snapshot() as now:
                 # Row numbers never repeat: if the buffer was cleared or loaded a state, all its
                 # rows have higher numbers than those before. Only the columns may be of old parts.
-                bounds = _bounds(max(at, now.first), now.last, rows_each)
-                pieces = [self._copied(now, *each) for each in bounds]
-                state = now.state(copied if now.lineage == lineage else None)
-        segments += map(self._written, pieces)
-        rest = {"state": state, "facts": now.facts(state)}
+                bounds = list(_bounds(max(at, now.first), now.last, rows_each))
+                if rows is None:
+                    pieces = [self._copied(now, *each) for each in bounds]
+                else:
+                    rows.finish(now)
+                state = now.state(columns if now.lineage == lineage else None)
+        where = now.oldest_first(state)
+        if rows is None:
+            segments += map(self._written, pieces)
+        else:
+            found, places = rows.rows(), rows.places(where)
+            for first, stop in bounds:
+                age = first - now.first
+                segment = _taken(found, places[age : stop - now.first])
+                segments.append(self._write_rows(segment, first, age))
+        rest = {"state": state, "facts": now.facts(state, where)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
         return _Manifest(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.storage import Rows, Where
+from dingsdk.worker.replay_buffer.storage import Rows, Where, one_by_one
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
@@ -53,10 +53,13 @@ class TableSnapshot:
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return copies of the rows with these numbers; all of them must be stored."""
-        if start == stop:
-            return []
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
-        where = self._contents.remover.by_age(ages)
+        return self.rows_at(self._contents.remover.by_age(ages))
+
+    def rows_at(self, where: NDArray[np.int64]) -> Rows:
+        """Return copies of the rows at positions; all of them must hold rows."""
+        if not len(where):
+            return []
         # Copying a contiguous range is several times faster than copying rows one by one.
         is_range = bool((np.diff(where) == 1).all())
         assert self._contents.storage is not None
@@ -90,14 +93,18 @@ class TableSnapshot:
             **self._entries,
         }
 
-    def facts(self, state: Mapping[str, Any]) -> Facts:
-        """Return the facts that a :meth:`state` holds about rows, oldest first; needs no lock.
+    def oldest_first(self, state: Mapping[str, Any]) -> NDArray[np.int64]:
+        """Return the positions of the rows of a :meth:`state` by age; needs no lock."""
+        remover = self._contents.factory.remover()
+        remover.load_state_dict(state["remover"])
+        return remover.oldest_first()
+
+    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> Facts:
+        """Return the facts that a :meth:`state` holds about rows at positions; needs no lock.
 
         If rows left early, the result has an entry ``kept``: False for each row that left.
         """
-        remover, metadata = self._contents.factory.remover(), self._contents.metadata
-        remover.load_state_dict(state["remover"])
-        where = remover.oldest_first()
+        metadata = self._contents.metadata
         of_metadata = {} if metadata is None else metadata.facts(state["metadata"], where)
         return {**self._contents.sampler.facts(state["sampler"], where), **of_metadata}
 
@@ -145,6 +152,59 @@ class ColumnCopy:
         for sources, copies in zip(self._sources, self._copies, strict=True):
             for name, source in sources.items():
                 copies[name][where] = source[where]
+
+
+class RowCopy:
+    """Copies rows that leave in any order, while other threads push.
+
+    Rows are copied in order of their positions, some at a time; then those that were pushed since.
+
+    Args:
+        capacity: Number of positions.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._places = np.zeros(capacity, np.int64)
+        """Index of the row at each position among all copied rows."""
+        self._lineage = ""
+        self._changed: deque[Where] = deque()
+
+    def note(self, where: Where) -> None:
+        """Record positions that hold new rows; called under the table's lock."""
+        self._changed.append(where if isinstance(where, slice) else where.copy())
+
+    def copy(self, now: TableSnapshot, most: int) -> None:
+        """Copy the next ``most`` positions, or all changed ones; called under the table's lock."""
+        held = now.last - now.first
+        if self._lineage != now.lineage:  # copied rows are of an earlier history
+            self._lineage, self._pieces, self._copied, self._next = now.lineage, [], 0, 0
+            self._changed.clear()
+        if self._next < held:
+            where = np.arange(self._next, min(held, self._next + most))
+            self._next += len(where)
+        else:
+            changed = [one_by_one(self._changed.popleft()) for _ in range(len(self._changed))]
+            where = np.unique(np.concatenate(changed)) if changed else np.empty(0, np.int64)
+        if len(where):
+            self._pieces.append(now.rows_at(where))
+            self._places[where] = np.arange(self._copied, self._copied + len(where))
+            self._copied += len(where)
+
+    def finish(self, now: TableSnapshot) -> None:
+        """Copy all that is still to be copied; called under the table's lock."""
+        self.copy(now, now.last - now.first)
+        self.copy(now, 0)
+
+    def rows(self) -> Rows:
+        """Return all copied rows, also earlier ones of positions that were copied again."""
+        batches = [piece for piece in self._pieces if isinstance(piece, SampleBatch)]
+        if batches:
+            return SampleBatch.concat(batches)
+        return [row for piece in self._pieces for row in piece]
+
+    def places(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices of the newest rows at positions among :meth:`rows`."""
+        return self._places.take(where)
 
 
 class _State(msgspec.Struct):

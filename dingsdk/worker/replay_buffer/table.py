@@ -50,6 +50,7 @@ from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 from dingsdk.worker.replay_buffer.state import (
     ColumnCopy,
+    RowCopy,
     TableSnapshot,
     check_state,
     rows_of,
@@ -95,7 +96,7 @@ class Contents:
             sample.
         history: Random name of the time since the table was made, cleared or loaded a state.
         origins: Counts the rows of each payload that leave, if the table is the home of a buffer.
-        copies: Copies of the columns of sampler and metadata, for saves under way.
+        copies: Copies of columns and rows, for saves under way.
         plain_layout: What a push writes to if it calls no other part than the remover and the
             limiter; None if it calls others too, or there is no row yet.
         checks_draws: Whether to check what the sampler draws: a plugin's sampler could draw
@@ -119,7 +120,7 @@ class Contents:
         self.lacks_rows = False
         self.history = secrets.token_hex(16)
         self.origins: Origins | None = None
-        self.copies: tuple[ColumnCopy, ...] = ()
+        self.copies: tuple[ColumnCopy | RowCopy, ...] = ()
         self.choose_push_path()
 
     def new_storage(self, kind: str | None = None) -> Storage:
@@ -801,19 +802,25 @@ class Table(IBuffer, Closing):
             yield TableSnapshot(self._contents, entries)
 
     @contextmanager
-    def column_copy(self) -> Iterator[ColumnCopy]:
-        """Yield a copy of the columns of sampler and metadata, which is told of changes."""
+    def copies(self) -> Iterator[tuple[ColumnCopy, RowCopy | None]]:
+        """Yield copies of the columns of sampler and metadata, and of rows if they need a copy.
+
+        The copies are told of changes. Rows that only leave oldest first are copied in order.
+        """
         contents = self._contents
         with self._lock:
             self._check_open()
-            copied = ColumnCopy(contents.sampler, contents.metadata, contents.remover.count)
-            contents.copies = (*contents.copies, copied)
+            remover = contents.remover
+            columns = ColumnCopy(contents.sampler, contents.metadata, remover.count)
+            rows = None if remover.is_fifo else RowCopy(remover.capacity)
+            made: tuple[ColumnCopy | RowCopy, ...] = (columns,) if rows is None else (columns, rows)
+            contents.copies = (*contents.copies, *made)
             contents.choose_push_path()
         try:
-            yield copied
+            yield columns, rows
         finally:
             with self._lock:
-                contents.copies = tuple(each for each in contents.copies if each is not copied)
+                contents.copies = tuple(each for each in contents.copies if each not in made)
                 contents.choose_push_path()
 
     def restore(

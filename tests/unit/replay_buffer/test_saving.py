@@ -18,6 +18,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import SavedRows, save
+from dingsdk.worker.replay_buffer.state import rows_of
 from tools.os_calls import recorded_writes
 
 from .saved_rows import (
@@ -166,14 +167,49 @@ class DisturbedNaive(Disturbed, NaiveReplayBuffer):
     """A plain buffer that is changed just before a snapshot."""
 
 
+@pytest.mark.usefixtures("random_removers")
+@pytest.mark.parametrize("remover", ["fifo", "random"])
+@pytest.mark.parametrize("storage", ["array", "object"])
 @pytest.mark.parametrize("rows_each", [0, 5, 100])
-def test_a_save_has_the_rows_of_the_last_snapshot(tmp_path: Path, rows_each: int) -> None:
-    buffer = DisturbedNaive({"replay_buffer_size": 40})
-    push(buffer, 40)
-    buffer.before[0] = lambda: push(buffer, rows_each)
+def test_a_save_has_the_rows_of_the_last_snapshot(
+    tmp_path: Path, rows_each: int, storage: str, remover: str
+) -> None:
+    parts = {"remover": {"type": remover}, "storage": {"type": storage}}
+    buffer = DisturbedNaive({"replay_buffer_size": 40, "seed": 0, **parts})
+    push(buffer, 30)
     for _ in range(3):
+        buffer.before[0] = lambda: push(buffer, rows_each)
         save(tmp_path, buffer, SEGMENT)
-        assert loaded(tmp_path) == full(buffer)
+        buffer.before.clear()
+        assert loaded(tmp_path) == [row["number"] for row in rows_of(buffer.state_dict()["data"])]
+        same = NaiveReplayBuffer({"replay_buffer_size": 40, "seed": 1, **parts})
+        same.resume_data(str(tmp_path))
+        drawn = [[row["number"] for row in each.sample(8, 0) or ()] for each in (same, buffer)]
+        assert drawn[0] == drawn[1] != []
+
+
+@pytest.mark.usefixtures("random_removers")
+def test_pushes_wait_for_the_copy_of_one_segment_whatever_the_remover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = DisturbedNaive({"replay_buffer_size": 400, "remover": {"type": "random"}})
+    push(buffer, 400)
+    buffer.before[0] = lambda: push(buffer, 3)
+    storage, copied = buffer._contents.storage, list[int]()
+    assert storage is not None
+    take = storage.take
+
+    def recorded(where: Any) -> Any:
+        rows = take(where)
+        copied.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(storage, "take", recorded)
+    save(tmp_path, buffer, SEGMENT)
+    # The first copy only estimates the size of a row. The last but one has what others pushed.
+    assert max(copied[1:-2]) == SEGMENT
+    assert copied[-2] <= 3 * len(copied)
+    assert copied[-1] <= 3
 
 
 def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
