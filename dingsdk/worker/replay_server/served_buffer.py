@@ -244,8 +244,8 @@ class ServedBuffer(RowListener, Closing):
     def save(self) -> None:
         """Write a checkpoint, and delete the log files that it covers; others may use the buffer.
 
-        Inserts wait about 1 ms at a time, for the copy of one segment, and once for that of the state
-        of the remover.
+        Inserts wait about 1 ms at a time, for the copy of one segment, and once for that of the
+        state of the remover.
 
         Raises:
             StorageFullError, RunFolderError: the checkpoint cannot be written; the log and the
