@@ -34,7 +34,8 @@ def with_collected(
         columns: Columns ``[n]`` of the steps, pieces laid end to end.
         ends: int64[k], exclusive end offset of each piece.
     """
-    rows, added = len(samples), dict[str, NDArray[Any]]()
+    rows = len(samples)
+    added: dict[str, NDArray[Any]] = {}  # not ``dict[...]()``: NDArray takes 10 us to subscript
     for name, column in columns.items():
         if name in samples.columns:
             continue

@@ -30,6 +30,7 @@ _SKIPPED = -_NEVER
 """In place of a policy version: the env made no transition in this round."""
 
 Episodes = list[SampleBatch]
+_Array = np.ndarray  # looked up for each column of each round
 
 
 class BatchedRollout(Rollout):
@@ -473,9 +474,9 @@ class ColumnStore:
             if keys:  # entering an empty loop takes longer than this
                 for key in keys:
                     value = value.get(key) if isinstance(value, Mapping) else None
-            if not isinstance(value, np.ndarray):
+            if type(value) is not _Array and not isinstance(value, _Array):
                 raise _mismatch((name, *keys), "an array as in its first call", None)
-            if value.shape != shape or value.dtype != dtype:
+            if value.shape != shape or (value.dtype is not dtype and value.dtype != dtype):
                 expected = f"{dtype}{list(shape)} as in its first call"
                 raise _mismatch((name, *keys), expected, value)
             array[time] = value
