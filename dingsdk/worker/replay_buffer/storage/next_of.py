@@ -23,7 +23,7 @@ from dingsdk.worker.replay_buffer.storage import Where, one_by_one
 
 MOST_ROWS = 1 << 31
 """Largest capacity of a buffer with ``next_of``, because positions are stored in 32 bits."""
-_MOST_WAITING = 4096
+_MOST_WAITING = 2048
 """Most different observations that rows wait for; rows that wait longest keep their own copy."""
 
 NewArray = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
@@ -61,7 +61,9 @@ class NextOf:
         }
         self._n_slots = 0
         self._free: list[int] = []
-        self._waiting: dict[bytes, list[int]] = {}
+        self._waiting: dict[bytes, Any] = {}
+        """The row that waits for each digest, or the list of them: few digests have several rows,
+        and a list takes 112 bytes."""
 
     def reserve(self, rows: int) -> None:
         """Make room for the own copies of ``rows`` more rows; raises as ``hold``."""
@@ -90,8 +92,13 @@ class NextOf:
         followers: dict[int, int] = {}
         found = zip(where.tolist(), self._digests(now), self._digests(after), strict=True)
         for position, mine, wanted in found:
-            followers.update(dict.fromkeys(self._waiting.pop(mine, ()), position))
-            self._waiting.setdefault(wanted, []).append(position)
+            waited = self._waiting.pop(mine, ())
+            followers.update(dict.fromkeys([waited] if type(waited) is int else waited, position))
+            others = self._waiting.setdefault(wanted, position)
+            if type(others) is list:
+                others.append(position)
+            elif others is not position:
+                self._waiting[wanted] = [others, position]
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[next(iter(self._waiting))]
         linked = np.fromiter(followers, np.int64)
