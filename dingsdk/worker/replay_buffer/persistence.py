@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,7 +43,7 @@ from dingsdk.errors import (
 from dingsdk.runtime.files import Buffer, Folder, locked_folder
 from dingsdk.worker.replay_buffer.interface import KEPT
 from dingsdk.worker.replay_buffer.sampler import ENDS
-from dingsdk.worker.replay_buffer.state import Facts, Natural, TableSnapshot
+from dingsdk.worker.replay_buffer.state import Facts, Natural, RowCopy, TableSnapshot
 from dingsdk.worker.replay_buffer.storage import Rows
 
 if TYPE_CHECKING:
@@ -142,6 +142,11 @@ def save(
         _Save(folder, table, segment_rows, segment_bytes).run()
 
 
+_Piece = tuple[Rows, int, int] | _Segment | None
+"""Rows, the number of the first one and its age; or the segment of an earlier save that has them;
+or None, if all of them have left."""
+
+
 class _Save:
     """One save: reuses the segments of the folder that are still valid, and writes the others."""
 
@@ -166,41 +171,25 @@ class _Save:
             lineage = now.lineage
             probe = now.rows_at(np.arange(min(_PROBED_ROWS, now.last - now.first)))
         self._plan(now, probe)
-        at, rows_each = now.first, self._rows_each
-        segments: list[_Segment | None] = []
-        # If another thread pushes a whole buffer during the save, it is faster than the disk.
-        patience = 2 * now.last - now.first
-        while now.is_ordered and (stop := (at // rows_each + 1) * rows_each) <= min(
-            now.last, patience
-        ):
-            with self._table.snapshot() as now:
-                piece = self._copied(now, at, stop)
-            segments.append(self._written(piece))
-            at = stop
+        segments, at = self._write_full(now) if now.is_ordered else ([], now.first)
         with self._table.copies() as (columns, rows):
             if rows is not None:
-                for _ in range(-(-(now.last - now.first) // rows_each) + 1):
-                    with self._table.snapshot() as now:
-                        rows.copy(now, rows_each)
+                self._copy_pieces(rows, now.last - now.first)
             columns.run()
             with self._table.snapshot() as now:
                 # Row numbers never repeat: if the buffer was cleared or loaded a state, all its
                 # rows have higher numbers than those before. Only the columns may be of old parts.
-                bounds = list(_bounds(max(at, now.first), now.last, rows_each))
+                bounds = list(_bounds(max(at, now.first), now.last, self._rows_each))
+                pieces: Iterable[_Piece]
                 if rows is None:
                     pieces = [self._copied(now, *each) for each in bounds]
                 else:
                     rows.finish(now)
                 state = now.state(columns if now.lineage == lineage else None)
         where = now.oldest_first(state)
-        if rows is None:
-            segments += map(self._written, pieces)
-        else:
-            found, places = rows.rows(), rows.places(where)
-            for first, stop in bounds:
-                age = first - now.first
-                segment = _taken(found, places[age : stop - now.first])
-                segments.append(self._write_rows(segment, first, age))
+        if rows is not None:
+            pieces = _in_order(rows.rows(), rows.places(where), bounds)
+        segments += map(self._written, pieces)
         rest = {"state": state, "facts": now.facts(state, where)}
         frame, info = encode_frame(_STATE_KIND, rest, max_manifest_bytes=_MAX_TEXT_BYTES)
         name = self._put("state", frame)
@@ -209,20 +198,34 @@ class _Save:
             made_of=dict(now.made_of),
             first=now.first,
             rows=now.last - now.first,
-            rows_each=rows_each,
+            rows_each=self._rows_each,
             segments=[each for each in segments if each is not None and each.stop > now.first],
             state=_File(name, info.size_bytes, info.digest),
         )
 
-    def _copied(
-        self, now: TableSnapshot, first: int, stop: int
-    ) -> tuple[Rows, int, int] | _Segment | None:
-        """Copy the rows ``first..stop-1`` that are still stored, under the buffer's lock.
+    def _write_full(self, now: TableSnapshot) -> tuple[list[_Segment | None], int]:
+        """Write the full segments of rows that leave oldest first, and return the row after them.
 
-        Returns:
-            Arguments of :meth:`_write_rows`; the segment of an earlier save that has the rows;
-            None if all of them have left.
+        If another thread pushes a whole buffer meanwhile, it is faster than the disk, and the later
+        segments are not written here.
         """
+        at, rows_each, last = now.first, self._rows_each, 2 * now.last - now.first
+        segments = []
+        while (stop := (at // rows_each + 1) * rows_each) <= min(now.last, last):
+            with self._table.snapshot() as now:
+                piece = self._copied(now, at, stop)
+            segments.append(self._written(piece))
+            at = stop
+        return segments, at
+
+    def _copy_pieces(self, rows: RowCopy, count: int) -> None:
+        """Copy ``count`` rows that leave in any order, and those that were pushed meanwhile."""
+        for _ in range(-(-count // self._rows_each) + 1):
+            with self._table.snapshot() as now:
+                rows.copy(now, self._rows_each)
+
+    def _copied(self, now: TableSnapshot, first: int, stop: int) -> _Piece:
+        """Copy the rows ``first..stop-1`` that are still stored, under the buffer's lock."""
         first = max(first, now.first)
         if first >= stop:
             return None
@@ -231,7 +234,7 @@ class _Save:
             return old
         return now.rows(first, stop), first, first - now.first
 
-    def _written(self, piece: tuple[Rows, int, int] | _Segment | None) -> _Segment | None:
+    def _written(self, piece: _Piece) -> _Segment | None:
         return self._write_rows(*piece) if isinstance(piece, tuple) else piece
 
     def _plan(self, now: TableSnapshot, probe: Rows) -> None:
@@ -303,6 +306,15 @@ def _bounds(start: int, stop: int, rows_each: int) -> Iterator[tuple[int, int]]:
         after = min((start // rows_each + 1) * rows_each, stop)
         yield start, after
         start = after
+
+
+def _in_order(
+    rows: Rows, places: NDArray[np.int64], bounds: Sequence[tuple[int, int]]
+) -> Iterator[_Piece]:
+    """Return the pieces of segments; ``places`` are the indices of the rows by age."""
+    for first, stop in bounds:
+        age, end = first - bounds[0][0], stop - bounds[0][0]
+        yield _taken(rows, places[age:end]), first, age
 
 
 def _taken(rows: Rows, index: NDArray[np.int64]) -> Rows:
