@@ -355,10 +355,10 @@ def _writing(name: str) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield made
         made.replace(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DatasetError(f"{name} cannot be written: {error}", source=name) from error
     finally:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             made.unlink()
 
 
