@@ -179,6 +179,15 @@ def test_meanwhile_is_called_while_envs_step_in_threads() -> None:
         manager.meanwhile = barrier.wait
         assert manager.step_batch(np.zeros(2, np.int64)).reward.tolist() == [0, 0]
 
+        def interrupt() -> None:
+            threading.Timer(0.2, barrier.abort).start()
+            raise KeyboardInterrupt
+
+        manager.meanwhile = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            manager.step_batch(np.zeros(2, np.int64))
+    assert barrier.n_waiting == 0, "the manager is closed, and an env is still in a step"
+
 
 def test_env_is_only_reset_after_its_last_episode_if_asked() -> None:
     with make({**IN_PROCESS, "episode_num": 2}, 1, "Tiny/Counter-v0") as manager:
