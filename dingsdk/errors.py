@@ -391,9 +391,17 @@ def listing(names: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
 
 
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception of any code; its ``__str__`` may raise, too."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"  # as in a traceback
+
+
 def error_text(error: BaseException) -> str:
     """Return the class and the text of an exception, as a text that messages can carry."""
-    return encodable(f"{type(error).__name__}: {error}")
+    return encodable(f"{type(error).__name__}: {message_of(error)}")
 
 
 def traceback_text(error: BaseException) -> str:

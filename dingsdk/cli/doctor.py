@@ -16,6 +16,7 @@ import click
 
 from dingsdk.cli.plugins import import_plugin
 from dingsdk.cli.tables import show_table
+from dingsdk.errors import error_text
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import (
     FOREIGN_DISTRIBUTION,
@@ -104,7 +105,7 @@ def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
         return Finding("warn", what, str(error), fix)
     except Exception as error:
         # Any error is a finding; the other checks must still run.
-        return Finding("fail", what, f"{type(error).__name__}: {error}", fix)
+        return Finding("fail", what, error_text(error), fix)
 
 
 def _shared_memory() -> str:

@@ -123,6 +123,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     streams = sys.stdout, sys.stderr
     settings: dict[str, Any] = {"debug": False}
     try:
+        if any("\0" in argument for argument in argv or ()):
+            raise click.UsageError("An argument has a NUL character, which no path can have.")
         default_manager().adverts()  # logs problems of the installation
         code = root.main(
             args=None if argv is None else list(argv),

@@ -24,7 +24,7 @@ from dingsdk.config.plain import (
     plain_value,
     to_plain,
 )
-from dingsdk.errors import ConfigError, ConfigTypeError, listing, spelling
+from dingsdk.errors import ConfigError, ConfigTypeError, error_text, listing, spelling
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
 """Folder of the shipped examples; ``load_config`` finds them by their names without ``.yaml``."""
@@ -277,7 +277,7 @@ def _run_python(path: Path) -> dict[str, Any]:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
         raise ConfigError(
-            f"{path}, line {line}: {type(error).__name__}: {error}", path=str(path), line=line
+            f"{path}, line {line}: {error_text(error)}", path=str(path), line=line
         ) from error
     sections = {
         name: value

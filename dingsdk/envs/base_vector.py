@@ -24,7 +24,7 @@ from dingsdk.envs.last_info import (
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.envs.steps import Capabilities, StepColumns, Timestep, step_columns
-from dingsdk.errors import ConfigError, PolicyOutputError
+from dingsdk.errors import ConfigError, PolicyOutputError, error_text
 
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 """As arguments, objects of dtype cost less than the types of numpy."""
@@ -279,7 +279,7 @@ class BaseVectorEnvManager(EnvManager):
         """Return the result of a failed step, in which all envs begin a new episode."""
         self._recover(error)
         count = self._env_num
-        text = f"{type(error).__name__}: {error}"
+        text = error_text(error)
         self._infos = {ERROR: [text] * count, ABNORMAL: [True] * count}
         reward = np.zeros(count, dtype=np.float32)
         terminated, truncated, valid = np.zeros((3, count), dtype=np.bool_)

@@ -20,7 +20,7 @@ from dingsdk.envs.make import EnvFn, create_env_manager
 from dingsdk.envs.players import space_of_player
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.envs.subprocess import SubprocessEnvManager
-from dingsdk.errors import ConfigError, DingError, EnvError
+from dingsdk.errors import ConfigError, DingError, EnvError, error_text
 from dingsdk.plugins import default_manager
 
 STEPS = 100
@@ -287,7 +287,7 @@ def _play(subject: _Subject, manager: EnvManager, seed: int) -> list[Any]:
                 if (step := found.get(0)) is not None:
                     rows.append((step.obs, np.asarray(step.reward, np.float32), step.done))
     except Exception as error:
-        raise _Problem(f"{type(error).__name__}: {error}") from error
+        raise _Problem(error_text(error)) from error
     return rows
 
 
@@ -309,5 +309,5 @@ def _called(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) 
     except Exception as error:
         # An EnvError of a guarded env is about its last failure.
         cause = (error.__cause__ if isinstance(error, EnvError) else None) or error
-        told = "" if isinstance(cause, DingError) else f"{what} raised {type(cause).__name__}: "
-        raise _Problem(f"{told}{cause}") from error
+        is_told = isinstance(cause, DingError)
+        raise _Problem(str(cause) if is_told else f"{what} raised {error_text(cause)}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -27,7 +26,14 @@ from dingsdk.envs.last_info import (
 from dingsdk.envs.players import player_num, set_first_seat
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ObservationSchema
-from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError, wrong_type
+from dingsdk.errors import (
+    ConfigError,
+    EnvError,
+    SchemaMismatchError,
+    error_text,
+    traceback_text,
+    wrong_type,
+)
 from dingsdk.runtime.deadline import returns_within
 
 ERROR = "error"
@@ -161,7 +167,7 @@ class GuardedEnv(gym.Env[Any, Any]):
                     raise EnvError(text, env_id=self._env_id)
         except _FAULTS as error:
             obs, info = self._reset(self._recover(error))
-            info |= {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
+            info |= {ABNORMAL: True, ERROR: error_text(error)}
             nothing = plain_reward(np.zeros(self.player_num), self.player_num)
             return obs, nothing, False, False, info
         if terminated or truncated:
@@ -354,19 +360,18 @@ def count_failure(
     if failures > section.max_retry:
         raise EnvError(
             f"{who} failed {failures} times without completing an episode; correct it, or raise "
-            f"env_manager.max_retry. Its last error: {type(error).__name__}: {error}",
+            f"env_manager.max_retry. Its last error: {error_text(error)}",
             env_id=env_id,
             failures=failures,
             # An error that crosses a process boundary loses its cause.
-            traceback="".join(traceback.format_exception(error)),
+            traceback=traceback_text(error),
         ) from error
     _log.warning(
-        "%s failed (%d of at most %d in a row); the episodes in it are dropped: %s: %s",
+        "%s failed (%d of at most %d in a row); the episodes in it are dropped: %s",
         who,
         failures,
         section.max_retry,
-        type(error).__name__,
-        error,
+        error_text(error),
     )
     time.sleep(section.retry_waiting_time)
 
@@ -407,9 +412,10 @@ def check_spaces(env: Any) -> None:
         except Exception as error:
             found = error
         if not isinstance(found, gym.Space):
+            shown = error_text(found) if isinstance(found, Exception) else repr(found)
             kind = type(getattr(env, "unwrapped", env)).__name__
             raise EnvError(
-                f"{kind} has the {name} {found!r:.80}, and a space of gymnasium.spaces is needed; "
+                f"{kind} has the {name} {shown:.80}, and a space of gymnasium.spaces is needed; "
                 "set it in the env's constructor",
                 failures=1,
             ) from (found if isinstance(found, Exception) else None)

@@ -25,6 +25,8 @@ from dingsdk.errors import (
     EnvError,
     UnknownEnvError,
     UnknownPluginError,
+    error_text,
+    message_of,
     raised_at,
     spelling,
 )
@@ -152,18 +154,18 @@ class EnvFn:
             raise
         except (gym.error.Error, ImportError) as error:
             # gymnasium's text names the package to install where one is missing.
-            why = f"is known but cannot be made: {error}{missing_extra_hint(self.env_id)}"
-            raise _unknown(self.env_id, why) from error
+            why = f"{message_of(error)}{missing_extra_hint(self.env_id)}"
+            raise _unknown(self.env_id, f"is known but cannot be made: {why}") from error
         except (Exception, SystemExit) as error:
             if isinstance(error, TypeError) and self.kwargs:
                 raise ConfigError(
-                    f"env.kwargs: {self.env_id} cannot be made with {self.kwargs}: {error}",
+                    f"env.kwargs: {self.env_id} cannot be made with {self.kwargs}: "
+                    f"{message_of(error)}",
                     path="env.kwargs",
                     env_id=self.env_id,
                 ) from error
             raise EnvError(
-                f"{self.env_id} cannot be made: its constructor raised "
-                f"{type(error).__name__}: {error}",
+                f"{self.env_id} cannot be made: its constructor raised {error_text(error)}",
                 env_id=self.env_id,
                 failures=1,
             ) from error
@@ -186,7 +188,7 @@ def find_spec(env_id: str) -> Any:
         if module:
             found = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:
-        why = f"whose import raised {type(error).__name__}: {error}{raised_at(error)}"
+        why = f"whose import raised {error_text(error)}{raised_at(error)}"
         if isinstance(error, ModuleNotFoundError):
             why = (
                 f"which cannot be imported: {error}; install it, put its folder on PYTHONPATH, "
@@ -317,7 +319,8 @@ def _wrap(env: Any, section: Mapping[str, Any], path: str) -> Any:
     except (Exception, SystemExit) as error:
         # gymnasium's text names the package to install where one is missing.
         raise ConfigError(
-            f"{path}: {section['type']} cannot be made with {kwargs}: {error}", path=path
+            f"{path}: {section['type']} cannot be made with {kwargs}: {message_of(error)}",
+            path=path,
         ) from error
 
 

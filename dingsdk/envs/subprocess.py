@@ -7,7 +7,6 @@ import math
 import os
 import select
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -30,7 +29,7 @@ from dingsdk.envs.guard import (
 from dingsdk.envs.last_info import ABNORMAL, EPISODE_INFO
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.envs.steps import Capabilities, StepColumns, Timestep, step_columns
-from dingsdk.errors import ConfigError, DingError, EnvError
+from dingsdk.errors import ConfigError, DingError, EnvError, error_text, message_of, traceback_text
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.kinds import COMM_KINDS
 from dingsdk.runtime.deadline import set_patience
@@ -282,7 +281,8 @@ class SubprocessEnvManager(EnvManager):
             except Exception as error:
                 raise ConfigError(
                     f"env_manager.type: the envs of {group} cannot be sent to a child process "
-                    f"({error}); make them by an importable function or class, or use in_process",
+                    f"({message_of(error)}); make them by an importable function or class, or use "
+                    "in_process",
                     path="env_manager.type",
                 ) from error
         for group in groups:
@@ -412,7 +412,7 @@ class SubprocessEnvManager(EnvManager):
         self._board.asked[group.env_ids] = False
         self._board.abnormal[group.env_ids] = True
         self._lost[group.env_ids] = ~self._under_way[group.env_ids]
-        info = {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
+        info = {ABNORMAL: True, ERROR: error_text(error)}
         self._infos.update({env_id: dict(info) for env_id in group.env_ids})
 
 
@@ -596,9 +596,9 @@ def _serve(connection: Connection) -> None:
     except EOFError:
         pass  # the manager's process has ended
     except (Exception, SystemExit) as error:
-        text = "".join(traceback.format_exception(error))
+        text = traceback_text(error)
         if not isinstance(error, DingError):
-            error = EnvError(f"{type(error).__name__}: {error}", env_id=None)
+            error = EnvError(error_text(error), env_id=None)
         error.facts = {"traceback": text, **error.facts}
         with contextlib.suppress(OSError):
             _answer(connection, error)
@@ -621,11 +621,11 @@ def _answer(connection: Connection, answer: Any = None) -> None:
         raise  # the manager's process has ended
     except Exception as error:
         why = (
-            f"an env gave a value that cannot be sent to the manager's process ({error}): "
-            f"{answer} ; make it of data and of objects of importable classes, or use "
-            "env_manager.type in_process"
+            "an env gave a value that cannot be sent to the manager's process "
+            f"({message_of(error)}): {answer} ; make it of data and of objects of importable "
+            "classes, or use env_manager.type in_process"
         )
-        connection.send(EnvError(why, env_id=None, traceback=traceback.format_exc()))
+        connection.send(EnvError(why, env_id=None, traceback=traceback_text(error)))
 
 
 def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board) -> dict[str, Any]:
@@ -651,6 +651,5 @@ def _call(env: GuardedEnv, name: str, args: Sequence[Any]) -> tuple[Any, Any] | 
     except DingError as error:
         return error
     except Exception as error:
-        text = "".join(traceback.format_exception(error))
-        why = f"{name} of the env raised {type(error).__name__}: {error}"
-        return EnvError(why, env_id=None, traceback=text)
+        why = f"{name} of the env raised {error_text(error)}"
+        return EnvError(why, env_id=None, traceback=traceback_text(error))

@@ -25,6 +25,7 @@ from dingsdk.errors import (
     ConfigError,
     SchemaMismatchError,
     listing,
+    message_of,
 )
 from dingsdk.pipeline import run_folder
 from dingsdk.pipeline.run_folder import (
@@ -103,7 +104,7 @@ def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
         policy.load_state_dict(found.state)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointCorruptError(
-            f"{found.path} does not fit the policy of {folder / CONFIG_NAME}: {error}",
+            f"{found.path} does not fit the policy of {folder / CONFIG_NAME}: {message_of(error)}",
             path=str(found.path),
         ) from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import to_plain
-from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.errors import ConfigError, WorkerCrashedError, message_of
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import (
     HANDLED,
@@ -84,8 +84,8 @@ class LinkedProcess(WorkerHandle):
                 raise
             # The errors of pickle differ between versions of Python.
             raise ConfigError(
-                f"the config cannot be handed to a worker process: {error}; it must be plain "
-                "data, and functions at the top level of a module",
+                f"the config cannot be handed to a worker process: {message_of(error)}; it must "
+                "be plain data, and functions at the top level of a module",
                 path="config",
             ) from error
         finally:

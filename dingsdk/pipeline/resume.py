@@ -47,6 +47,7 @@ from dingsdk.errors import (
     NotSavableError,
     NotSetError,
     StorageFullError,
+    error_text,
     spelling,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
@@ -274,7 +275,7 @@ def _restoring(part: str, save: Save) -> Iterator[None]:
         found = save.state.versions.get("dingsdk", "of unknown version")
         raise CheckpointVersionError(
             f"the save {save.path} does not fit the {part} of this installation "
-            f"({type(error).__name__}: {error}). It was written by dingsdk {found}, perhaps by "
+            f"({error_text(error)}). It was written by dingsdk {found}, perhaps by "
             "another version of its source: resume the run with that one, or begin a new run with "
             "the weights in ckpt",
             path=str(save.path),

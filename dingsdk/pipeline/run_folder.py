@@ -36,6 +36,7 @@ from typing import Any
 
 from dingsdk import __version__
 from dingsdk.config.files import MAX_BYTES, dump_config, parse_config
+from dingsdk.config.plain import find
 from dingsdk.errors import (
     CheckpointMissingError,
     ConfigError,
@@ -59,6 +60,8 @@ from dingsdk.runtime.files import (
 from dingsdk.worker.run_id import RUN_NAME
 
 CONFIG_NAME = "config.yaml"
+LAST_KEY = "system.validate_state"
+"""The last key of every compiled config: without it, the rest of a file would be defaults."""
 RESULT_NAME = "result.json"
 STATUS_NAME = "status.json"
 PROGRESS_NAME = "progress.jsonl"
@@ -234,7 +237,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             content = opened.read(CONFIG_NAME, MAX_BYTES)
     except (DataMissingError, DataCorruptError, RunFolderError) as error:
         raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
-    return parse_config(content, path)
+    found = parse_config(content, path)
+    if find(found, LAST_KEY) is None:
+        raise ConfigError(f"{path} is cut off: it has no {LAST_KEY}; restore it", path=str(path))
+    return found
 
 
 def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from dingsdk.data.collected import without_returns
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import DingError, StorageFullError
+from dingsdk.errors import DingError, StorageFullError, message_of
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver
 from dingsdk.pipeline.run_folder import SEEDS_NAME, write_config
@@ -105,7 +105,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
                     except DingError as second:
                         error.add_note(f"No checkpoint {EXCEPTION} was saved: {second}")
                 raise
-            _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
+            _log.warning("after the signal: %s", message_of(error) or "a part did not stop in time")
             reason = "interrupted"
         for each in team.members:
             _call_last_hooks(context, each.learner)

@@ -22,6 +22,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
     error_text,
+    message_of,
     wrong_type,
 )
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
@@ -322,7 +323,7 @@ def run_pipeline(
                     _finish_failed(context, mode, error)
                 raise
             # A signal may have reached all processes: parts fail because others have ended.
-            _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
+            _log.warning("after the signal: %s", message_of(error) or "a part did not stop in time")
             _log.debug("the run ended by this error", exc_info=error)
             result = context.finish("interrupted", mode)
             records.clear()

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pluggy
 
-from dingsdk.errors import DingError, PluginHookError, listing
+from dingsdk.errors import DingError, PluginHookError, error_text, listing
 from dingsdk.plugins import hookspecs
 from dingsdk.plugins.interfaces import missing_members
 
@@ -94,10 +94,9 @@ class Observers(_Hooks):
             is_new = self._is_new(impl.plugin_name, hook)
             _logger.log(
                 logging.ERROR if is_new else logging.DEBUG,
-                "%s failed: %s: %s",
+                "%s failed: %s",
                 _describe(impl, hook, error),
-                type(error).__name__,
-                error,
+                error_text(error),
                 exc_info=is_new,
             )
 
@@ -205,7 +204,7 @@ def _ask(impl: pluggy.HookImpl, hook: str, facts: Facts) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise PluginHookError(
-            f"{_describe(impl, hook, error)} failed: {type(error).__name__}: {error}",
+            f"{_describe(impl, hook, error)} failed: {error_text(error)}",
             plugin=impl.plugin_name,
             hook=hook,
         ) from error

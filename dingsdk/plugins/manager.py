@@ -22,6 +22,7 @@ from dingsdk.errors import (
     PluginLoadError,
     PluginNotInstalledError,
     UnknownPluginError,
+    error_text,
     listing,
     nearest_name,
     raised_at,
@@ -242,7 +243,7 @@ class PluginManager:
                 return resolve_name(advert.value)
             except (Exception, SystemExit) as error:
                 raise PluginLoadError(
-                    f"cannot load {name} from {advert}: {type(error).__name__}: {error}",
+                    f"cannot load {name} from {advert}: {error_text(error)}",
                     plugin=advert.distribution,
                     kind=NAMES,
                     reason="broken",
@@ -441,10 +442,10 @@ class PluginManager:
             with transaction(owner) as changes:
                 yield changes
         except (Exception, SystemExit) as error:
-            self.failures[module_name] = f"{type(error).__name__}: {error}"
+            self.failures[module_name] = error_text(error)
             if isinstance(error, PluginLoadError) and error.facts.get("plugin") == owner:
                 raise
-            text = f"{type(error).__name__}: {error}{raised_at(error, module_name)}"
+            text = f"{error_text(error)}{raised_at(error, module_name)}"
             raise refused(owner, "broken", f"cannot be loaded: {text}") from error
         self.failures.pop(module_name, None)
 

@@ -16,6 +16,7 @@ from dingsdk.errors import (
     DuplicateTypeError,
     PluginLoadError,
     UnknownPluginError,
+    error_text,
     listing,
     spelling,
 )
@@ -152,8 +153,7 @@ class Registry:
             target = resolve_name(entry.place)
         except (Exception, SystemExit) as error:
             raise PluginLoadError(
-                f"cannot load {name!r} of the {self.kind} from {entry.place}: "
-                f"{type(error).__name__}: {error}",
+                f"cannot load {name!r} of the {self.kind} from {entry.place}: {error_text(error)}",
                 kind=self.kind,
                 plugin=entry.place,
             ) from error

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dingsdk.errors import raised_at
+from dingsdk.errors import error_text, raised_at
 from dingsdk.plugins.discovery import SHIPPED
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ def find_function(name: str) -> tuple[Callable[..., Any] | None, str]:
     try:
         found = getattr(importlib.import_module(module), function, None)
     except (Exception, SystemExit) as error:
-        return None, f"its import raised {type(error).__name__}: {error}{raised_at(error)}"
+        return None, f"its import raised {error_text(error)}{raised_at(error)}"
     if not callable(found):
         return None, f"{module} has no function {function!r}"
     why = why_refused(found, name)

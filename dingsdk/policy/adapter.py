@@ -15,7 +15,7 @@ from dingsdk.data.capture import capture
 from dingsdk.data.collected import DISCOUNTED_RETURN
 from dingsdk.data.pytree import flatten, map_leaves, named_leaves
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, NonFiniteError
+from dingsdk.errors import ConfigError, NonFiniteError, message_of
 from dingsdk.policy.acting import Actor
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.memory import Memory
@@ -100,7 +100,7 @@ class ModeAdapter:
                 self._policy.build()
         except (RuntimeError, MemoryError) as error:
             # Sizes of 10**15 and more raise an error about an overflow.
-            if not (is_out_of_memory(error) or "overflow" in str(error)):
+            if not (is_out_of_memory(error) or "overflow" in message_of(error)):
                 raise
             what = "the networks of policy.model do"
             raise no_room(self._policy, what, "policy.model", error) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dingsdk.data.pytree import named_leaves
-from dingsdk.errors import ConfigError, DingError, SchemaMismatchError
+from dingsdk.errors import ConfigError, DingError, SchemaMismatchError, message_of
 
 if TYPE_CHECKING:
     from dingsdk.policy.base import BasePolicy
@@ -25,7 +25,7 @@ _MISFITS = (
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error says that memory could not be allocated."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or any(words in message_of(error) for words in _NO_MEMORY)
 
 
 def no_room(policy: BasePolicy, what: str, path: str, error: Exception) -> ConfigError:
@@ -42,7 +42,7 @@ def no_room(policy: BasePolicy, what: str, path: str, error: Exception) -> Confi
         free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
         where, free_bytes = "the GPU's memory", torch.cuda.mem_get_info()[0]
-    text = str(error).partition("\n")[0]
+    text = message_of(error).partition("\n")[0]
     return ConfigError(
         f"{what} not fit memory ({text}; {free_bytes:,} bytes of {where} are free); lower it, "
         f"or the sizes of policy.model {policy.section.model}",
@@ -57,7 +57,7 @@ def misfit(policy: BasePolicy, what: str, given: Any, error: Exception) -> Excep
 
     Other errors are returned as they are; ``given`` is the nest of tensors that ``what`` names.
     """
-    if isinstance(error, DingError) or not any(word in str(error) for word in _MISFITS):
+    if isinstance(error, DingError) or not any(word in message_of(error) for word in _MISFITS):
         return error
     shapes = {key: tuple(getattr(leaf, "shape", ())) for key, leaf in named_leaves(given)}
     return SchemaMismatchError(
@@ -75,8 +75,8 @@ def missing_column(
 ) -> SchemaMismatchError:
     """Return the error for a column that ``samples`` or ``learn`` did not find."""
     return SchemaMismatchError(
-        f"{type(policy).__name__} trains on a column {error} that the batch does not have; it "
-        f"has {', '.join(sorted(columns))}",
+        f"{type(policy).__name__} trains on a column {message_of(error)} that the batch does not "
+        f"have; it has {', '.join(sorted(columns))}",
         key=str(error.args[0]),
         expected=str(error.args[0]),
         found=sorted(columns),

@@ -22,7 +22,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import flatten
 from dingsdk.envs.make import EnvFn
 from dingsdk.envs.spaces import ObservationSchema
-from dingsdk.errors import ConfigError, DingError, HookError
+from dingsdk.errors import ConfigError, DingError, HookError, error_text
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.hooks import DECISIONS
 from dingsdk.policy import create_policy
@@ -444,7 +444,7 @@ class ObserverBench(RuleBench[Any]):
             try:
                 answer = self.keep(impl.function(*(facts[name] for name in impl.argnames)))
             except (Exception, SystemExit) as error:
-                raise RuleBroken(f"{hook} raised {type(error).__name__}: {error}") from error
+                raise RuleBroken(f"{hook} raised {error_text(error)}") from error
         if hook == "dingsdk_write_checkpoint" and answer is not True:
             path, state = facts["path"], facts["contents"]["state"]
             with use_manager(PluginManager(Switches(), discover=list)):

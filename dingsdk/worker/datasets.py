@@ -282,6 +282,7 @@ class BufferDataset(DatasetFormat):
         """As ``DatasetFormat.write``; writes a folder that ``load_data`` of a buffer reads, too."""
         from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
+        self.has(name)
         columns = dict(dataset.columns)
         columns["done"] = columns["terminated"] | columns.pop("truncated")
         buffer = NaiveReplayBuffer({"replay_buffer_size": len(dataset)})
@@ -292,6 +293,20 @@ class BufferDataset(DatasetFormat):
             raise DatasetError(f"{name}: {_first_line(error)}", source=name) from error
         finally:
             buffer.close()
+
+    def has(self, name: str) -> bool:
+        """As ``DatasetFormat.has``; only an empty folder or a saved buffer is ever replaced."""
+        from dingsdk.worker.replay_buffer.persistence import SavedRows
+
+        if not super().has(name):
+            return False
+        try:
+            if not os.path.isdir(name) or any(Path(name).iterdir()):
+                SavedRows(name)
+        except (CheckpointError, OSError) as error:
+            text = f"{name} is not replaced, choose another name: {_first_line(error)}"
+            raise DatasetError(text, source=name) from error
+        return True
 
     def _terminated(self, discount: Any, done: Any, name: str) -> Any:
         """Return where one-step samples are terminated; refuse samples of several steps."""
@@ -355,10 +370,10 @@ def _writing(name: str) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield made
         made.replace(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DatasetError(f"{name} cannot be written: {error}", source=name) from error
     finally:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             made.unlink()
 
 

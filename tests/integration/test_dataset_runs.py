@@ -216,7 +216,8 @@ def test_run_trains_on_all_rows_and_takes_no_env_steps(
     evaluated = [each.train_iter for each in result.evaluations]
     if mode == "serial" and has_env:
         assert evaluated == [0, 10, 20, 30]
-    assert (evaluated[0], evaluated[-1]) == (0, 30) if has_env else not evaluated
+    # In parallel mode, a slow evaluator may find a policy that has been trained.
+    assert evaluated[-1:] == ([30] if has_env else [])
     assert (result.samples.collected, result.samples.live) == (rows, rows)
     assert result.samples.trained == 30 * 16
     assert result.elapsed_s > 0

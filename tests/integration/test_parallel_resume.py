@@ -23,6 +23,7 @@ from dingsdk.cli import main
 from dingsdk.config import load_config
 from dingsdk.errors import (
     CheckpointCorruptError,
+    ConfigError,
     RunFolderError,
 )
 from dingsdk.pipeline.context import RunResult
@@ -282,20 +283,40 @@ def test_limit_applies_to_the_iteration_the_learner_resumes_from(run: Path, is_b
     assert (result.samples.trained > before) == is_back
 
 
-def test_damaged_journal_is_refused_in_one_line_and_nothing_changes(
-    run: Path, capsys: pytest.CaptureFixture[str]
+def flip_a_bit(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def cut_after_a_line(content: bytes) -> bytes:
+    """Cut off the end, so that what is left is the config of another run."""
+    return content[: content.index(b"\n  replay:")]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "text", "error_type"),
+    [
+        ("journal/*.facts", flip_a_bit, "is damaged at byte", CheckpointCorruptError),
+        ("config.yaml", cut_after_a_line, "is cut off", ConfigError),
+    ],
+)
+def test_damaged_file_is_refused_in_one_line_and_nothing_changes(
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    damage: Callable[[bytes], bytes],
+    text: str,
+    error_type: type[Exception],
 ) -> None:
-    path = max((run / "journal").glob("*.facts"))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    path = max(run.glob(name))
+    path.write_bytes(damage(path.read_bytes()))
     before = contents(run)
     assert main(["train", "--resume", str(run)]) == 2
     error = capsys.readouterr().err
-    assert f"{path} is damaged at byte" in error
+    assert f"{path} {text}" in error
     assert error.count("\n") == 1
     assert contents(run) == before
-    with pytest.raises(CheckpointCorruptError):
+    with pytest.raises(error_type):
         resume(run)
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dingsdk import evaluate, load_policy, resume, train
 from dingsdk.config import apply_set, load_config, to_easydict
 from dingsdk.config.plain import check_bounds
+from dingsdk.data import Dataset
 from dingsdk.envs import make_env_fns
 from dingsdk.errors import CheckpointMissingError, ConfigError, DingError
 from dingsdk.pipeline.status_file import read_status
@@ -21,7 +23,7 @@ from dingsdk.pipeline.train import compile_run, run_coordinator
 from dingsdk.policy import create_policy
 from dingsdk.worker import EvalSchedule, read_dataset
 from dingsdk.worker.commander.one_vs_one import saved_league
-from dingsdk.worker.datasets import has_dataset
+from dingsdk.worker.datasets import has_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_server import ReplayClient
 from tests.extras import needs
@@ -228,6 +230,13 @@ def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]
     assert len(str(caught.value)) < 300
 
 
+def transitions() -> Dataset:
+    """Return a data set of one step."""
+    obs, flag = np.zeros((1, 2), np.float32), np.zeros(1, bool)
+    columns = {"obs": obs, "next_obs": obs, "action": np.zeros(1, int), "reward": obs[:, 0]}
+    return Dataset({**columns, "terminated": ~flag, "truncated": flag})
+
+
 @pytest.mark.parametrize("place", ["x" * 300, "no\0name", "file/below", "loop/below"])
 @pytest.mark.parametrize(
     "use",
@@ -247,8 +256,10 @@ def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]
         read_dataset,
         lambda place: read_dataset(f"{place}.npz"),
         lambda place: has_dataset(f"{place}.npz"),
+        lambda place: write_dataset(transitions(), f"{place}.npz"),
+        lambda place: write_dataset(transitions(), f"{place}/data.npz"),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_path_that_cannot_exist_raises_a_typed_error(
     use: Callable[[str], Any], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,15 +60,23 @@ def test_what_is_written_is_read(name: str, is_dict: bool, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "is_right"),
-    [("x" * 250 + ".npz", True), ("x" * 300 + ".npz", False), ("f/a.npz", False)],
+    [
+        *(("x" * 250 + ".npz", True), ("x" * 300 + ".npz", False), ("f/a.npz", False)),
+        *(("f", False), ("empty", True), ("other", False)),
+    ],
 )
 def test_target_of_a_recording_is_checked_before_it_begins(
     name: str, is_right: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "f").touch()
+    (tmp_path / "empty").mkdir()
+    page = tmp_path / "other" / "manifest.json"
+    page.parent.mkdir()
+    page.write_text("{}")
     for use in (lambda path: write_dataset(make(), path), has_dataset):
         with nullcontext() if is_right else pytest.raises(DatasetError):
             use(tmp_path / name)
+    assert (page.read_text(), [*page.parent.iterdir()]) == ("{}", [page])
 
 
 @pytest.mark.parametrize("gamma", [0.99, 1.0])

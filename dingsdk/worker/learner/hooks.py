@@ -22,6 +22,7 @@ from dingsdk.errors import (
     HookError,
     StorageFullError,
     UnknownKeyError,
+    message_of,
     nearest_name,
     spelling,
     wrong_type,
@@ -418,8 +419,8 @@ class LoadCkptHook(LearnerHook):
             raise
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the checkpoint {checkpoint.path} does not fit this policy: {error}. Use the "
-                "config that it was saved under (beside it in the run folder).",
+                f"the checkpoint {checkpoint.path} does not fit this policy: {message_of(error)}. "
+                "Use the config that it was saved under (beside it in the run folder).",
                 path=str(checkpoint.path),
             ) from error
 

@@ -79,7 +79,7 @@ class MinariDatasets(DatasetFormat):
         # Minari does not replace a data set. It leaves hidden folders out.
         kept = place.with_name(f".{place.name}-{os.getpid()}")
         with _named(name, "cannot be written"):
-            if place.exists():
+            if self.has(name):
                 place.rename(kept)
             try:
                 # It warns about each fact of a published data set that is not given.
@@ -100,8 +100,11 @@ class MinariDatasets(DatasetFormat):
             shutil.rmtree(kept, ignore_errors=True)
 
     def has(self, name: str) -> bool:
-        """As ``DatasetFormat.has``."""
-        return super().has(str(_place(name)))
+        """As ``DatasetFormat.has``; a folder without a data set is not replaced."""
+        place = _place(name)
+        if place.exists() and not (place / "data").is_dir():
+            raise _wrong(name, f"is not replaced: {place} is no data set of Minari")
+        return super().has(str(place))
 
 
 def _place(name: str) -> Path:

@@ -124,6 +124,9 @@ def test_older_data_set_is_replaced_unless_the_new_one_cannot_be_written(
 ) -> None:
     first = walk(lambda n: n[:, None] / 3, np.zeros((6, 1), np.float32))
     name = "minari:walk/test-v0"
+    (folder / "other-v0").mkdir(parents=True)
+    with pytest.raises(DatasetError, match="other-v0 is no data set of Minari"):
+        write_dataset(first, "minari:other-v0")
     assert not MinariDatasets().has("walk/test-v0")
     write_dataset(first, name)
     assert MinariDatasets().has("walk/test-v0")

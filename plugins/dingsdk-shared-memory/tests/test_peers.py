@@ -240,6 +240,16 @@ def test_answer_of_exactly_the_limit_is_read_and_a_larger_one_is_not(tmp_path: P
         connection.close()
 
 
+def test_connecting_to_a_master_that_accepts_nobody_ends(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as master, socket.socket(socket.AF_UNIX) as first:
+        master.bind(path)
+        master.listen(0)
+        first.connect(path)  # the queue is full now
+        with pytest.raises(LinkError):
+            Connection(path, 100).post("/v1/turn", b"x", SECRET, time.monotonic() + 0.5)
+
+
 def test_socket_of_a_dead_master_is_replaced_and_removed_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:

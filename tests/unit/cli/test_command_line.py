@@ -110,6 +110,11 @@ def test_debug_option_also_works_for_commands_of_a_group(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_argument_with_a_nul_character_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "a\0b"]) == 2
+    assert "NUL character" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "advice"),
     [

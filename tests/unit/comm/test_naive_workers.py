@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import TaskFail
+from dingsdk.errors import DataMissingError, TaskFail
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
@@ -74,11 +74,14 @@ def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> No
         worker.close()
 
 
-def test_naive_worker_refuses_an_unknown_task(cluster: Cluster) -> None:
+def test_naive_worker_refuses_an_unknown_task_and_a_missing_payload(cluster: Cluster) -> None:
     worker = NaiveCollector(cluster.transport)
     with pytest.raises(TaskFail) as caught:
         worker._process_task({"name": "nonsense"})
     assert caught.value.result == {"message": "task name error"}
+    data = {"announcements": [{"data_id": "gone", "rows": 1}]}
+    with pytest.raises(DataMissingError):
+        NaiveLearner(cluster.transport)._process_task({"name": "learner_learn_task", "data": data})
 
 
 def test_naive_collector_reports_each_payload_once_and_then_that_it_is_done(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -134,12 +135,28 @@ def test_error_names_a_wrong_return_value(answers: dict[str, Any], key: str, tex
     assert cause.key == key
 
 
-def test_system_exit_in_an_env_is_a_failure() -> None:
-    env = GuardedEnv(lambda: Answering(SystemExit(3)), 0, EnvManager.Config())
+class UnprintableError(KeyError):
+    """An error whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no code")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (UnprintableError("x"), "UnprintableError: <exception str() failed>"),
+    ],
+)
+def test_any_error_of_an_env_is_a_failure(error: BaseException, text: str) -> None:
+    env = GuardedEnv(lambda: Answering(error), 0, EnvManager.Config())
     env.reset()
-    assert env.step(0)[4]["error"] == "SystemExit: 3"
+    assert env.step(0)[4]["error"] == text
     env.step(0)
-    with pytest.raises(EnvError, match="SystemExit: 3"):
+    with pytest.raises(EnvError, match=re.escape(text)):
         env.step(0)
 
 
@@ -185,7 +202,7 @@ def test_error_of_a_space_that_raises_names_the_env() -> None:
                 raise OSError("no simulator yet")
             return super().__getattribute__(name)
 
-    with pytest.raises(EnvError, match=r"Late has the action_space OSError\('no simulator yet'\)"):
+    with pytest.raises(EnvError, match=r"Late has the action_space OSError: no simulator yet"):
         guard.check_spaces(gym.Wrapper(Late()))
 
 

@@ -179,13 +179,24 @@ def test_meanwhile_is_called_while_envs_step_in_threads() -> None:
         manager.meanwhile = barrier.wait
         assert manager.step_batch(np.zeros(2, np.int64)).reward.tolist() == [0, 0]
 
+        def interrupt() -> None:
+            threading.Timer(0.2, barrier.abort).start()
+            raise KeyboardInterrupt
 
-def test_env_is_not_reset_after_its_last_episode() -> None:
+        manager.meanwhile = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            manager.step_batch(np.zeros(2, np.int64))
+    assert barrier.n_waiting == 0, "the manager is closed, and an env is still in a step"
+
+
+def test_env_is_only_reset_after_its_last_episode_if_asked() -> None:
     with make({**IN_PROCESS, "episode_num": 2}, 1, "Tiny/Counter-v0") as manager:
         manager.launch()
         while not manager.done:
             manager.step({0: 0})
         assert manager.current_obs()[0, 1] == 3
+        manager.reset()
+        assert (manager.done, manager.ready_obs[0][1]) == (False, 0)
 
 
 def test_env_that_is_registered_with_wrappers_is_not_native() -> None:

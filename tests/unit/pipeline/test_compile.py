@@ -24,7 +24,7 @@ from dingsdk.config import (
     load_config,
     to_plain,
 )
-from dingsdk.config.plain import find, put
+from dingsdk.config.plain import find, flatten, put
 from dingsdk.errors import (
     CheckpointMissingError,
     ConfigError,
@@ -34,6 +34,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.pipeline.compile import compile_config, compile_config_parallel
+from dingsdk.pipeline.run_folder import LAST_KEY
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, Switches, hookimpl, use_manager
 from dingsdk.plugins.discovery import Advert, discover
@@ -676,6 +677,7 @@ def test_saved_compiled_config_compiles_to_the_same_config(
     for cfg, name in ((first, "total_config.yaml"), (second, "mine.yaml")):
         saved = load_config(tmp_path / cfg.exp_name / name)
         assert to_plain(compile_config(saved)) == to_plain(cfg)
+        assert list(flatten(saved))[-1] == LAST_KEY
 
 
 class Converter:

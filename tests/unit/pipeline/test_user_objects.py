@@ -219,10 +219,16 @@ def test_functions_and_objects_are_called_by_the_hooks(tmp_path: Path, mode: str
     def after_evaluate(mean_return: float, train_iter: int) -> None:
         evaluated.append((mean_return, train_iter))
 
+    asked = []
+
+    def should_stop(status: Any) -> None:
+        asked.append(status)
+
     recorder = Recorder()
     dingsdk.default_manager().register_plugin(recorder, "recorder")
-    train(tmp_path, mode, callbacks=[after_evaluate, recorder])
+    train(tmp_path, mode, callbacks=[after_evaluate, recorder, should_stop])
 
+    assert asked
     assert evaluated[-1] == (5.0, 4)
     iterations = [("after_iter", iteration) for iteration in range(4)]
     started, finished = ("run_started", "run"), ("run_finished", "limit")

@@ -17,7 +17,7 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
 )
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 
 from .saved_rows import edit
 
@@ -160,6 +160,14 @@ def test_another_format_version_is_refused(tmp_path: Path, version: Any) -> None
     with pytest.raises(CheckpointVersionError) as caught:
         make_buffer().load_data(str(tmp_path))
     assert (caught.value.found, caught.value.expected) == (version, VERSION)
+
+
+def test_a_buffer_of_another_type_does_not_resume_from_saved_rows(tmp_path: Path) -> None:
+    filled(3).save_data(str(tmp_path))
+    other = AdvancedReplayBuffer({"replay_buffer_size": 4})
+    with pytest.raises(CheckpointVersionError, match="is of a buffer made of"):
+        other.resume_data(str(tmp_path))
+    assert other.count() == 0
 
 
 def test_a_state_whose_rows_the_storage_refuses_is_refused() -> None:

@@ -773,12 +773,20 @@ def test_checkpoints_are_automatic_and_a_failed_one_is_tried_again(
 def test_due_checkpoint_is_written_before_the_period_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_saved = threading.Event()
+    has_begun, go_on = threading.Event(), threading.Event()
+
+    def save(buffer: ServedBuffer) -> None:
+        has_begun.set()
+        if threading.current_thread() is server._saver:
+            go_on.wait(20.0)
+
     monkeypatch.setattr("dingsdk.worker.replay_server.served_buffer.LOG_BYTES", 1)
-    monkeypatch.setattr(ServedBuffer, "save", lambda buffer: has_saved.set())
-    with served(tmp_path, {"save_every_s": 1000}) as (_, client):
+    monkeypatch.setattr(ServedBuffer, "save", save)
+    with served(tmp_path, {"save_every_s": 1000}) as (server, client):
         client.insert(rows(0))
-        assert has_saved.wait(20.0)
+        assert has_begun.wait(20.0)
+        threading.Timer(0.2, go_on.set).start()
+    assert not server._saver.is_alive()
 
 
 def test_unexpected_exception_closes_the_connection_and_is_logged(

@@ -189,6 +189,16 @@ def test_connection_without_a_thread_is_refused_and_the_next_one_is_served(
     assert site.connections.close(PATIENCE_S)
 
 
+def test_connection_that_arrives_while_the_server_ends_is_closed(site: Site) -> None:
+    def end(sock: socket.socket) -> Echo:
+        site.connections.shut_down()
+        return site.connect(sock)
+
+    site.connections._connect = end
+    with site.stranger() as late:
+        assert late.recv(64) == b""
+
+
 def test_strangers_never_keep_out_who_knows_the_secret(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
