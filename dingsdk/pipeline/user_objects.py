@@ -13,8 +13,8 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from dingsdk.envs.bounds import reported
 from dingsdk.envs.make import GIVEN
+from dingsdk.envs.spaces import reported
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, spelling, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.hooks import Observers
