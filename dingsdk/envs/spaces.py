@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import gymnasium as gym
@@ -28,10 +27,6 @@ _ARRAY_SPACES = (
 
 _MOST_VALUES = 4096
 """Discrete spaces with more actions are checked by comparison instead of with a set."""
-
-_reported_outside_of_runs: set[str] = set()
-reported: ContextVar[set[str]] = ContextVar("reported", default=_reported_outside_of_runs)
-"""Spaces whose bounds were left in the current run, so that its managers warn once."""
 
 _LOOKS, _LOOK_EVERY = 256, 17
 """Steps in which values beyond bounds are looked for; after that, only in each 17th.
@@ -252,9 +247,7 @@ class ObservationSchema:
 
 
 class BoundsWatch:
-    """Warns of a value beyond the bounds of its Box; once a run for each space.
-
-    Each worker process of a run warns once.
+    """Warns of a value beyond the bounds of its Box; once for each env manager.
 
     Attributes:
         is_on: Whether ``look`` has found none yet; otherwise it need not be called.
@@ -276,13 +269,11 @@ class BoundsWatch:
             return
         if (text := next(filter(None, map(schema.beyond, obs)), None)) is not None:
             self.is_on = False
-            if (name := str(schema.space)) not in reported.get():
-                reported.get().add(name)
-                _log.warning(
-                    "the env returned an observation outside of its space, and it is used as it "
-                    "is: %s; correct the observation_space if its bounds matter (reported once)",
-                    text,
-                )
+            _log.warning(
+                "the env returned an observation outside of its space, and it is used as it "
+                "is: %s; correct the observation_space if its bounds matter (reported once)",
+                text,
+            )
 
 
 class ActionChecker:
