@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from dingsdk.data import collate as collate
     from dingsdk.errors import DingError as DingError
     from dingsdk.pipeline.evaluate import evaluate as evaluate
+    from dingsdk.pipeline.evaluate import record as record
     from dingsdk.pipeline.examples import list_examples as list_examples
     from dingsdk.pipeline.predict import load_policy as load_policy
-    from dingsdk.pipeline.record import record as record
     from dingsdk.pipeline.train import resume as resume
     from dingsdk.pipeline.train import train as train
     from dingsdk.plugins import default_manager as default_manager

@@ -41,7 +41,7 @@ def record(
 
     The episodes are those that eval plays with the same seed.
     """
-    from dingsdk.pipeline.record import record as play
+    from dingsdk.pipeline.evaluate import record as play
 
     found = play(
         run,

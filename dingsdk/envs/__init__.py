@@ -8,7 +8,6 @@ from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dingsdk.envs.base import EnvManager as EnvManager
-    from dingsdk.envs.base_vector import BaseVectorEnvManager as BaseVectorEnvManager
     from dingsdk.envs.bench import EnvSpeed as EnvSpeed
     from dingsdk.envs.bench import bench_env as bench_env
     from dingsdk.envs.check import EnvCheck as EnvCheck
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from dingsdk.envs.steps import Timestep as Timestep
     from dingsdk.envs.subprocess import AsyncSubprocessEnvManager as AsyncSubprocessEnvManager
     from dingsdk.envs.subprocess import SubprocessEnvManager as SubprocessEnvManager
+    from dingsdk.envs.vector import BaseVectorEnvManager as BaseVectorEnvManager
     from dingsdk.envs.vector import VectorEnvManager as VectorEnvManager
     from dingsdk.envs.wrappers import measure_observations as measure_observations
 else:

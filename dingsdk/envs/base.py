@@ -22,13 +22,11 @@ from dingsdk.config import Configurable
 from dingsdk.data.action_mask import sample_action
 from dingsdk.data.capture import capture
 from dingsdk.data.pytree import part_of
-from dingsdk.envs.bounds import BoundsWatch
-from dingsdk.envs.episodes import Episodes
+from dingsdk.envs.episodes import EnvSeeds, Episodes, check_ids
 from dingsdk.envs.guard import RetrySection, close_quietly
 from dingsdk.envs.players import player_num
 from dingsdk.envs.saving import set_attributes
-from dingsdk.envs.seeds import EnvSeeds, check_ids
-from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
+from dingsdk.envs.spaces import ActionChecker, BoundsWatch, Obs, ObservationSchema
 from dingsdk.envs.steps import Capabilities, StepColumns, Timestep
 from dingsdk.errors import (
     ClosedError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, Schem
 Obs = Any
 """An observation column: an array ``[n, ...]``, or a (nested) dict of them."""
 
+_log = logging.getLogger(__name__)
+
 _ARRAY_SPACES = (
     gym.spaces.Box,
     gym.spaces.Discrete,
@@ -24,6 +27,12 @@ _ARRAY_SPACES = (
 
 _MOST_VALUES = 4096
 """Discrete spaces with more actions are checked by comparison instead of with a set."""
+
+_LOOKS, _LOOK_EVERY = 256, 17
+"""Steps in which values beyond bounds are looked for; after that, only in each 17th.
+
+A prime number, so that no group of envs that take turns is left out.
+"""
 
 
 class ObservationSchema:
@@ -235,6 +244,36 @@ class ObservationSchema:
             expected=expected,
             found=found,
         )
+
+
+class BoundsWatch:
+    """Warns of a value beyond the bounds of its Box; once for each env manager.
+
+    Attributes:
+        is_on: Whether ``look`` has found none yet; otherwise it need not be called.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = True
+        self._looks = 0
+
+    def look(self, schema: ObservationSchema, obs: Sequence[Obs]) -> None:
+        """Look at a step, if its turn has come.
+
+        Args:
+            schema: Of the observations.
+            obs: Observations or columns of one step.
+        """
+        self._looks += 1
+        if self._looks > _LOOKS and self._looks % _LOOK_EVERY:
+            return
+        if (text := next(filter(None, map(schema.beyond, obs)), None)) is not None:
+            self.is_on = False
+            _log.warning(
+                "the env returned an observation outside of its space, and it is used as it "
+                "is: %s; correct the observation_space if its bounds matter (reported once)",
+                text,
+            )
 
 
 class ActionChecker:

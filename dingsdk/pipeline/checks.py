@@ -127,8 +127,8 @@ _ALWAYS = (
     _check_use_in_runs,
     *of_collectors.CHECKS,
     *of_buffer.CHECKS,
-    _check_pace,
     *of_learners.CHECKS,
+    _check_pace,
     _check_replay,
 )
 _IN_PARALLEL = (*of_collectors.IN_PARALLEL, *of_buffer.IN_PARALLEL, _check_memory_limit)

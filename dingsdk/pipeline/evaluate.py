@@ -1,16 +1,20 @@
-"""``evaluate``: plays episodes with the policy of a run folder."""
+"""Plays episodes with the policy of a run: ``evaluate`` measures them, ``record`` keeps them."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from dingsdk.data import Dataset, SampleBatch
 from dingsdk.data.seeding import derive_seed
+from dingsdk.errors import ConfigError, DatasetError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.predict import load_weights, open_run, read_config
 from dingsdk.pipeline.serial import make_eval_envs
@@ -19,7 +23,9 @@ from dingsdk.policy import Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import create_serial_evaluator
 from dingsdk.worker.collector.episode_numbers import Summaries, summaries
+from dingsdk.worker.datasets import has_dataset, write_dataset
 from dingsdk.worker.evaluator.base import ISerialEvaluator, returns_of
+from dingsdk.worker.evaluator.recording import RecordingEvaluator
 from dingsdk.worker.learner.checkpoint import Checkpoint
 from dingsdk.worker.replay_buffer.table import checked_size
 
@@ -64,6 +70,18 @@ class EvalResult:
         return max(self.returns)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordResult(EvalResult):
+    """The result of ``record``: that of an evaluation, and what was recorded.
+
+    Attributes:
+        dataset: The recorded transitions, one piece for each episode, in the order in which the
+            episodes ended.
+    """
+
+    dataset: Dataset
+
+
 def evaluate(
     run_dir: str | os.PathLike[str],
     checkpoint: str | None = None,
@@ -87,18 +105,102 @@ def evaluate(
         CheckpointCorruptError: it is truncated, is not a checkpoint, or is of another network.
         ConfigError: the saved config cannot work, for example because a plugin is missing.
     """
-    folder, found = open_run(run_dir, checkpoint)
-    cfg = compile_config(read_config(folder, policy, env), seed=seed, mode="eval")
-    player = make_player(cfg, found, folder, "eval")
+    cfg, found, player = _load(run_dir, checkpoint, seed, policy, env)
 
     def make(**parts: Any) -> ISerialEvaluator:
         return create_serial_evaluator(cfg.policy.eval.evaluator, policy=player.eval_mode, **parts)
 
-    _, info = play(cfg, cfg.env.n_evaluator_episode if episodes is None else episodes, make)
-    return EvalResult(**facts_of(cfg, found, info))
+    _, info = _play(cfg, cfg.env.n_evaluator_episode if episodes is None else episodes, make)
+    return EvalResult(**_facts_of(cfg, found, info))
 
 
-def facts_of(cfg: Any, found: Checkpoint, info: Any) -> dict[str, Any]:
+def record(
+    run_dir: str | os.PathLike[str],
+    episodes: int,
+    to: str | os.PathLike[str] | None = None,
+    checkpoint: str | None = None,
+    seed: int | None = None,
+    explore: bool = False,
+    overwrite: bool = False,
+    policy: type | None = None,
+    env: str | Callable[..., Any] | None = None,
+) -> RecordResult:
+    """Play whole episodes with a checkpoint of a run, and write them; the run is not changed.
+
+    The envs are those of evaluations: without ``clip_reward`` and other wrappers for training, in
+    games against ``env.eval_opponents``. Without ``explore``, the episodes are those that
+    ``evaluate`` plays with the same seed.
+
+    Args:
+        run_dir: A run folder, or a checkpoint file in one.
+        episodes: Number of episodes, >= 1.
+        to: The file or ``scheme:name`` to write, as for ``write_dataset``; None: write nothing.
+        checkpoint: As for ``evaluate``; None for ``best``.
+        seed: In place of the run's seed. The same seed plays the same episodes.
+        explore: Explore as collectors did when the checkpoint was saved.
+        overwrite: Replace what is at ``to``.
+        policy, env: What was passed to ``train``, if that was in another process.
+
+    Raises:
+        CheckpointMissingError: the folder or the checkpoint does not exist.
+        CheckpointCorruptError: it is truncated, is not a checkpoint, or is of another network.
+        ConfigError: the saved config cannot work, or its evaluations play no episodes.
+        DatasetError: there is something at ``to`` already, no plugin has its scheme, or it cannot
+            be written.
+    """
+    fields = ("eval", "collect", "command") if explore else ("eval",)
+    cfg, found, player = _load(run_dir, checkpoint, seed, policy, env, fields)
+    if to is not None and has_dataset(to) and not overwrite:
+        raise DatasetError(
+            f"{to} exists; choose another name, or replace it with --overwrite (overwrite=True)",
+            source=str(to),
+        )
+    progress = {"envstep": found.envstep, "learner_step": found.iteration}
+    setting = player.command_mode.get_setting_collect(progress) if explore else {}
+
+    def make(**parts: Any) -> RecordingEvaluator:
+        if parts["env"] is None:
+            raise ConfigError(
+                f"policy.eval.evaluator: {cfg.policy.eval.evaluator.type!r} plays no episodes that "
+                "could be recorded",
+                path="policy.eval.evaluator.type",
+            )
+        mode = player.collect_mode if explore else player.eval_mode
+        evaluator = RecordingEvaluator({}, policy=mode, **parts)
+        if explore:
+            evaluator.transforms_obs = bool(cfg.policy.collect.collector.get("transform_obs"))
+        return evaluator
+
+    evaluator, info = _play(cfg, episodes, make, policy_kwargs=setting)
+    batch = SampleBatch.concat(evaluator.episodes)
+    ends = np.cumsum([len(each) for each in evaluator.episodes])
+    dataset = Dataset(batch.columns, ends, source=str(found.path))
+    if to is not None:
+        write_dataset(dataset, to)
+    return RecordResult(**_facts_of(cfg, found, info), dataset=dataset)
+
+
+def _load(
+    run_dir: str | os.PathLike[str],
+    checkpoint: str | None,
+    seed: int | None,
+    policy: type | None,
+    env: str | Callable[..., Any] | None,
+    fields: Sequence[str] = ("eval",),
+) -> tuple[Any, Checkpoint, Policy]:
+    """Return a run's compiled config, a checkpoint, and the policy with its weights.
+
+    ``fields`` are the modes of the policy, one of which must be ``eval``; the others share its
+    weights.
+    """
+    folder, found = open_run(run_dir, checkpoint)
+    cfg = compile_config(read_config(folder, policy, env), seed=seed, mode="eval")
+    player = create_policy(cfg.policy, enable_field=fields, seed=derive_seed(cfg.seed, "policy"))
+    load_weights(player.eval_mode, found, folder)
+    return cfg, found, player
+
+
+def _facts_of(cfg: Any, found: Checkpoint, info: Any) -> dict[str, Any]:
     """Return the fields of an ``EvalResult``, from the info of an evaluation."""
     return {
         "env_id": cfg.env.env_id,
@@ -109,17 +211,7 @@ def facts_of(cfg: Any, found: Checkpoint, info: Any) -> dict[str, Any]:
     }
 
 
-def make_player(cfg: Any, found: Checkpoint, folder: Path, *fields: str) -> Policy:
-    """Return the policy of a compiled config with the weights of a checkpoint, and these modes.
-
-    One of the modes must be ``eval``; the others share its weights.
-    """
-    player = create_policy(cfg.policy, enable_field=fields, seed=derive_seed(cfg.seed, "policy"))
-    load_weights(player.eval_mode, found, folder)
-    return player
-
-
-def play(
+def _play(
     cfg: Any, episodes: int, make: Callable[..., Evaluator], **kwargs: Any
 ) -> tuple[Evaluator, Any]:
     """Play episodes in the evaluation envs of a compiled config.

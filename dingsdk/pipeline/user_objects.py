@@ -13,7 +13,6 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from dingsdk.envs.bounds import reported
 from dingsdk.envs.make import GIVEN
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, spelling, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
@@ -203,18 +202,16 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
 def numbered_run() -> Iterator[int]:
     """Give the run of this thread the lowest number that no other active run has.
 
-    In the block, the callbacks of other runs are not called, and what other runs have reported
-    of their spaces is reported again.
+    In the block, the callbacks of other runs are not called.
     """
     with _lock:
         number = next(each for each in itertools.count(1) if each not in _active)
         _active.add(number)
-    token, spaces = _run.set(number), reported.set(set())
+    token = _run.set(number)
     try:
         yield number
     finally:
         _run.reset(token)
-        reported.reset(spaces)
         _active.discard(number)
 
 

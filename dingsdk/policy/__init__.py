@@ -8,6 +8,7 @@ from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dingsdk.policy.adam import Adam as Adam
+    from dingsdk.policy.adapter import Memory as Memory
     from dingsdk.policy.base import BasePolicy as BasePolicy
     from dingsdk.policy.distributions import ActionBox as ActionBox
     from dingsdk.policy.distributions import ActionDistribution as ActionDistribution
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from dingsdk.policy.dqn import TDLoss as TDLoss
     from dingsdk.policy.encoders import MLP as MLP
     from dingsdk.policy.encoders import make_encoder as make_encoder
-    from dingsdk.policy.memory import Memory as Memory
     from dingsdk.policy.modes import CollectMode as CollectMode
     from dingsdk.policy.modes import CommandMode as CommandMode
     from dingsdk.policy.modes import EvalMode as EvalMode

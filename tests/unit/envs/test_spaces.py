@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dingsdk.data.pytree import part_of
-from dingsdk.envs.base_vector import info_row
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema
+from dingsdk.envs.vector import info_row
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
 
 BOX = gym.spaces.Box(np.array([-1, 2], np.float32), np.array([1, 3], np.float32))

@@ -12,8 +12,7 @@ import dingsdk
 from dingsdk.cli import main
 from dingsdk.config import save_config
 from dingsdk.errors import ConfigError, DatasetError
-from dingsdk.pipeline.evaluate import evaluate
-from dingsdk.pipeline.record import record
+from dingsdk.pipeline.evaluate import evaluate, record
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
