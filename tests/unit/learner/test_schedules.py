@@ -106,12 +106,14 @@ def test_training_without_env_steps_is_refused(learn_mode, make_learner, batch):
         learn_mode(learn={"learning_rate": linear(0.1, 0.02)}).forward(batch())
 
 
-def test_factor_of_a_scheduled_rate_is_refused(learn_mode):
+def test_factor_sets_a_rate_that_is_not_scheduled(learn_mode, make_learner, batch):
     with pytest.raises(ConfigError, match="schedule"):
         learn_mode(learn={"learning_rate": linear(0.1, 0.02)}).set_attribute(
             "learning_rate_factor", 0.5
         )
-    learn_mode(learn={"huber_delta": linear(1, 2)}).set_attribute("learning_rate_factor", 0.5)
+    mode = learn_mode(learn={"huber_delta": linear(1, 2), "learning_rate": 0.1})
+    mode.set_attribute("learning_rate_factor", 0.5)
+    assert make_learner(mode, {"hook": QUIET}).train(batch(), 0)[0]["cur_lr"] == 0.05
 
 
 def test_curves_have_the_scheduled_number_itself(learn_mode, make_learner, batch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -154,8 +156,12 @@ def test_change_limiter_takes_effect_at_once() -> None:
     buffer.change_limiter(SLOW_DOWN)
     with pytest.raises(BufferFullError):
         buffer.push(row(4), 0)
+    pushing = threading.Thread(target=buffer.push, args=(row(4), 0, 60.0))
+    pushing.start()
+    while not buffer._waiting:
+        time.sleep(0.001)
     buffer.change_limiter({"type": "min_size"})
-    buffer.push(row(4), 0)
+    pushing.join(10.0)
     assert buffer.count() == 4
 
 

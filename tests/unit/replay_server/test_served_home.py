@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,9 +73,12 @@ def test_rows_of_sequences_are_counted(tmp_path: Path) -> None:
     with ReplayServer({}, section, tmp_path) as server, ReplayClient(server.address, tmp_path) as c:
         c.insert(rows(0))
         home = ServedHome(c, wait_s=0.0, retry_s=0.25, drawn="sequences")
+        seen: list[Any] = []
+        home.observe = seen.append
         batch = home.sample(8, 0)
         assert isinstance(batch, SampleBatch)
         assert (len(batch), home.rows_of(batch)) == (8, 32)
+        assert seen == [batch]
 
 
 def test_policy_observes_each_row_once(client: ReplayClient) -> None:
