@@ -439,7 +439,7 @@ worker.comm.collector:BaseCommCollector.deal_with_collector_go_on 329
 # The newest policy of an on-policy learner is damaged
 
 collectors wait for a damaged policy
-worker.comm.publisher:LearnerPublisher.while_waiting 586
+worker.comm.publisher:PolicyPublisher.while_waiting 586
 - elif self.send_policy_freq is None and self._read_version != self.version:
 + elif False:
 

@@ -47,7 +47,7 @@ from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.dataset import no_batch, push_recorded
 from dingsdk.worker.collector.factory import takes_env_steps
 from dingsdk.worker.comm.hooks import SaveAtIntervalsHook, sending_hooks
-from dingsdk.worker.comm.publisher import LearnerPublisher
+from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
@@ -115,7 +115,7 @@ class BaseCommLearner(CommWorker):
         self._ranks: LearnerAggregator | None = None
         self._home: Home | None = None
         """Where the samples are that the task trains on."""
-        self._publisher: LearnerPublisher
+        self._publisher: PolicyPublisher
         self._load_until = 0.0
         self._phase: Literal["loads", "trains", "waits", "done"] = "loads"
         """The job loads its checkpoint, trains, waits for samples, or its training is over and the
@@ -301,14 +301,14 @@ class BaseCommLearner(CommWorker):
         """The hooks that make a learner publish its policy and report."""
         return sending_hooks(self._publisher.send_policy_freq)
 
-    def _create_publisher(self, task_info: Mapping[str, Any]) -> LearnerPublisher:
+    def _create_publisher(self, task_info: Mapping[str, Any]) -> PolicyPublisher:
         policy_id, freq = str(task_info["policy_id"]), None
         if not task_info["policy"].get("on_policy"):
             # Otherwise the rows of the newest published policy could all be stale, and no training
             # would follow after which another one is published.
             staleness = (task_info.get("replay_buffer_cfg") or {}).get("max_staleness") or math.inf
             freq = int(min(self._cfg.send_policy_freq, staleness))
-        return LearnerPublisher(self, policy_id, freq)
+        return PolicyPublisher(self, policy_id, freq)
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         policy_cfg = task_info["policy"]
