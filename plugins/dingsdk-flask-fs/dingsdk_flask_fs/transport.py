@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from msgspec import Meta
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.runtime import PrivateDir, check_reach, format_address
-from dingsdk.worker.comm import MasterListener
 from dingsdk.worker.comm.requests import (
     EPOCH_FILE,
     FILE_VARIABLE,
@@ -92,11 +91,7 @@ class FlaskFSTransport(RequestTransport):
         self.data_dir = Path(self.cfg.data_dir or Path(run_dir) / "transport")
 
     def listen(
-        self,
-        folder: PrivateDir,
-        listener: MasterListener,
-        lease_s: float | None,
-        until_close: ExitStack,
+        self, begin: Callable[[int], RequestHandler], until_close: ExitStack
     ) -> tuple[RequestHandler, HttpServer, str]:
         """Serve on ``http://host:port``.
 
@@ -107,8 +102,8 @@ class FlaskFSTransport(RequestTransport):
             RunDirLockedError: another run uses the folder.
         """
         cfg, host = self.cfg, self.cfg.host.strip("[]")
-        until_close.enter_context(folder_lock(folder.path))
-        secret = create_secret(folder)
+        until_close.enter_context(folder_lock(self.folder.path))
+        secret = create_secret(self.folder)
         check_reach(host, secret, "system.transport.host")
         with ExitStack() as undo:
             server = HttpServer(
@@ -121,7 +116,7 @@ class FlaskFSTransport(RequestTransport):
             )
             undo.callback(server.close)
             max_polls = max(1, cfg.threads - max(MIN_FREE_THREADS, cfg.threads // 4))
-            handler = self.handler_of(listener, lease_s, max_polls)
+            handler = begin(max_polls)
             verifier = Verifier(secret)
             guard = Guard(
                 verifier,

@@ -5,7 +5,7 @@ On that node it is the shared_memory transport. Workers on other nodes use the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,8 +20,8 @@ from msgspec import Meta
 from dingsdk.config import Section
 from dingsdk.errors import ConfigError, listing, nearest_name
 from dingsdk.plugins import default_manager
-from dingsdk.runtime import PrivateDir, Secret, find_secret
-from dingsdk.worker.comm import MasterListener, PolicyStore, StepDataStore, WorkerHandle
+from dingsdk.runtime import Secret, find_secret
+from dingsdk.worker.comm import PolicyStore, StepDataStore, WorkerHandle
 from dingsdk.worker.comm.requests import RequestHandler, RequestSlaveEnd
 from dingsdk_ray import cluster
 from dingsdk_ray.gateway_client import (
@@ -121,14 +121,10 @@ class RayTransport(SharedMemoryTransport):
         return self._workers.start(spec)
 
     def listen(
-        self,
-        folder: PrivateDir,
-        listener: MasterListener,
-        lease_s: float | None,
-        until_close: ExitStack,
+        self, begin: Callable[[int], RequestHandler], until_close: ExitStack
     ) -> tuple[RequestHandler, SocketServer, str]:
         """Serve this node on its socket, and other nodes of a cluster through the gateway."""
-        handler, server, address = super().listen(folder, listener, lease_s, until_close)
+        handler, server, address = super().listen(begin, until_close)
         if self.cfg.address == "local":
             return handler, server, address
         try:

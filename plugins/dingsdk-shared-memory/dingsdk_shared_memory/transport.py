@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from msgspec import Meta
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.runtime import PrivateDir, locked_folder
-from dingsdk.worker.comm import MasterEnd, MasterListener, PolicyStore, StepDataStore
+from dingsdk.worker.comm import MasterEnd, PolicyStore, StepDataStore
 from dingsdk.worker.comm.files import POLICY_FOLDER
 from dingsdk.worker.comm.requests import (
     RequestHandler,
@@ -81,11 +81,7 @@ class SharedMemoryTransport(RequestTransport):
         return super().master_end()
 
     def listen(
-        self,
-        folder: PrivateDir,
-        listener: MasterListener,
-        lease_s: float | None,
-        until_close: ExitStack,
+        self, begin: Callable[[int], RequestHandler], until_close: ExitStack
     ) -> tuple[RequestHandler, SocketServer, str]:
         """Serve on ``unix:<path of the socket>``, and remove the folders of dead runs on this host.
 
@@ -99,9 +95,9 @@ class SharedMemoryTransport(RequestTransport):
         # Not the folder itself, which each process of the run has locked as in use.
         until_close.enter_context(locked_folder(memory.path / DATA, taken))
         remove_stale()
-        secret = create_secret(folder)
+        secret = create_secret(self.folder)
         # Each connection has a thread of its own, so that all may wait.
-        handler = self.handler_of(listener, lease_s, connections)
+        handler = begin(connections)
         server = SocketServer(
             memory.socket,
             handler.answer,

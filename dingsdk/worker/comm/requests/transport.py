@@ -62,7 +62,8 @@ class RequestMasterEnd(MasterEnd):
     """A master end that serves requests.
 
     Args:
-        listen: ``RequestTransport.listen`` for the run's folder, or a function like it.
+        listen: Begins to serve, given the listener, the length of the lease, and a stack for
+            resources that are closed with the end.
     """
 
     def __init__(
@@ -226,37 +227,15 @@ class RequestTransport(Transport):
         """The folder that the processes of the run share, for its secret and its epoch."""
 
     @abstractmethod
-    def listen(
-        self,
-        folder: PrivateDir,
-        listener: MasterListener,
-        lease_s: float | None,
-        until_close: ExitStack,
-    ) -> Listening:
+    def listen(self, begin: Callable[[int], RequestHandler], until_close: ExitStack) -> Listening:
         """Begin to serve workers, for a master end that opens.
 
         Args:
-            folder: The folder of the run.
-            listener: The listener of the handler.
-            lease_s: Length of the lease, for the handler.
+            begin: Begins an epoch of the run, and returns the handler of its requests, of which as
+                many may wait for tasks as given.
             until_close: Register other resources of the master here; they are closed after the
                 server, or at once if this method raises.
         """
-
-    def handler_of(
-        self, listener: MasterListener, lease_s: float | None, max_polls: int
-    ) -> RequestHandler:
-        """Begin an epoch of the run in its folder; return the handler of its requests."""
-        run, epoch = begin_epoch(self.folder)
-        return RequestHandler(
-            listener,
-            run,
-            epoch,
-            max_bytes=self.cfg.max_message_bytes,
-            max_polls=max_polls,
-            lease_s=lease_s,
-            scheduler=self._scheduler,
-        )
 
     @abstractmethod
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Any]:
@@ -290,7 +269,7 @@ class RequestTransport(Transport):
 
     def master_end(self) -> MasterEnd:
         with self._lock:
-            self._masters.append(RequestMasterEnd(partial(self.listen, self.folder)))
+            self._masters.append(RequestMasterEnd(partial(self._listen, self.folder)))
             return self._masters[-1]
 
     def slave_end(self, address: str) -> SlaveEnd:
@@ -326,3 +305,22 @@ class RequestTransport(Transport):
         self._scheduler.close(timeout_s)
         with self._lock:
             self.until_close.close()
+
+    def _listen(
+        self,
+        folder: PrivateDir,
+        listener: MasterListener,
+        lease_s: float | None,
+        until_close: ExitStack,
+    ) -> Listening:
+        def begin(max_polls: int) -> RequestHandler:
+            return RequestHandler(
+                listener,
+                *begin_epoch(folder),
+                max_bytes=self.cfg.max_message_bytes,
+                max_polls=max_polls,
+                lease_s=lease_s,
+                scheduler=self._scheduler,
+            )
+
+        return self.listen(begin, until_close)
