@@ -406,8 +406,8 @@ worker.coordinator.admission:Admission.begin 33
 
 payloads that arrive while the learner publishes are not noticed
 worker.comm.learner:BaseCommLearner._wait_for_samples 90
-- if home.announced > announced:
-+ if False:
+- self._starved_at = announced
++ self._starved_at = announced = home.announced
 
 a training does not wait for rows of old policies
 worker.coordinator.admission:Admission.may_train 7

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,6 +18,12 @@ from msgspec import Meta
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.runtime import PrivateDir, check_reach, format_address
+from dingsdk.worker.comm.files import (
+    DATA_FOLDERS,
+    POLICY_FOLDER,
+    FileDataStore,
+    FilePolicyStore,
+)
 from dingsdk.worker.comm.requests import (
     EPOCH_FILE,
     FILE_VARIABLE,
@@ -36,9 +42,6 @@ from dingsdk_flask_fs.connection import Connection
 from dingsdk_flask_fs.folder_lock import LOCK_NAME, folder_lock
 from dingsdk_flask_fs.guard import Guard
 from dingsdk_flask_fs.server import HttpServer
-
-if TYPE_CHECKING:
-    from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
 
 TYPE_KEY = "flask_fs"
 MIN_FREE_THREADS = 4
@@ -141,8 +144,6 @@ class FlaskFSTransport(RequestTransport):
         )
 
     def make_data_store(self) -> FileDataStore:
-        from dingsdk.worker.comm.files import FileDataStore
-
         store = FileDataStore(
             self.data_dir,
             max_payload_bytes=self.cfg.max_payload_bytes,
@@ -153,8 +154,6 @@ class FlaskFSTransport(RequestTransport):
         return self.until_close.enter_context(closing(store))
 
     def make_policy_store(self) -> FilePolicyStore:
-        from dingsdk.worker.comm.files import FilePolicyStore
-
         store = FilePolicyStore(
             self.data_dir,
             keep_versions=self.cfg.keep_policy_versions,
@@ -186,8 +185,6 @@ def _remove_files(path: Path) -> None:
         RunDirLockedError: another run uses the folder.
         RunFolderError: a file cannot be removed, or the folder is not ours.
     """
-    from dingsdk.worker.comm.files import DATA_FOLDERS, POLICY_FOLDER
-
     if not os.path.isdir(path):
         return
     with PrivateDir(path, create=False) as root, folder_lock(path):

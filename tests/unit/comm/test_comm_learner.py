@@ -203,7 +203,6 @@ def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLea
     now, asked = [100.0], list[tuple[Any, ...]]()
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
-    learner._phase = "waits"
     store: Any = SimpleNamespace(get=lambda *given: asked.append(given))
     learner.data_store = store
     learner.task_wait = lambda *given, **named: True  # type: ignore[method-assign]
