@@ -39,6 +39,7 @@ class Advert:
         key: The type key (for NAMES the class name).
         value: The plugin module (for NAMES ``module:attribute``).
         contract: The version of the kind's contract that the plugin declares.
+        needs: The version of dingsdk that the distribution requires, if it is newer than this one.
     """
 
     kind: str
@@ -47,10 +48,16 @@ class Advert:
     distribution: str
     version: str
     contract: str = "v1"
+    needs: str = ""
 
     @property
     def misfit(self) -> str | None:
         """Why this dingsdk does not support the plugin, or None."""
+        if self.needs:
+            return (
+                f"it requires {OWN_DISTRIBUTION} {self.needs} or newer, and "
+                f"{version_of(OWN_DISTRIBUTION)} is installed; upgrade dingsdk"
+            )
         newest = CONTRACT_VERSIONS.get(self.kind, 1)
         found = re.fullmatch(r"v([1-9]\d{0,5})", self.contract)
         if found is None:
@@ -99,7 +106,7 @@ def discover() -> list[Advert]:
     adverts: set[Advert] = set()
     for distribution in metadata.distributions():
         try:
-            adverts.update(_adverts(distribution))
+            adverts.update(_adverts(distribution, own))
         except Exception as error:
             # The metadata of others may have any error; the other plugins must still be found.
             where = getattr(distribution, "_path", distribution)
@@ -128,7 +135,7 @@ def numbers_of(version: str) -> list[int]:
     return [int(each) for each in text.split(".") if each]
 
 
-def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
+def _adverts(distribution: metadata.Distribution, own: str | None) -> Iterator[Advert]:
     # Most distributions have no entry points for dingsdk; parsing would take 0.1 ms for each.
     text = distribution.read_text("entry_points.txt")
     if text is None or f"[{_PREFIX}" not in text:
@@ -140,11 +147,20 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
     contracts = {
         point.name: point.value for point in first.entry_points if point.group == _CONTRACTS_GROUP
     }
+    needs = next(
+        (
+            least
+            for asked, least in least_versions(first.requires)
+            if own and re.sub(r"[-_.]+", "-", asked).lower() == OWN_DISTRIBUTION
+            if numbers_of(own) < numbers_of(least)
+        ),
+        "",
+    )
     for point in first.entry_points:
         kind = _GROUPS.get(point.group)
         if kind is not None:
             contract = contracts.get(kind, "v1")
-            yield Advert(kind, point.name, point.value, name, version, contract)
+            yield Advert(kind, point.name, point.value, name, version, contract, needs)
         elif point.group.startswith(_PREFIX) and point.group != _CONTRACTS_GROUP:
             group = point.group.removeprefix(_PREFIX)
             nearest, hint = spelling(group, (*_GROUPS.values(), CONTRACTS))

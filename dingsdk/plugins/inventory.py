@@ -33,7 +33,7 @@ class PluginInfo:
         version: The version of the distribution, or None.
         state: ``loaded``; ``available``: it is imported when a config names it; ``broken``: its
             last load failed; ``disabled`` by a switch; ``too new``: written for another version of
-            the kind's contract; ``duplicate``: several installed plugins
+            the kind's contract, or for a newer dingsdk; ``duplicate``: several installed plugins
             provide this type; ``shadowed``: something else is registered under its key.
         detail: The reason, for the last five states.
     """

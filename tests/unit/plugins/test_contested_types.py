@@ -6,6 +6,7 @@ import pytest
 
 from dingsdk.errors import PluginLoadError
 from dingsdk.plugins import PluginManager, Switches
+from dingsdk.plugins.discovery import version_of
 
 from .conftest import Install
 
@@ -75,3 +76,30 @@ def test_plugin_for_another_contract_is_refused_before_it_is_imported(
     assert (row.state, "ring" in manager.known("buffers")) == ("too new", False)
     with pytest.raises(PluginLoadError, match="imported"):
         manager.get("storages", "store")
+
+
+@pytest.mark.parametrize(
+    ("requires", "needs"),
+    [
+        ("dingsdk-rl>=99.1", "99.1"),
+        ("DINGSDK_rl[hdf5] (<100, >=99.1.0)", "99.1.0"),
+        ("dingsdk-rl~=99.1", "99.1"),
+        ("dingsdk-rl>=0.0.1", ""),
+        (f"dingsdk-rl=={version_of('dingsdk-rl')}.0", ""),
+        ("dingsdk-rl>=99; extra == 'test'", ""),
+        ("numpy>=99", ""),
+    ],
+)
+def test_plugin_for_a_newer_dingsdk_is_refused_before_it_is_imported(
+    install: Install, requires: str, needs: str
+) -> None:
+    points = {"dingsdk.buffers": {"ring": "acme_a"}}
+    install("acme-a", points, requires=[requires], acme_a="raise OSError('imported')")
+    manager = PluginManager()
+
+    text = f"requires dingsdk-rl {needs} or newer, and .*; upgrade dingsdk" if needs else "imported"
+    with pytest.raises(PluginLoadError, match=text) as caught:
+        manager.get("buffers", "ring")
+
+    (row,) = [row for row in manager.plugins() if row.type_key == "ring"]
+    assert (caught.value.reason, row.state) == (("too new",) * 2 if needs else ("broken",) * 2)
