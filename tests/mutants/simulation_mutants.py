@@ -406,8 +406,8 @@ worker.coordinator.admission:Admission.begin 33
 
 payloads that arrive while the learner publishes are not noticed
 worker.comm.learner:BaseCommLearner._wait_for_samples 90
-- if home.announced > announced:
-+ if False:
+- self._starved_at = announced
++ self._starved_at = announced = home.announced
 
 a training does not wait for rows of old policies
 worker.coordinator.admission:Admission.may_train 7
@@ -439,7 +439,7 @@ worker.comm.collector:BaseCommCollector.deal_with_collector_go_on 329
 # The newest policy of an on-policy learner is damaged
 
 collectors wait for a damaged policy
-worker.comm.publisher:LearnerPublisher.while_waiting 586
+worker.comm.publisher:PolicyPublisher.while_waiting 586
 - elif self.send_policy_freq is None and self._read_version != self.version:
 + elif False:
 

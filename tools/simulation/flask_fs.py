@@ -45,7 +45,34 @@ class SimulatedFlaskFS(SimulatedTransport):
         self._lost_after_s = 5.0
 
     def master_end(self) -> MasterEnd:
-        return _MasterEnd(self.process, self.disk)
+        return _MasterEnd(self.listen)
+
+    def listen(
+        self, listener: MasterListener, lease_s: float | None, until_close: ExitStack
+    ) -> tuple[RequestHandler, None, str]:
+        """Begin to serve, as ``RequestTransport.listen``."""
+        epoch = int(self.disk.files.get(_EPOCH, b"0")) + 1
+        self.disk.files[_EPOCH] = str(epoch).encode()
+        handler = RequestHandler(
+            listener,
+            _RUN,
+            epoch,
+            max_bytes=MAX_BYTES,
+            max_polls=96,
+            lease_s=lease_s,
+            scheduler=self.process.scheduler,
+        )
+
+        def serve(message: tuple[str, bytes]) -> tuple[int, bytes]:
+            target, body = message
+            try:
+                kind = target.rpartition("/")[2]
+                return 200, handler.handle(decode_request(body, kind, MAX_BYTES))
+            except DingError as error:
+                return answer_of(error)
+
+        self.process.listen("coordinator", serve)
+        return handler, None, "coordinator"
 
     def slave_end(self, address: str) -> SlaveEnd:
         return RequestSlaveEnd(
@@ -78,39 +105,6 @@ class _Link:
 
 
 class _MasterEnd(RequestMasterEnd):
-    """Replaces ``HttpMasterEnd``."""
-
-    def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
-        super().__init__()
-        self._process = process
-        self._disk = disk
-
-    def listen(
-        self, listener: MasterListener, until_close: ExitStack
-    ) -> tuple[RequestHandler, None, str]:
-        epoch = int(self._disk.files.get(_EPOCH, b"0")) + 1
-        self._disk.files[_EPOCH] = str(epoch).encode()
-        handler = RequestHandler(
-            listener,
-            _RUN,
-            epoch,
-            max_bytes=MAX_BYTES,
-            max_polls=96,
-            lease_s=self.lease_s,
-            scheduler=self._process.scheduler,
-        )
-
-        def serve(message: tuple[str, bytes]) -> tuple[int, bytes]:
-            target, body = message
-            try:
-                kind = target.rpartition("/")[2]
-                return 200, handler.handle(decode_request(body, kind, MAX_BYTES))
-            except DingError as error:
-                return answer_of(error)
-
-        self._process.listen("coordinator", serve)
-        return handler, None, "coordinator"
-
     def close(self, timeout_s: float = 5.0) -> None:
         if self._handler is not None:
             self._handler.close()  # workers learn it from the answer to their next request

@@ -47,7 +47,7 @@ from dingsdk.runtime.files import Patience
 from dingsdk.worker.collector.dataset import no_batch, push_recorded
 from dingsdk.worker.collector.factory import takes_env_steps
 from dingsdk.worker.comm.hooks import SaveAtIntervalsHook, sending_hooks
-from dingsdk.worker.comm.publisher import LearnerPublisher
+from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
@@ -115,11 +115,14 @@ class BaseCommLearner(CommWorker):
         self._ranks: LearnerAggregator | None = None
         self._home: Home | None = None
         """Where the samples are that the task trains on."""
-        self._publisher: LearnerPublisher
+        self._publisher: PolicyPublisher
         self._load_until = 0.0
-        self._phase: Literal["loads", "trains", "waits", "done"] = "loads"
-        """The job loads its checkpoint, trains, waits for samples, or its training is over and the
-        hooks after it have saved the result."""
+        self._phase: Literal["loads", "trains", "done"] = "loads"
+        """The job loads its checkpoint, trains, or its training is over and the hooks after it have
+        saved the result."""
+        self._starved_at = -1
+        """Announcements that the home had taken when the job began to wait for more; -1: it does
+        not wait."""
         self._trained_rows = self._earlier_rows = 0
         """Rows that it has trained on, and those that were reported when this task began."""
         self._checkpoint: Mapping[str, Any] = {}
@@ -170,10 +173,9 @@ class BaseCommLearner(CommWorker):
             if data["announcements"]:
                 home.announce(data["announcements"])
                 self._load_until = self._clock() + LOAD_TIMEOUT_S
-                self._phase = "trains" if self._phase == "waits" else self._phase
                 self.condition.notify_all()
             self._wait_for_checkpoint()
-            self.task_wait(lambda: self._phase in ("waits", "done"), home.exchange_s)
+            self.task_wait(lambda: self._has_no_batch(home), home.exchange_s)
         self.raise_job_error()
         info = self._info(int(data["confirmed"]))
         return {"info": info, "held_up_by": self._publisher.held_up_by, **self.task_ids()}
@@ -216,17 +218,21 @@ class BaseCommLearner(CommWorker):
 
     def _info(self, confirmed: int = 0) -> dict[str, Any]:
         """Return the learner's info, and the reports that the coordinator has not confirmed."""
-        home, phase = self._the_home(), self._phase
-        is_idle = phase in ("waits", "done") or home.is_idle
+        home, is_done = self._the_home(), self._phase == "done"
+        is_idle = self._has_no_batch(home) or home.is_idle
         return {
             **self._learner.learn_info,
-            "learner_done": phase == "done",
+            "learner_done": is_done,
             "priority_info": {},  # priorities stay in this process
             **home.report(confirmed),
             "trained_rows": self._trained_rows,
             "is_idle": is_idle,
             "lag": list(self._publisher.lags.lag or ()),
         }
+
+    def _has_no_batch(self, home: Home) -> bool:
+        """Return whether the job waits for announcements, or its training is over."""
+        return self._starved_at == home.announced or self._phase == "done"
 
     def _the_home(self) -> Home:
         if self._home is None:
@@ -301,14 +307,14 @@ class BaseCommLearner(CommWorker):
         """The hooks that make a learner publish its policy and report."""
         return sending_hooks(self._publisher.send_policy_freq)
 
-    def _create_publisher(self, task_info: Mapping[str, Any]) -> LearnerPublisher:
+    def _create_publisher(self, task_info: Mapping[str, Any]) -> PolicyPublisher:
         policy_id, freq = str(task_info["policy_id"]), None
         if not task_info["policy"].get("on_policy"):
             # Otherwise the rows of the newest published policy could all be stale, and no training
             # would follow after which another one is published.
             staleness = (task_info.get("replay_buffer_cfg") or {}).get("max_staleness") or math.inf
             freq = int(min(self._cfg.send_policy_freq, staleness))
-        return LearnerPublisher(self, policy_id, freq)
+        return PolicyPublisher(self, policy_id, freq)
 
     def _create_home(self, task_info: Mapping[str, Any]) -> Home:
         policy_cfg = task_info["policy"]
@@ -416,18 +422,17 @@ class BaseCommLearner(CommWorker):
         return None
 
     def _wait_for_samples(self, home: Home, announced: int) -> None:
-        """Wait until the home, which had taken ``announced`` announcements, may have a batch."""
+        """Wait until the home, without a batch after ``announced`` announcements, may have one."""
         if home.retry_s is not None:
             self._publisher.while_waiting(self._learner)
             self.pause(home.retry_s, lambda: home.announced > announced)
             return
         with self.condition:
-            if home.announced > announced:
-                return  # some arrived since the job looked
-            self._phase = "waits"
+            self._starved_at = announced
             self.condition.notify_all()
             meanwhile = partial(self._publisher.while_waiting, self._learner)
-            self.job_wait(lambda: self._phase == "trains", meanwhile)
+            self.job_wait(lambda: home.announced > announced, meanwhile)
+            self._starved_at = -1
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:
         timeout_s = max(0.0, self._load_until - self._clock())

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dingsdk.errors import StorageFullError
 from dingsdk.worker.comm.worker import CommWorker
 from dingsdk.worker.policy_lag import LagCounter
-
-if TYPE_CHECKING:
-    from dingsdk.worker.comm.learner import BaseCommLearner
 
 _log = logging.getLogger(__name__)
 
@@ -24,22 +21,39 @@ _PAUSE_S = 0.2
 class PolicyPublisher:
     """Publishes versions of a policy; if the disk is full, one is skipped and the next one tried.
 
-    The first version is tried until there is room, as collectors cannot begin without it. Use it
-    from one thread at a time.
+    The first version is tried until there is room, as collectors cannot begin without it. A learner
+    publishes before its first and after its last iteration, and in between: off-policy every
+    ``send_policy_freq`` updates, on-policy after each training, as collectors wait for that
+    version. It tries a version that was skipped again while it waits for samples. Use it from one
+    thread at a time.
+
+    Args:
+        worker: A comm learner, or a comm collector that publishes the policy that it evaluated.
+        policy_id: Id of the policy in the policy store.
+        send_policy_freq: Train iterations from one version to the next; None if on-policy.
 
     Attributes:
         version: The version that it was given last; -1 before the first.
         is_behind: Whether the newest one was skipped.
         held_up_by: Why the first version is not published yet; empty otherwise.
+        lags: Counts how many versions old the rows are that the learner trains on.
     """
 
-    def __init__(self, worker: CommWorker, policy_id: str) -> None:
+    def __init__(
+        self, worker: CommWorker, policy_id: str, send_policy_freq: int | None = None
+    ) -> None:
+        self.send_policy_freq = send_policy_freq
         self.version = -1
         self.is_behind = False
         self.held_up_by = ""
-        self._worker = worker
+        self._worker: Any = worker
         self._policy_id = policy_id
         self._has_any = False
+        self._versions: list[int] = []  # on-policy
+        self._read_version = -1  # that was last checked to be readable
+        self.lags = LagCounter(self._versions, every=1)
+        if send_policy_freq is not None:
+            self.lags = LagCounter(send_policy_freq)
 
     def publish(self, model: Mapping[str, Any], version: int, *, is_last: bool = False) -> bool:
         """Publish a version; return whether there was room for it.
@@ -49,6 +63,8 @@ class PolicyPublisher:
             version: Number of updates that the weights have seen.
             is_last: Whether no other version follows; it is then tried for ``LAST_POLICY_S``.
         """
+        if self.send_policy_freq is None and version > self.version:
+            self._versions.append(version)
         store, self.version = self._worker.policy_store, version
         if is_last and store.newest(self._policy_id, version) is not None:
             # Newer weights were lost with another learner; the last evaluation must not use them.
@@ -83,41 +99,6 @@ class PolicyPublisher:
             text = "version %d of policy %s is published: there is room again"
             _log.warning(text, version, policy_id)
         return True
-
-
-class LearnerPublisher(PolicyPublisher):
-    """Publishes the policy of a learner's task, before the first and after the last iteration too.
-
-    Off-policy, it is published every ``send_policy_freq`` updates. On-policy, it is published after
-    each training, as collectors wait for that version. A version that was skipped is tried again
-    with the next one, and while the learner waits for samples.
-
-    Args:
-        worker: The comm learner.
-        policy_id: Id of the policy in the policy store.
-        send_policy_freq: Train iterations from one version to the next; None if on-policy.
-
-    Attributes:
-        lags: Counts how many versions old the rows are that the learner trains on.
-    """
-
-    _worker: BaseCommLearner
-
-    def __init__(
-        self, worker: BaseCommLearner, policy_id: str, send_policy_freq: int | None
-    ) -> None:
-        super().__init__(worker, policy_id)
-        self.send_policy_freq = send_policy_freq
-        self._versions: list[int] = []  # on-policy
-        self._read_version = -1  # that was last checked to be readable
-        self.lags = LagCounter(self._versions, every=1)
-        if send_policy_freq is not None:
-            self.lags = LagCounter(send_policy_freq)
-
-    def publish(self, model: Mapping[str, Any], version: int, *, is_last: bool = False) -> bool:
-        if self.send_policy_freq is None and version > self.version:
-            self._versions.append(version)
-        return super().publish(model, version, is_last=is_last)
 
     def publish_newest(self, learner: Any) -> None:
         """Publish the weights that the learner has now, through ``send_policy``."""

@@ -53,7 +53,6 @@ class Slave:
         info: WorkerInfo,
         *,
         callback_fn: TaskFunctions | None = None,
-        clock: Callable[[], float] | None = None,
     ) -> None:
         self.info = info
         self.transport = transport
@@ -65,7 +64,7 @@ class Slave:
         self.tasks_done = 0
         """Number of tasks that it has answered."""
         self._callbacks = dict(callback_fn or {})
-        self._clock = clock or self.scheduler.clock
+        self._clock = self.scheduler.clock
         self._end: SlaveEnd | None = None
         self._serving: Job | None = None
         self._is_closed = True

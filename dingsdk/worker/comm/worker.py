@@ -64,18 +64,11 @@ class CommWorker(Configurable, Slave, ABC):
     role: ClassVar[str]
     """Name of the worker's role."""
 
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        transport: Transport,
-        worker_id: str,
-        *,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
         self._cfg = self.read(cfg)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         info = WorkerInfo(worker_id, self.role, {"cpu": os.cpu_count() or 1, "gpu": gpus})
-        super().__init__(transport, info, callback_fn=self._tasks(), clock=clock)
+        super().__init__(transport, info, callback_fn=self._tasks())
         self.run_dir = transport.run_dir
         self.condition = self.scheduler.condition()
         """Guards the state that the job and the tasks share."""

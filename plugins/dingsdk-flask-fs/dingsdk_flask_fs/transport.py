@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from contextlib import closing
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,25 +17,35 @@ from msgspec import Meta
 
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
-from dingsdk.runtime import PrivateDir, format_address
+from dingsdk.runtime import PrivateDir, check_reach, format_address
+from dingsdk.worker.comm.files import (
+    DATA_FOLDERS,
+    POLICY_FOLDER,
+    FileDataStore,
+    FilePolicyStore,
+)
 from dingsdk.worker.comm.requests import (
     EPOCH_FILE,
     FILE_VARIABLE,
+    RequestHandler,
     RequestSlaveEnd,
     RequestTransport,
     Secret,
+    create_secret,
     find_run_secret,
     named_secret,
 )
 from dingsdk.worker.comm.requests import FILE_NAME as SECRET_NAME
+from dingsdk_flask_fs.app import create_app, is_wildcard, own_names
+from dingsdk_flask_fs.auth import Verifier
 from dingsdk_flask_fs.connection import Connection
 from dingsdk_flask_fs.folder_lock import LOCK_NAME, folder_lock
-from dingsdk_flask_fs.master_end import HttpMasterEnd
-
-if TYPE_CHECKING:
-    from dingsdk.worker.comm.files import FileDataStore, FilePolicyStore
+from dingsdk_flask_fs.guard import Guard
+from dingsdk_flask_fs.server import HttpServer
 
 TYPE_KEY = "flask_fs"
+MIN_FREE_THREADS = 4
+"""Fewest threads that are reserved for requests that do not wait."""
 
 
 class FlaskFSTransport(RequestTransport):
@@ -82,12 +93,48 @@ class FlaskFSTransport(RequestTransport):
         super().__init__(cfg, run_dir)
         self.data_dir = Path(self.cfg.data_dir or Path(run_dir) / "transport")
 
-    def make_master_end(self) -> HttpMasterEnd:
-        return HttpMasterEnd(self.cfg, self._folder)
+    def listen(
+        self, begin: Callable[[int], RequestHandler], until_close: ExitStack
+    ) -> tuple[RequestHandler, HttpServer, str]:
+        """Serve on ``http://host:port``.
+
+        Raises:
+            AuthError: the secret cannot be used.
+            InsecureBindError: other hosts could reach the address, and the user set no secret.
+            PortInUseError: the address is in use.
+            RunDirLockedError: another run uses the folder.
+        """
+        cfg, host = self.cfg, self.cfg.host.strip("[]")
+        until_close.enter_context(folder_lock(self.folder.path))
+        secret = create_secret(self.folder)
+        check_reach(host, secret, "system.transport.host")
+        with ExitStack() as undo:
+            server = HttpServer(
+                host,
+                cfg.port,
+                threads=cfg.threads,
+                connections=cfg.max_connections,
+                max_bytes=cfg.max_message_bytes,
+                read_s=cfg.request_timeout_s,
+            )
+            undo.callback(server.close)
+            max_polls = max(1, cfg.threads - max(MIN_FREE_THREADS, cfg.threads // 4))
+            handler = begin(max_polls)
+            verifier = Verifier(secret)
+            guard = Guard(
+                verifier,
+                own_names(host) | set(cfg.allowed_hosts),
+                any_address=is_wildcard(host),
+                max_bytes=cfg.max_message_bytes,
+            )
+            server.start(create_app(handler, guard, verifier))
+            undo.pop_all()
+        name = socket.gethostname() if is_wildcard(host) else host
+        return handler, server, f"http://{format_address(name, server.port)}"
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
         host, port = parse_address(address)
-        folder = self._folder
+        folder = self.folder
 
         def connect() -> Connection:
             return Connection(host, port, self.cfg.max_message_bytes)
@@ -97,8 +144,6 @@ class FlaskFSTransport(RequestTransport):
         )
 
     def make_data_store(self) -> FileDataStore:
-        from dingsdk.worker.comm.files import FileDataStore
-
         store = FileDataStore(
             self.data_dir,
             max_payload_bytes=self.cfg.max_payload_bytes,
@@ -109,8 +154,6 @@ class FlaskFSTransport(RequestTransport):
         return self.until_close.enter_context(closing(store))
 
     def make_policy_store(self) -> FilePolicyStore:
-        from dingsdk.worker.comm.files import FilePolicyStore
-
         store = FilePolicyStore(
             self.data_dir,
             keep_versions=self.cfg.keep_policy_versions,
@@ -129,7 +172,7 @@ class FlaskFSTransport(RequestTransport):
         return f"secret: {found.source if found else self.data_dir / SECRET_NAME}"
 
     @cached_property
-    def _folder(self) -> PrivateDir:
+    def folder(self) -> PrivateDir:
         return self.until_close.enter_context(PrivateDir(self.data_dir))
 
 
@@ -142,8 +185,6 @@ def _remove_files(path: Path) -> None:
         RunDirLockedError: another run uses the folder.
         RunFolderError: a file cannot be removed, or the folder is not ours.
     """
-    from dingsdk.worker.comm.files import DATA_FOLDERS, POLICY_FOLDER
-
     if not os.path.isdir(path):
         return
     with PrivateDir(path, create=False) as root, folder_lock(path):

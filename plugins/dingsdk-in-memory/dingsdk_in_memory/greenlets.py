@@ -15,55 +15,50 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from greenlet import getcurrent, greenlet
 
 from dingsdk.errors import ClosedError
 from dingsdk.worker.comm import Condition, Job, Scheduler
 
+_T = TypeVar("_T")
 IDLE_S = 0.05
 """Longest sleep while all jobs wait; a notification from another thread ends it earlier."""
 
 
-class GreenletCondition:
+class GreenletCondition(threading.Condition):
     """A condition for the jobs of one GreenletScheduler and for any other thread.
 
     The predicate of a waiting job is checked again only after ``notify_all`` or at its deadline.
     """
 
     def __init__(self, scheduler: GreenletScheduler) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        super().__init__(threading.Lock())
         self._scheduler = scheduler
         self.version = 0
 
-    def __enter__(self) -> bool:
-        return self._condition.__enter__()
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._condition.__exit__(*exc_info)
-
-    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until ``predicate`` is true; return False after ``timeout_s``."""
+    def wait_for(self, predicate: Callable[[], _T], timeout: float | None = None) -> _T:
+        """Wait until ``predicate`` is true, or for ``timeout`` seconds; return its last result."""
         if not self._scheduler.is_here:
-            return self._condition.wait_for(predicate, timeout_s)
+            return super().wait_for(predicate, timeout)
         clock = self._scheduler.clock
-        deadline = clock() + timeout_s
-        while not predicate():
+        deadline = float("inf") if timeout is None else clock() + timeout
+        while not (found := predicate()):
             if clock() >= deadline:
-                return False
+                return found
             seen = self.version
-            self._condition.release()
+            self.release()
             try:
                 self._scheduler.park(self, seen, deadline)
             finally:
-                self._condition.acquire()
-        return True
+                self.acquire()
+        return found
 
     def notify_all(self) -> None:
         """Wake all waiters, greenlets and threads."""
         self.version += 1
-        self._condition.notify_all()
+        super().notify_all()
         self._scheduler.wake()
 
 

@@ -5,24 +5,23 @@ On that node it is the shared_memory transport. Workers on other nodes use the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from dingsdk_shared_memory.connection import Connection
-from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
-from dingsdk_shared_memory.run_memory import RunMemory, folder_of
+from dingsdk_shared_memory.run_memory import folder_of
 from dingsdk_shared_memory.server import SocketServer
-from dingsdk_shared_memory.transport import SharedMemoryTransport
+from dingsdk_shared_memory.transport import SCHEME, SharedMemoryTransport
 from msgspec import Meta
 
 from dingsdk.config import Section
 from dingsdk.errors import ConfigError, listing, nearest_name
 from dingsdk.plugins import default_manager
 from dingsdk.runtime import Secret, find_secret
-from dingsdk.worker.comm import MasterListener, PolicyStore, StepDataStore, WorkerHandle
+from dingsdk.worker.comm import PolicyStore, StepDataStore, WorkerHandle
 from dingsdk.worker.comm.requests import RequestHandler, RequestSlaveEnd
 from dingsdk_ray import cluster
 from dingsdk_ray.gateway_client import (
@@ -121,9 +120,18 @@ class RayTransport(SharedMemoryTransport):
         assert self._workers is not None  # launched
         return self._workers.start(spec)
 
-    def make_master_end(self) -> SocketMasterEnd:
-        end = super().make_master_end()
-        return end if self.cfg.address == "local" else _ClusterMasterEnd(self, self.memory)
+    def listen(
+        self, begin: Callable[[int], RequestHandler], until_close: ExitStack
+    ) -> tuple[RequestHandler, SocketServer, str]:
+        """Serve this node on its socket, and other nodes of a cluster through the gateway."""
+        handler, server, address = super().listen(begin, until_close)
+        if self.cfg.address == "local":
+            return handler, server, address
+        try:
+            return handler, server, self.open_gateway(until_close)
+        except BaseException:
+            server.close()
+            raise
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Any]:
         if address.startswith(SCHEME):
@@ -202,24 +210,6 @@ class RayTransport(SharedMemoryTransport):
     def _options_of(self, role: str) -> dict[str, Any]:
         found = msgspec.convert(self.cfg.resources.get(role, {}), RoleResources)
         return {"num_cpus": found.num_cpus, "num_gpus": found.num_gpus, "resources": found.custom}
-
-
-class _ClusterMasterEnd(SocketMasterEnd):
-    """The coordinator's end in a cluster: its node's socket, and the gateway for other nodes."""
-
-    def __init__(self, transport: RayTransport, memory: RunMemory) -> None:
-        super().__init__(transport.cfg, memory)
-        self._transport = transport
-
-    def listen(
-        self, listener: MasterListener, until_close: ExitStack
-    ) -> tuple[RequestHandler, SocketServer, str]:
-        handler, server, _ = super().listen(listener, until_close)
-        try:
-            return handler, server, self._transport.open_gateway(until_close)
-        except BaseException:
-            server.close()
-            raise
 
 
 def parse_address(address: str) -> tuple[str, str]:

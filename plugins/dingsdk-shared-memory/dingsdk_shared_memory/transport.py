@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,12 +12,19 @@ from msgspec import Meta
 
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
-from dingsdk.worker.comm import PolicyStore, StepDataStore
+from dingsdk.runtime import PrivateDir, locked_folder
+from dingsdk.worker.comm import MasterEnd, PolicyStore, StepDataStore
 from dingsdk.worker.comm.files import POLICY_FOLDER
-from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_run_secret
+from dingsdk.worker.comm.requests import (
+    RequestHandler,
+    RequestSlaveEnd,
+    RequestTransport,
+    Secret,
+    create_secret,
+    find_run_secret,
+)
 from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.data_store import SharedDataStore
-from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import (
     DATA,
@@ -28,10 +35,13 @@ from dingsdk_shared_memory.run_memory import (
     forget_kept,
     keep,
     remove,
+    remove_stale,
 )
 from dingsdk_shared_memory.segments import Segments
+from dingsdk_shared_memory.server import SocketServer
 
 TYPE_KEY = "shared_memory"
+SCHEME = "unix:"
 
 
 class SharedMemoryTransport(RequestTransport):
@@ -63,12 +73,40 @@ class SharedMemoryTransport(RequestTransport):
         super().__init__(cfg, run_dir)
         self.data_dir = Path(self.cfg.data_dir) if self.cfg.data_dir else folder_of(Path(run_dir))
 
-    def make_master_end(self) -> SocketMasterEnd:
+    def master_end(self) -> MasterEnd:
         # Before the coordinator checks which payloads of its journal are stored.
         store = self.data_store()
         assert isinstance(store, SharedDataStore)  # a coordinator is on the node of its run
         bring_back(store.segments, self.run_dir)
-        return SocketMasterEnd(self.cfg, self.memory)
+        return super().master_end()
+
+    def listen(
+        self, begin: Callable[[int], RequestHandler], until_close: ExitStack
+    ) -> tuple[RequestHandler, SocketServer, str]:
+        """Serve on ``unix:<path of the socket>``, and remove the folders of dead runs on this host.
+
+        Raises:
+            AuthError: the secret cannot be used.
+            PortInUseError: the socket cannot be bound.
+            RunDirLockedError: another master of the run is running.
+        """
+        memory, connections = self.memory, self.cfg.max_connections
+        taken = f"another coordinator of the run is using {memory.path}"
+        # Not the folder itself, which each process of the run has locked as in use.
+        until_close.enter_context(locked_folder(memory.path / DATA, taken))
+        remove_stale()
+        secret = create_secret(self.folder)
+        # Each connection has a thread of its own, so that all may wait.
+        handler = begin(connections)
+        server = SocketServer(
+            memory.socket,
+            handler.answer,
+            secret,
+            connections=connections,
+            max_bytes=self.cfg.max_message_bytes,
+            timeout_s=self.cfg.request_timeout_s,
+        )
+        return handler, server, SCHEME + memory.socket
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
         path = address.removeprefix(SCHEME)
@@ -78,7 +116,7 @@ class SharedMemoryTransport(RequestTransport):
                 f"{SCHEME}{self.data_dir}/socket",
                 path="system.transport",
             )
-        folder = self.memory.folder
+        folder = self.folder
         return self.slave_end_of(
             path,
             lambda: Connection(path, self.cfg.max_message_bytes),
@@ -108,6 +146,10 @@ class SharedMemoryTransport(RequestTransport):
 
     def keep_data(self) -> None:
         keep(self.data_dir, self.run_dir)
+
+    @property
+    def folder(self) -> PrivateDir:
+        return self.memory.folder
 
     @cached_property
     def memory(self) -> RunMemory:

@@ -22,7 +22,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.worker import create_buffer
 from dingsdk.worker.comm import BaseCommLearner, Master
 from dingsdk.worker.comm.hooks import SaveAtIntervalsHook
-from dingsdk.worker.comm.publisher import LearnerPublisher
+from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.learner.hooks import SaveCkptHook
 from dingsdk.worker.replay_buffer.home import TableHome, TrainingHome
 
@@ -39,7 +39,7 @@ def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     made.start(master.start())
     made._home = TableHome(create_buffer(BUFFER), made._load_payload)
     made._learner = LEARNER
-    made._publisher = LearnerPublisher(made, "p", 10)
+    made._publisher = PolicyPublisher(made, "p", 10)
     yield made
     made.close()
     master.close()
@@ -84,7 +84,7 @@ def test_row_function_takes_a_decompressor() -> None:
 def test_on_policy_learner_publishes_once_before_it_waits_for_the_next_training(
     learner: BaseCommLearner,
 ) -> None:
-    learner._publisher = LearnerPublisher(learner, "p", None)
+    learner._publisher = PolicyPublisher(learner, "p", None)
     policy = SimpleNamespace(state_dict=lambda: {"model": {"w": np.ones(1)}})
     known = {"learn_info": {"learner_done": False}, "policy": policy}
     learner._learner = SimpleNamespace(**known, train_iter=5)
@@ -129,7 +129,7 @@ def test_waiting_on_policy_learner_publishes_a_damaged_version_again_once(
         newest=newest, publish=lambda *given: None
     )
     learner.send_policy = lambda state: found.append(state["iter"])  # type: ignore[method-assign]
-    publisher = LearnerPublisher(learner, "p", None)
+    publisher = PolicyPublisher(learner, "p", None)
     publisher.publish({}, 5)
     for _ in range(3):
         publisher.while_waiting(trained)
@@ -203,7 +203,6 @@ def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLea
     now, asked = [100.0], list[tuple[Any, ...]]()
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(**vars(LEARNER), collector_envstep=0)
-    learner._phase = "waits"
     store: Any = SimpleNamespace(get=lambda *given: asked.append(given))
     learner.data_store = store
     learner.task_wait = lambda *given, **named: True  # type: ignore[method-assign]

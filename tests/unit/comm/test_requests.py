@@ -221,32 +221,34 @@ def test_item_that_leaves_no_room_for_the_rest_of_its_message_is_refused() -> No
 def test_task_for_a_worker_that_joins_while_the_master_opens_is_sent() -> None:
     sent: list[Any] = []
 
-    class Opening(RequestMasterEnd):
-        def listen(self, listener: MasterListener, until_close: ExitStack) -> Any:
-            task = TaskMessage("t0", {})
-            self.job = threading.Thread(target=self.send, args=("w0", 1, task))
-            self.job.start()
-            self.job.join(0.2)  # without an error it is not done: this method has to return first
-            return SimpleNamespace(send=lambda *args: sent.append(args)), None, "here"
+    def listen(listener: MasterListener, lease_s: float | None, until_close: ExitStack) -> Any:
+        job.start()
+        job.join(0.2)  # without an error it is not done: this function has to return first
+        return SimpleNamespace(send=lambda *args: sent.append(args)), None, "here"
 
-    end = Opening()
+    end = RequestMasterEnd(listen)
+    job = threading.Thread(target=end.send, args=("w0", 1, TaskMessage("t0", {})))
     end.open(Handling())
-    end.job.join(10.0)
+    job.join(10.0)
     assert sent == [("w0", 1, TaskMessage("t0", {}))]
 
 
-def test_transport_closes_its_ends_and_then_its_stores(tmp_path: Path) -> None:
+def test_transport_closes_its_ends_and_then_its_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed: list[Any] = []
 
     class Giving(RequestTransport):
+        folder: Any = None
+
         def _end(self, name: str) -> Any:
             return SimpleNamespace(
                 close=lambda timeout_s: closed.append((name, timeout_s)),
                 abandon_worker=lambda worker_id: closed.append((name, worker_id)),
             )
 
-        def make_master_end(self) -> Any:
-            return self._end("master")
+        def listen(self, *given: Any) -> Any:
+            raise NotImplementedError
 
         def make_slave_end(self, address: str) -> Any:
             return self._end(address)
@@ -260,6 +262,8 @@ def test_transport_closes_its_ends_and_then_its_stores(tmp_path: Path) -> None:
             return object()
 
     made: Any = Giving({}, tmp_path)
+    place = "dingsdk.worker.comm.requests.transport.RequestMasterEnd"
+    monkeypatch.setattr(place, lambda listen: made._end("master"))
     assert made.data_store() is made.data_store()
     assert made.policy_store() is made.policy_store()
     master, slaves = made.master_end(), [made.slave_end(name) for name in "ab"]

@@ -83,7 +83,8 @@ class Bench:
         /,
         **tasks: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
     ) -> ScriptedWorker:
-        made = ScriptedWorker(tasks, cfg or {}, self.transport, "w0", clock=lambda: self.now)
+        made = ScriptedWorker(tasks, cfg or {}, self.transport, "w0")
+        made._clock = lambda: self.now
         made.start(self.address)
         self.workers.append(made)
         return made

@@ -9,6 +9,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
@@ -53,52 +54,37 @@ class Server(Protocol):
         """End all connections; return whether they ended in time."""
 
 
-class RequestMasterEnd(MasterEnd):
-    """A master end that serves requests; a transport implements ``listen``."""
+Listening = tuple[RequestHandler, Server | None, str]
+"""What answers the requests, its server if there is one, and the address for workers."""
 
-    def __init__(self) -> None:
+
+class RequestMasterEnd(MasterEnd):
+    """A master end that serves requests.
+
+    Args:
+        listen: Begins to serve, given the listener, the length of the lease, and a stack for
+            resources that are closed with the end.
+    """
+
+    def __init__(
+        self, listen: Callable[[MasterListener, float | None, ExitStack], Listening]
+    ) -> None:
+        self._listen = listen
         self._until_close = ExitStack()
         self._lock = threading.Lock()
         self._handler: RequestHandler | None = None
         self._server: Server | None = None
         self._is_closed = False
 
-    @abstractmethod
-    def listen(
-        self, listener: MasterListener, until_close: ExitStack
-    ) -> tuple[RequestHandler, Server | None, str]:
-        """Begin to serve; return the handler, its server if any, and the address for workers.
-
-        Args:
-            listener: The listener of the handler.
-            until_close: Register other resources of the master here; they are closed after the
-                server, or at once if this method raises.
-        """
-
     def open(self, listener: MasterListener) -> str:
-        """Listen; return the address. Errors are those of ``listen``."""
+        """Listen; return the address. Errors are those of ``RequestTransport.listen``."""
         with self._lock:
             if self._is_closed or self._handler is not None:
                 raise ClosedError("a master end opens once", what="master end")
             with ExitStack() as undo:
-                self._handler, self._server, address = self.listen(listener, undo)
+                self._handler, self._server, address = self._listen(listener, self.lease_s, undo)
                 self._until_close = undo.pop_all()
         return address
-
-    def handler_of(
-        self, listener: MasterListener, folder: PrivateDir, max_bytes: int, max_polls: int
-    ) -> RequestHandler:
-        """Begin an epoch of the run in its folder; return the handler of its requests."""
-        run, epoch = begin_epoch(folder)
-        return RequestHandler(
-            listener,
-            run,
-            epoch,
-            max_bytes=max_bytes,
-            max_polls=max_polls,
-            lease_s=self.lease_s,
-            scheduler=ThreadScheduler(),
-        )
 
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
         self._opened().send(worker_id, incarnation, task)
@@ -235,9 +221,21 @@ class RequestTransport(Transport):
     def scheduler(self) -> Scheduler:
         return self._scheduler
 
+    @property
     @abstractmethod
-    def make_master_end(self) -> RequestMasterEnd:
-        """Return a master end that is not open yet; the lock is held."""
+    def folder(self) -> PrivateDir:
+        """The folder that the processes of the run share, for its secret and its epoch."""
+
+    @abstractmethod
+    def listen(self, begin: Callable[[int], RequestHandler], until_close: ExitStack) -> Listening:
+        """Begin to serve workers, for a master end that opens.
+
+        Args:
+            begin: Begins an epoch of the run, and returns the handler of its requests, of which as
+                many may wait for tasks as given.
+            until_close: Register other resources of the master here; they are closed after the
+                server, or at once if this method raises.
+        """
 
     @abstractmethod
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Any]:
@@ -271,7 +269,7 @@ class RequestTransport(Transport):
 
     def master_end(self) -> MasterEnd:
         with self._lock:
-            self._masters.append(self.make_master_end())
+            self._masters.append(RequestMasterEnd(partial(self._listen, self.folder)))
             return self._masters[-1]
 
     def slave_end(self, address: str) -> SlaveEnd:
@@ -307,3 +305,22 @@ class RequestTransport(Transport):
         self._scheduler.close(timeout_s)
         with self._lock:
             self.until_close.close()
+
+    def _listen(
+        self,
+        folder: PrivateDir,
+        listener: MasterListener,
+        lease_s: float | None,
+        until_close: ExitStack,
+    ) -> Listening:
+        def begin(max_polls: int) -> RequestHandler:
+            return RequestHandler(
+                listener,
+                *begin_epoch(folder),
+                max_bytes=self.cfg.max_message_bytes,
+                max_polls=max_polls,
+                lease_s=lease_s,
+                scheduler=self._scheduler,
+            )
+
+        return self.listen(begin, until_close)
