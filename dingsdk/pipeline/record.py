@@ -14,6 +14,7 @@ from dingsdk.errors import ConfigError, DatasetError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.evaluate import EvalResult, facts_of, make_player, play
 from dingsdk.pipeline.predict import open_run, read_config
+from dingsdk.pipeline.run_folder import check_flag
 from dingsdk.worker.datasets import has_dataset, write_dataset
 from dingsdk.worker.evaluator.recording import RecordingEvaluator
 
@@ -64,6 +65,8 @@ def record(
         DatasetError: there is something at ``to`` already, no plugin has its scheme, or it cannot
             be written.
     """
+    check_flag(explore, "explore")
+    check_flag(overwrite, "overwrite")
     folder, found = open_run(run_dir, checkpoint)
     cfg = compile_config(read_config(folder, policy, env), seed=seed, mode="eval")
     if to is not None and has_dataset(to) and not overwrite:
