@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dingsdk.config import Configurable, Count, Share, deep_merge_dicts, to_easydict
-from dingsdk.errors import ConfigError, error_text
+from dingsdk.errors import ConfigError
 from dingsdk.policy import CollectMode, CommandMode, EvalMode, LearnMode, PolicySection
 
 
@@ -81,7 +81,8 @@ class DIEnginePolicy(Configurable):
             )
         except (AttributeError, KeyError, TypeError, ValueError, AssertionError) as error:
             raise ConfigError(
-                f"policy.config: DI-engine's {section.name!r} cannot be built: {error_text(error)}",
+                f"policy.config: DI-engine's {section.name!r} cannot be built: "
+                f"{type(error).__name__}: {error}",
                 path="policy.config",
             ) from error
 
