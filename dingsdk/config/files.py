@@ -184,9 +184,12 @@ def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
         ConfigTypeError: a value is not plain data.
         RunFolderError, StorageFullError: the file cannot be written; an existing one stays.
     """
-    from dingsdk.runtime.files import Folder  # not at the top: most commands write no config
+    from dingsdk.runtime.files import (  # not at the top: most commands write no config
+        Folder,
+        checked_path,
+    )
 
-    target = Path(path)
+    target = checked_path(path, "path")
     with Folder(target.parent, create=False) as folder:
         folder.write_atomic(target.name, [dump_config(cfg).encode()])
 

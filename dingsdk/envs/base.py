@@ -177,6 +177,10 @@ class EnvManager(Configurable, Closing, ABC):
         self._check_open()
         if reset_param is None:
             self._reset_envs(range(self._env_num), {})
+        elif not isinstance(reset_param, Mapping) or not all(
+            isinstance(each, Mapping | None) for each in reset_param.values()
+        ):
+            raise wrong_type("reset_param", "a dict of kwargs or None by env id", reset_param)
         elif reset_param:
             check_ids(reset_param, self._env_num)
             self._reset_envs(sorted(reset_param), reset_param)

@@ -181,12 +181,13 @@ class EnvSeeds:
 
 def check_ids(env_ids: Iterable[int], env_num: int) -> None:
     """Raise PolicyOutputError if there is no env of one of these ids."""
-    unknown = [env_id for env_id in env_ids if env_id not in range(env_num)]
+    known = range(env_num)
+    unknown = [each for each in env_ids if isinstance(each, bool | float) or each not in known]
     if unknown:
         raise PolicyOutputError(
             f"there are envs 0 to {env_num - 1}, asked for {unknown}",
             key="env_id",
-            expected=list(range(env_num)),
+            expected=list(known),
             found=unknown,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from dingsdk.errors import ConfigError, error_text
+from dingsdk.errors import ConfigError
 
 _MOST_BOUNDS = 4096
 """Largest number of entries of a Box whose bounds differ; a larger one has no description."""
@@ -59,7 +59,7 @@ def make_space(description: Mapping[str, Any], path: str) -> Any:
         return _make(description, path)
     except (KeyError, TypeError, ValueError, AssertionError, MemoryError) as error:
         raise ConfigError(
-            f"{path} describes no space: {error_text(error)}; leave the key out to "
+            f"{path} describes no space: {type(error).__name__}: {error}; leave the key out to "
             "have it read from the env",
             path=path,
             found=description,

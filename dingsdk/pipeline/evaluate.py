@@ -17,6 +17,7 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError, DatasetError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.predict import load_weights, open_run, read_config
+from dingsdk.pipeline.run_folder import check_flag
 from dingsdk.pipeline.serial import make_eval_envs
 from dingsdk.pipeline.user_objects import numbered_run
 from dingsdk.policy import Policy, create_policy
@@ -148,6 +149,8 @@ def record(
         DatasetError: there is something at ``to`` already, no plugin has its scheme, or it cannot
             be written.
     """
+    check_flag(explore, "explore")
+    check_flag(overwrite, "overwrite")
     fields = ("eval", "collect", "command") if explore else ("eval",)
     cfg, found, player = _load(run_dir, checkpoint, seed, policy, env, fields)
     if to is not None and has_dataset(to) and not overwrite:

@@ -31,14 +31,13 @@ from dingsdk.pipeline import run_folder
 from dingsdk.pipeline.run_folder import (
     CHECKPOINT_FOLDER,
     CONFIG_NAME,
-    checked_path,
     no_run_text,
     run_path,
 )
 from dingsdk.pipeline.user_objects import name_env, name_policy
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import isolated
-from dingsdk.runtime.files import guarded
+from dingsdk.runtime.files import checked_path, guarded
 from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint
 
 _STEMS = {"best": "ckpt_best", "latest": LATEST}
@@ -57,7 +56,7 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
     if text is None:
         which = "best" if which is None else which
         asked = checked_path(which, "checkpoint")
-        if which in _STEMS or (asked.name == which and not os.path.exists(which)):
+        if which in _STEMS or (asked.name == which != "" and not os.path.exists(which)):
             with guarded(given):
                 return given, _load_by_name(given, which)
         return given, load_checkpoint(asked)
@@ -271,7 +270,7 @@ class SavedPolicy:
         """
         from dingsdk.pipeline.export import export_policy
 
-        return export_policy(self._policy, self.observation_space, Path(path))
+        return export_policy(self._policy, self.observation_space, checked_path(path, "path"))
 
     def _columns_of(self, obs: Any) -> tuple[Any, int | None]:
         """Return observations as checked columns, and their number (None: not a batch)."""

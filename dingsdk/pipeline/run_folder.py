@@ -168,11 +168,10 @@ def run_path(run: str | os.PathLike[str]) -> Path:
     return path
 
 
-def checked_path(path: Any, what: str) -> Path:
-    """Return an argument as a path, or raise ConfigTypeError if it is none."""
-    if not isinstance(path, str | os.PathLike):
-        raise wrong_type(what, "a path", path)
-    return Path(path)
+def check_flag(flag: Any, what: str) -> None:
+    """Raise ConfigTypeError if an argument is neither True nor False."""
+    if not isinstance(flag, bool):
+        raise wrong_type(what, "True or False", flag)
 
 
 def no_run_text(path: Path) -> str | None:

@@ -23,12 +23,11 @@ from dingsdk.errors import (
     StorageFullError,
     error_text,
     message_of,
-    wrong_type,
 )
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.results import write_results
 from dingsdk.pipeline.run_folder import (
-    checked_path,
+    check_flag,
     claim_run_folder,
     discard_run,
     find_checkpoints,
@@ -43,7 +42,7 @@ from dingsdk.pipeline.start import begin_from
 from dingsdk.pipeline.status_file import Reporter
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.runtime.files import Patience
+from dingsdk.runtime.files import Patience, checked_path
 from dingsdk.runtime.spawn import begin_fork_server, leave_if_importing, spawn_context
 from dingsdk.worker.run_id import run_id
 
@@ -131,7 +130,7 @@ def train(
         print(result.reason, result.best_return, result.run_dir)
     """
     leave_if_importing()
-    _check_progress(progress)
+    check_flag(progress, "progress")
     root = checked_path(output, "output")
     if start_from is None and (keep or parts is not None):
         raise ConfigError(
@@ -182,7 +181,7 @@ def resume(
     from dingsdk.pipeline.saved_run import Save
 
     leave_if_importing()
-    _check_progress(progress)
+    check_flag(progress, "progress")
     save = find_run(run_path(run))
     if not os.access(save.run_dir, os.W_OK):
         raise RunFolderError(
@@ -332,11 +331,6 @@ def run_pipeline(
         if records:
             observe().run_finished(run_dir=context.run_dir, result=records[0])
         return result
-
-
-def _check_progress(progress: Any) -> None:
-    if not isinstance(progress, bool):
-        raise wrong_type("progress", "True or False", progress)
 
 
 def _warn_of_short_pieces(cfg: Any) -> None:

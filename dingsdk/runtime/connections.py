@@ -46,7 +46,7 @@ def parse_address(address: str) -> tuple[str, int]:
     Raises:
         ProtocolError: it is not such an address.
     """
-    host, colon, port = address.rpartition(":")
+    host, colon, port = str(address).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise ProtocolError(

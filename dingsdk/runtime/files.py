@@ -40,6 +40,7 @@ from dingsdk.errors import (
     RunDirLockedError,
     RunFolderError,
     StorageFullError,
+    wrong_type,
 )
 from dingsdk.runtime.deadline import Closing
 
@@ -280,6 +281,13 @@ def is_locked(path: Path) -> bool:
         if descriptor >= 0:
             close_reader(descriptor)
     return False
+
+
+def checked_path(path: Any, what: str) -> Path:
+    """Return an argument as a path, or raise ConfigTypeError if it is none."""
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise wrong_type(what, "a path", path)
+    return Path(path)
 
 
 def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:

@@ -29,6 +29,7 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.plugins.interfaces import check_made
+from dingsdk.runtime.files import checked_path
 
 SUFFIXES: Mapping[str, str] = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
 """Suffix of a file -> type key of its format. A folder has the format ``buffer``."""
@@ -138,6 +139,7 @@ def has_dataset(path: str | os.PathLike[str]) -> bool:
 
 def _format_of(path: str | os.PathLike[str]) -> tuple[DatasetFormat, str]:
     """Return the format of a data set, and its name there."""
+    checked_path(path, "the path of a data set")
     text, manager = os.fspath(path), default_manager()
     suffix = Path(text).suffix.lower()
     scheme = _SCHEME.fullmatch(text)

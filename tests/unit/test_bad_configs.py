@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dingsdk import evaluate, load_policy, resume, train
-from dingsdk.config import apply_set, load_config, to_easydict
+from dingsdk import evaluate, load_policy, record, resume, train
+from dingsdk.config import apply_set, load_config, save_config, to_easydict
 from dingsdk.config.plain import check_bounds
 from dingsdk.data import Dataset
 from dingsdk.envs import make_env_fns
@@ -25,7 +25,7 @@ from dingsdk.worker import EvalSchedule, read_dataset
 from dingsdk.worker.commander.one_vs_one import saved_league
 from dingsdk.worker.datasets import has_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
-from dingsdk.worker.replay_server import ReplayClient
+from dingsdk.worker.replay_server import ReplayClient, ReplayServer
 from tests.extras import needs
 from tests.programs import python
 
@@ -221,8 +221,16 @@ def test_dict_that_is_nested_too_deep_is_a_config_error(
         lambda: resume("x" * 300_000),
         lambda: make_env_fns({"env_id": "CartPole-v1"}, math.nan),  # type: ignore[arg-type]
         lambda: EvalSchedule(math.nan),  # type: ignore[arg-type]
+        lambda: record("run", 1, explore="yes"),  # type: ignore[arg-type]
+        lambda: record("run", 1, overwrite=1),  # type: ignore[arg-type]
+        lambda: read_dataset(5),  # type: ignore[arg-type]
+        lambda: save_config({}, 5),  # type: ignore[arg-type]
+        lambda: save_config({}, "no\0name"),
+        lambda: load_checkpoint(5),  # type: ignore[arg-type]
+        lambda: ReplayClient(path=5),  # type: ignore[arg-type]
+        lambda: ReplayServer({}, {}, path=5),  # type: ignore[arg-type]
     ],
-    ids=range(13),
+    ids=range(21),
 )
 def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]) -> None:
     with pytest.raises((ConfigError, CheckpointMissingError)) as caught:

@@ -16,7 +16,6 @@ from dingsdk.errors import (
     ProtocolError,
     SchemaMismatchError,
     WorkerLostError,
-    error_text,
 )
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.coordinator.journal import (
@@ -74,7 +73,7 @@ def restore_state(state: SchedulerState, saved: Mapping[str, Any]) -> None:
         state.clock.elapsed_s = float(saved["elapsed_s"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointCorruptError(
-            f"this is no state of a coordinator: {error_text(error)}"
+            f"this is no state of a coordinator: {type(error).__name__}: {error}"
         ) from error
 
 

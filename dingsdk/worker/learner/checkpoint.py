@@ -37,6 +37,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import ask, observe
 from dingsdk.runtime import Folder
+from dingsdk.runtime.files import checked_path
 
 LATEST = "latest"
 EXCEPTION = "ckpt_exception"
@@ -208,7 +209,7 @@ def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
     """
     if isinstance(path, Folder):
         return _load_newest(path)
-    asked = Path(path)
+    asked = checked_path(path, "path")
     if asked.name in (LATEST, _POINTER) and not os.path.isdir(asked):
         asked = asked.parent
         if not os.path.isdir(asked):

@@ -26,6 +26,7 @@ from dingsdk.errors import (
 from dingsdk.runtime import Buffer, PrivateDir, Secret, checked_timeout, find_secret, named_secret
 from dingsdk.runtime.connections import parse_address
 from dingsdk.runtime.deadline import Closing
+from dingsdk.runtime.files import checked_path
 from dingsdk.worker.replay_buffer.table import checked_size
 from dingsdk.worker.replay_server.messages import (
     INFO_KIND,
@@ -91,7 +92,7 @@ class ReplayClient(Closing):
         max_message_bytes: int = 256 << 20,
     ) -> None:
         self.address = address
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else checked_path(path, "path")
         if address or path is None:
             parse_address(address)
             _secret_of(self._path)

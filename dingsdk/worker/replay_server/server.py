@@ -27,6 +27,7 @@ from dingsdk.runtime import (
     why_not_bound,
 )
 from dingsdk.runtime.deadline import Closing
+from dingsdk.runtime.files import checked_path
 from dingsdk.worker.replay_server.client import ADDRESS_NAME, secret_in
 from dingsdk.worker.replay_server.messages import (
     INFO_KIND,
@@ -106,7 +107,7 @@ class ReplayServer(Configurable, Closing):
         run: str = "",
     ) -> None:
         self.cfg: ReplayServerSection = self.read(cfg)
-        secret = secret_in(None if path is None else Path(path))
+        secret = secret_in(None if path is None else checked_path(path, "path"))
         check_reach(self.cfg.host, secret, "host")
         self._lock = threading.Lock()
         self._stop = threading.Event()

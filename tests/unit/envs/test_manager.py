@@ -101,12 +101,18 @@ def test_rendered_images_are_for_ready_envs() -> None:
         assert images[1].max() == 1
 
 
-def test_actions_that_are_no_dict_are_refused() -> None:
+def test_actions_and_resets_that_are_no_dict_by_env_id_are_refused() -> None:
     with make(IN_PROCESS) as manager:
         manager.launch()
         for actions in (None, np.array([0, 1]), [0, 1], 0.5):
             with pytest.raises(PolicyOutputError, match="takes a dict of actions"):
                 manager.step(actions)  # type: ignore[arg-type]
+        for env_id in (True, 1.0, 2, "0"):
+            with pytest.raises(PolicyOutputError, match="there are envs 0 to 1"):
+                manager.step({env_id: 0})  # type: ignore[dict-item]
+        for reset in ([0, 1], 1, {0: 5}):
+            with pytest.raises(ConfigTypeError, match="reset_param: expected a dict"):
+                manager.reset(reset)  # type: ignore[arg-type]
         assert len(manager.step({0: 0, 1: 0})) == 2
 
 

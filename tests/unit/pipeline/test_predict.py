@@ -193,6 +193,8 @@ def test_path_without_a_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
             load_policy(absent)
     with pytest.raises(CheckpointMissingError, match=r"'lates'\. Known: ckpt_best, iteration_9"):
         load_policy(run_dir, "lates")
+    with pytest.raises(CheckpointMissingError):
+        load_policy(run_dir, "")
     lone = shutil.copy(run_dir / "ckpt" / "ckpt_best.safetensors", tmp_path)
     with pytest.raises(CheckpointMissingError, match="put the run's"):
         load_policy(lone)
