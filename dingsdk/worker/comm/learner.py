@@ -142,7 +142,7 @@ class BaseCommLearner(CommWorker):
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's learner and run it; raises as ``building``."""
         with self.building(task_info):
-            self._phase, self._checkpoint = "loads", {}
+            self._phase, self._checkpoint, self._starved_at = "loads", {}, -1
             self._close_home()
             self._publisher = self._create_publisher(task_info)
             self._learner = self._create_learner(task_info)
