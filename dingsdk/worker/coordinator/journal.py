@@ -10,6 +10,7 @@ A fact is a record of :mod:`dingsdk.runtime.records`, with its content in Messag
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ OWNER_NAME = "owner.json"
 _OWNER_KIND = "journal-owner"
 _OWNER_BYTES = 4096
 """Largest file that names the run of a journal."""
+_log = logging.getLogger(__name__)
 _ADVICE = "restore the file, or begin a new run from the checkpoint of this one"
 
 
@@ -323,6 +325,8 @@ class Journal:
                 facts = decode_facts(records[1:], path)
                 return Recovered(getattr(saved, "state", None), facts), last
             # The writer died before the state was complete, so the file before it still exists.
+        if last:
+            _log.warning("%s has no complete state: the run begins without one", self._disk.path)
         return Recovered(), last
 
     def _check_run(self, path: Path, run: object) -> None:

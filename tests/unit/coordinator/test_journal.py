@@ -100,6 +100,10 @@ def test_dropped_record_is_logged(
     left = len(encode_fact(FACTS[-1])) - cut
     told = [f"{path}: dropped an incomplete record of {left} bytes at its end"] if cut else []
     assert caplog.messages == told
+    caplog.clear()
+    path.write_bytes(b"")
+    assert recovered(tmp_path) == Recovered()
+    assert caplog.messages == [f"{tmp_path} has no complete state: the run begins without one"]
 
 
 def test_state_replaces_the_facts_before_it_and_not_those_after(tmp_path: Path) -> None:
