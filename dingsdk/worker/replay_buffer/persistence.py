@@ -220,7 +220,7 @@ class _Save:
 
     def _copy_pieces(self, rows: RowCopy, count: int) -> None:
         """Copy ``count`` rows that leave in any order, and those that were pushed meanwhile."""
-        for _ in range(-(-count // self._rows_each) + 1):
+        for _ in range(2 * (-(-count // self._rows_each) + 1)):
             with self._table.snapshot() as now:
                 rows.copy(now, self._rows_each)
 

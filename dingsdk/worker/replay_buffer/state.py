@@ -174,7 +174,7 @@ class RowCopy:
         self._changed.append(where if isinstance(where, slice) else where.copy())
 
     def copy(self, now: TableSnapshot, most: int) -> None:
-        """Copy the next ``most`` positions, or all changed ones; called under the table's lock."""
+        """Copy the next ``most`` positions, or as many changed ones; under the table's lock."""
         held = now.last - now.first
         if self._lineage != now.lineage:  # copied rows are of an earlier history
             self._lineage, self._pieces, self._copied, self._next = now.lineage, [], 0, 0
@@ -183,8 +183,11 @@ class RowCopy:
             where = np.arange(self._next, min(held, self._next + most))
             self._next += len(where)
         else:
-            changed = [one_by_one(self._changed.popleft()) for _ in range(len(self._changed))]
-            where = np.unique(np.concatenate(changed)) if changed else np.empty(0, np.int64)
+            changed, count = [np.empty(0, np.int64)], 0
+            while self._changed and count < most:
+                changed.append(one_by_one(self._changed.popleft()))
+                count += len(changed[-1])
+            where = np.unique(np.concatenate(changed))
         if len(where):
             self._pieces.append(now.rows_at(where))
             self._places[where] = np.arange(self._copied, self._copied + len(where))
@@ -192,8 +195,9 @@ class RowCopy:
 
     def finish(self, now: TableSnapshot) -> None:
         """Copy all that is still to be copied; called under the table's lock."""
-        self.copy(now, now.last - now.first)
-        self.copy(now, 0)
+        held = now.last - now.first
+        while self._lineage != now.lineage or self._next < held or self._changed:
+            self.copy(now, held)
 
     def rows(self) -> Rows:
         """Return all copied rows, also earlier ones of positions that were copied again."""

@@ -206,10 +206,9 @@ def test_pushes_wait_for_the_copy_of_one_segment_whatever_the_remover(
 
     monkeypatch.setattr(storage, "take", recorded)
     save(tmp_path, buffer, SEGMENT)
-    # The first copy only estimates the size of a row. The last but one has what others pushed.
-    assert max(copied[1:-2]) == SEGMENT
-    assert copied[-2] <= 3 * len(copied)
-    assert copied[-1] <= 3
+    # The first copy only estimates the size of a row. Copies of rows that were pushed meanwhile have
+    # whole pushes.
+    assert max(copied[1:]) <= SEGMENT + 2
 
 
 def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
