@@ -206,8 +206,7 @@ def test_pushes_wait_for_the_copy_of_one_segment_whatever_the_remover(
 
     monkeypatch.setattr(storage, "take", recorded)
     save(tmp_path, buffer, SEGMENT)
-    # The first copy only estimates the size of a row. Copies of rows that were pushed meanwhile have
-    # whole pushes.
+    # The first copy only estimates the size of a row. Rows of one push are copied together.
     assert max(copied[1:]) <= SEGMENT + 2
 
 
