@@ -70,6 +70,49 @@ def test_sleep_of_the_thread_ends_with_a_notice_and_with_the_first_deadline(
     assert long.join(20.0)
 
 
+def test_thread_is_woken_only_when_its_predicate_holds(scheduler: GreenletScheduler) -> None:
+    condition, flags = scheduler.condition(), [False]
+    asked_in: list[int] = []
+
+    def holds() -> bool:
+        asked_in.append(threading.get_ident())
+        return flags[0]
+
+    def job() -> None:
+        for flags[0] in (False, False, False, True):
+            with condition:
+                condition.notify_all()
+
+    with condition:
+        scheduler.spawn(job, "job")
+        assert condition.wait_for(holds, 20.0)
+    assert len(asked_in) == 6
+    assert asked_in.count(threading.get_ident()) == 2  # before it waits, and when it is woken
+
+
+def test_error_of_a_predicate_is_raised_in_the_thread_that_waits(
+    scheduler: GreenletScheduler,
+) -> None:
+    condition, errors = scheduler.condition(), [None, ClosedError("over", what="it")]
+
+    def holds() -> bool:
+        if errors[0] is not None:
+            raise errors[0]
+        return False
+
+    def job() -> None:
+        with condition:
+            errors.pop(0)
+            condition.notify_all()
+
+    with condition:
+        notifies = scheduler.spawn(job, "job")
+        with pytest.raises(ClosedError, match="over"):
+            condition.wait_for(holds, 20.0)
+    assert notifies.join(5.0)
+    assert notifies.error is None
+
+
 def test_yield_outside_of_a_job_does_nothing(scheduler: GreenletScheduler) -> None:
     assert scheduler.spawn(lambda: None, "first").join(5.0)
     scheduler.yield_turn()
