@@ -362,7 +362,7 @@ def wrong_type(path: str, expected: str, found: object, advice: str = "") -> Con
     """Return the error for a config value of the wrong type, at a dotted path."""
     kind = "null" if found is None else type(found).__name__
     is_huge = isinstance(found, int) and found.bit_length() > 10_000
-    text = "a number of thousands of digits" if is_huge else f"{found!r:.200}"
+    text = "a number of thousands of digits" if is_huge else repr_of(found)
     return ConfigTypeError(
         f"{path or 'config'}: expected {expected}, found {text} ({kind}){advice}",
         path=path,
@@ -397,6 +397,14 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return "<exception str() failed>"  # as in a traceback
+
+
+def repr_of(value: object) -> str:
+    """Return the start of the repr of a value of any code; its ``__repr__`` may raise, too."""
+    try:
+        return f"{value!r:.200}"
+    except Exception:
+        return "<repr() failed>"
 
 
 def error_text(error: BaseException) -> str:

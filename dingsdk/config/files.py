@@ -24,7 +24,7 @@ from dingsdk.config.plain import (
     plain_value,
     to_plain,
 )
-from dingsdk.errors import ConfigError, ConfigTypeError, error_text, listing, spelling
+from dingsdk.errors import ConfigError, ConfigTypeError, error_text, listing, repr_of, spelling
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
 """Folder of the shipped examples; ``load_config`` finds them by their names without ``.yaml``."""
@@ -115,15 +115,16 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
         ConfigError: no such file, a syntax error, a duplicate key, or code that raised;
             facts ``path`` (of the file) and, if it is known, ``line``.
     """
-    if not isinstance(path_or_name, str | os.PathLike):
+    try:
+        path = Path(path_or_name)
+    except Exception as error:  # of any code, as `__fspath__` is
         raise ConfigTypeError(
             "a config is a file, the name of a shipped example, or a dict; found "
-            f"{path_or_name!r:.80}",
+            f"{repr_of(path_or_name):.80}",
             path="config",
-        )
-    path = Path(path_or_name)
+        ) from error
     if not os.path.isfile(path):
-        path = _example_path(path_or_name)
+        path = _example_path(path)
     suffix = path.suffix.lower()
     if suffix == ".py":
         return _run_python(path)
@@ -200,7 +201,7 @@ def check_sets(sets: Sequence[str]) -> Sequence[str]:
         raise ConfigError(f"sets is a list of overrides: write sets=[{sets!r:.200}]", path="sets")
     if not isinstance(sets, Sequence) or not all(isinstance(each, str) for each in sets):
         raise ConfigTypeError(
-            f'sets is a list of overrides such as "a.b=1", found {sets!r:.200}', path="sets"
+            f'sets is a list of overrides such as "a.b=1", found {repr_of(sets)}', path="sets"
         )
     return sets
 
@@ -214,6 +215,7 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
     Raises:
         ConfigError: the override has another form, or a part of the path is not a section.
     """
+    check_sets([assignment])
     dotted, sign, text = assignment.partition("=")
     shown = f"{assignment!r:.200}"
     keys = [key.strip() for key in dotted.split(".")]
@@ -247,12 +249,12 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
     return cfg
 
 
-def _example_path(name: str | os.PathLike[str]) -> Path:
+def _example_path(name: Path) -> Path:
     examples = {path.stem: path for path in sorted(EXAMPLES_DIR.glob("*.yaml"))}
     found = examples.get(str(name))
     if found is not None:
         return found
-    inside = Path(name) / "config.yaml"
+    inside = name / "config.yaml"
     if os.path.isfile(inside):
         raise ConfigError(
             f"{str(name)!r} is a folder, not a config file; the config in it is {str(inside)!r}",

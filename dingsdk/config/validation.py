@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -374,7 +375,8 @@ def _plain(value: Any, whole: bool = False) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, whole) for item in value]
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        with contextlib.suppress(Exception):  # of any code, as `__fspath__` is
+            return os.fspath(value)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     if whole and isinstance(value, float) and value.is_integer():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.errors import SchemaMismatchError
+from dingsdk.errors import SchemaMismatchError, repr_of
 
 NUMERIC_KINDS = "biufc"
 """numpy dtype kinds that a column may have: numbers of a fixed size."""
@@ -78,7 +78,7 @@ def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, value in columns.items():
         if not isinstance(key, str):
-            raise mismatch(f"column {key!r}", key, "a name of type str", type(key).__name__)
+            raise mismatch(f"column {repr_of(key)}", key, "a name of type str", type(key).__name__)
         if type(value) is np.ndarray and value.ndim and value.dtype in COLUMN_DTYPES:
             checked[key] = value  # the usual case; five times as fast as the code below
             continue

@@ -12,7 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from dingsdk.data.columns import as_columns, common_length, leaves, map_columns
 from dingsdk.data.container import encode_frame
 from dingsdk.data.pytree import part_of
-from dingsdk.errors import DatasetError, SchemaMismatchError, listing, nearest_name, spelling
+from dingsdk.errors import (
+    DatasetError,
+    SchemaMismatchError,
+    listing,
+    nearest_name,
+    spelling,
+    wrong_type,
+)
 
 REQUIRED = ("obs", "action", "reward", "terminated")
 """Columns that every data set has to give."""
@@ -118,6 +125,8 @@ class Dataset:
 
     def _named(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checked copy of the columns as arrays, with all names known."""
+        if not isinstance(columns, Mapping):
+            raise wrong_type("columns", "a mapping of names to arrays", columns)
         missing = [name for name in REQUIRED if name not in columns]
         if not (missing or {"truncated", "next_obs"} & columns.keys()):
             missing = ["truncated"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, overload
 
@@ -19,7 +20,7 @@ from dingsdk.data.columns import (
     native,
     rows_to_columns,
 )
-from dingsdk.errors import BatchIndexError, FrozenBatchError, SchemaMismatchError
+from dingsdk.errors import BatchIndexError, FrozenBatchError, SchemaMismatchError, wrong_type
 
 _from_numpy: Callable[[NDArray[Any]], Any] | None = None
 
@@ -96,9 +97,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         """
         if isinstance(rows, SampleBatch):
             return rows.copy()
-        rows = list(rows)
-        if not rows:
-            raise mismatch("a batch", "", ">= 1 row", 0)
+        rows = _listed(rows, "a batch", "row")
         return cls.trusted(rows_to_columns(rows), len(rows))
 
     @classmethod
@@ -109,9 +108,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
             SchemaMismatchError: no batches, something else, or batches that differ in keys, shapes
                 or dtypes; facts ``key``, ``row`` (index of the batch), ``expected``, ``found``.
         """
-        given: list[Any] = list(batches)
-        if not given:
-            raise mismatch("batches to join", "", ">= 1 batch", 0)
+        given = _listed(batches, "batches to join", "batch")
         for index, batch in enumerate(given):
             if not isinstance(batch, SampleBatch):
                 hint, found = "join dicts with from_rows", type(batch).__name__
@@ -142,18 +139,19 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
         Raises:
             BatchIndexError: the row is outside the batch.
-            TypeError: the index is not an int or a slice. Columns are in :attr:`columns`, and
-                :meth:`take` gathers rows.
+            ConfigTypeError: the index is not an int or a slice. Columns are in :attr:`columns`,
+                and :meth:`take` gathers rows.
         """
         if isinstance(index, slice):
             length = len(range(*index.indices(self.length)))
             return self.trusted(map_columns(lambda array: array[index], self.columns), length)
-        if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
-            raise TypeError(
-                f"a SampleBatch is indexed by int or slice, not {type(index).__name__}; "
-                "columns are in .columns, .take(indices) gathers rows"
-            )
-        position = index.__index__()
+        try:
+            position = None if isinstance(index, (bool, np.bool_)) else operator.index(index)
+        except TypeError:
+            position = None
+        if position is None:
+            advice = "; columns are in .columns, .take(indices) gathers rows"
+            raise wrong_type("the index of a SampleBatch", "an int or a slice", index, advice)
         if not -self.length <= position < self.length:
             raise self._outside(position)
         return Row(self.columns, position % self.length)
@@ -323,6 +321,15 @@ def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     except (RuntimeError, TypeError, ValueError, KeyError, OverflowError) as error:
         expected, found = "elements of equal keys and shapes", type(batch[0]).__name__
         raise mismatch("a list to collate", "", expected, found, str(error)) from error
+
+
+def _listed(given: Iterable[Any], what: str, each: str) -> list[Any]:
+    """Return a list with at least one element, or raise SchemaMismatchError."""
+    if not isinstance(given, Iterable):
+        raise mismatch(what, "", f">= 1 {each}", type(given).__name__)
+    if not (found := list(given)):
+        raise mismatch(what, "", f">= 1 {each}", 0)
+    return found
 
 
 def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, Any]:

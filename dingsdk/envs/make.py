@@ -29,6 +29,7 @@ from dingsdk.errors import (
     message_of,
     raised_at,
     spelling,
+    wrong_type,
 )
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.user_functions import factory as factory
@@ -89,6 +90,8 @@ class EnvFn:
     """
 
     def __init__(self, env_cfg: Mapping[str, Any]) -> None:
+        if not isinstance(env_cfg, Mapping):
+            raise wrong_type("env", "a section", env_cfg)
         given = {key: env_cfg[key] for key in _EnvKeys.__struct_fields__ if env_cfg.get(key)}
         section = read_section(_EnvKeys, given, "env")
         self.env_id = section.env_id

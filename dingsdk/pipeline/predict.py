@@ -26,11 +26,13 @@ from dingsdk.errors import (
     SchemaMismatchError,
     listing,
     message_of,
+    repr_of,
 )
 from dingsdk.pipeline import run_folder
 from dingsdk.pipeline.run_folder import (
     CHECKPOINT_FOLDER,
     CONFIG_NAME,
+    check_flag,
     no_run_text,
     run_path,
 )
@@ -66,8 +68,8 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
         raise CheckpointMissingError(text, path=str(run))
     if which is not None:
         raise ConfigError(
-            f"{given} is a checkpoint, so {which!r} cannot be chosen too; name the run folder, or "
-            "leave the choice out",
+            f"{given} is a checkpoint, so {repr_of(which)} cannot be chosen too; name the run "
+            "folder, or leave the choice out",
             path="checkpoint",
         )
     for folder in (given.parent, given.parent.parent):
@@ -227,7 +229,9 @@ class SavedPolicy:
         Raises:
             SchemaMismatchError: the observation or the state has a wrong shape or type.
             PolicyOutputError: the policy chose an action that is not in ``action_space``.
+            ConfigTypeError: ``deterministic`` is neither True nor False.
         """
+        check_flag(deterministic, "deterministic")
         columns, count = self._columns_of(obs)
         mode: Any = self._policy.eval_mode if deterministic else self._policy.collect_mode
         setting = {} if deterministic else self._setting

@@ -43,7 +43,9 @@ from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     RunFolderError,
+    message_of,
     nearest_name,
+    repr_of,
     wrong_type,
 )
 from dingsdk.plugins.discovery import version_of
@@ -158,12 +160,12 @@ def run_path(run: str | os.PathLike[str]) -> Path:
         path = Path(run)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
-    except (TypeError, ValueError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except Exception as error:  # of any code, as `__fspath__` is
+        reason = getattr(error, "strerror", None) or message_of(error)
         raise CheckpointMissingError(
-            f"{str(run)!r:.80} is not a run folder: {reason}; name a folder that "
+            f"{repr_of(run):.80} is not a run folder: {reason}; name a folder that "
             "`dingsdk train` wrote",
-            path=f"{run!r:.80}",
+            path=f"{repr_of(run):.80}",
         ) from error
     return path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import gc
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config
 from dingsdk.config.files import check_sets
-from dingsdk.config.plain import check_bounds, find
+from dingsdk.config.plain import check_bounds, find, put
 from dingsdk.errors import (
     ConfigError,
     DingError,
@@ -23,6 +22,7 @@ from dingsdk.errors import (
     StorageFullError,
     error_text,
     message_of,
+    repr_of,
 )
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.results import write_results
@@ -132,7 +132,7 @@ def train(
     leave_if_importing()
     check_flag(progress, "progress")
     root = checked_path(output, "output")
-    if start_from is None and (keep or parts is not None):
+    if start_from is None and not (parts is None and isinstance(keep, Sequence) and not keep):
         raise ConfigError(
             "keep and parts say what is taken of another run; give start_from (--from RUN) too",
             path="start_from",
@@ -371,12 +371,12 @@ def compile_run(
     For ``makes_env`` see ``compile_config``; ``begins`` says that the run begins afterwards;
     ``start`` holds the arguments of ``begin_from``.
     """
-    if mode not in ("serial", "parallel"):
-        raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
+    if not isinstance(mode, str) or mode not in ("serial", "parallel"):
+        raise ConfigError(f"mode is {repr_of(mode)}; known: parallel, serial", path="mode")
     if transport is not None and mode == "serial":
         raise ConfigError(
-            f"the transport {transport!r} is for mode='parallel' (--mode parallel), and the mode "
-            "is serial; choose that mode, or give no transport",
+            f"the transport {repr_of(transport)} is for mode='parallel' (--mode parallel), and the "
+            "mode is serial; choose that mode, or give no transport",
             path="mode",
         )
     # Read before the parts of a run are imported: a mistake in the file is reported at once.
@@ -394,7 +394,7 @@ def compile_run(
     for assignment in check_sets(sets):
         apply_set(user, assignment)
     if transport is not None:
-        apply_set(user, f"system.transport.type={json.dumps(transport)}")
+        put(user, "system.transport.type", transport)
     if start is not None:
         begin_from(user, *start)
     if mode == "parallel" and begins:

@@ -176,7 +176,13 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
         )
     candidates = [name]
     if not inspect.isroutine(callback):
-        members = [each for each in dir(callback) if not each.startswith("_")]
+        # Properties are left out: their code may raise.
+        members = [
+            each
+            for each in dir(callback)
+            if not each.startswith("_")
+            and not inspect.isdatadescriptor(getattr(type(callback), each, None))
+        ]
         candidates = [each for each in members if callable(getattr(callback, each))]
     found = {
         each: callback if inspect.isroutine(callback) else getattr(callback, each)

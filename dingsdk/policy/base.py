@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,7 +18,7 @@ from dingsdk.data.capture import Savable
 from dingsdk.data.columns import mismatch
 from dingsdk.data.pytree import flatten, map_leaves, part_of
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import ConfigError, NonFiniteError
+from dingsdk.errors import ConfigError, NonFiniteError, wrong_type
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.adapter import ModeAdapter
 from dingsdk.policy.distributions import ActionBox, BoxModelSection
@@ -89,6 +89,8 @@ class BasePolicy(Configurable, ABC):
         if normalize.obs and isinstance(self.section.model, ModelSection):
             model = self.section.model.normalized(normalize.clip)
             self.section = msgspec.structs.replace(self.section, model=model)
+        if not isinstance(enable_field, Iterable | None):
+            raise wrong_type("enable_field", "a list of modes", enable_field)
         self.learns = enable_field is None or "learn" in enable_field
         self.device = torch.device(_device(self.section.cuda))
         self._is_on_cpu = self.device.type == "cpu"

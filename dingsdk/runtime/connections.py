@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from dingsdk.errors import AuthError, ProtocolError
+from dingsdk.errors import AuthError, ProtocolError, repr_of
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ def parse_address(address: str) -> tuple[str, int]:
     Raises:
         ProtocolError: it is not such an address.
     """
-    host, colon, port = str(address).rpartition(":")
+    host, colon, port = (address if isinstance(address, str) else "").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise ProtocolError(
-            f"{address!r} is no address of a server; write host:port", where="address"
+            f"{repr_of(address)} is no address of a server; write host:port", where="address"
         )
     return host, int(port)
 

@@ -285,9 +285,10 @@ def is_locked(path: Path) -> bool:
 
 def checked_path(path: Any, what: str) -> Path:
     """Return an argument as a path, or raise ConfigTypeError if it is none."""
-    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise wrong_type(what, "a path", path)
-    return Path(path)
+    with contextlib.suppress(Exception):  # of any code, as `__fspath__` is
+        if "\0" not in str(Path(path)):
+            return Path(path)
+    raise wrong_type(what, "a path", path)
 
 
 def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:

@@ -15,7 +15,7 @@ import pytest
 from dingsdk import evaluate, load_policy, record, resume, train
 from dingsdk.config import apply_set, load_config, save_config, to_easydict
 from dingsdk.config.plain import check_bounds
-from dingsdk.data import Dataset
+from dingsdk.data import Dataset, SampleBatch
 from dingsdk.envs import make_env_fns
 from dingsdk.errors import CheckpointMissingError, ConfigError, DingError
 from dingsdk.pipeline.status_file import read_status
@@ -229,13 +229,71 @@ def test_dict_that_is_nested_too_deep_is_a_config_error(
         lambda: load_checkpoint(5),  # type: ignore[arg-type]
         lambda: ReplayClient(path=5),  # type: ignore[arg-type]
         lambda: ReplayServer({}, {}, path=5),  # type: ignore[arg-type]
+        lambda: ReplayServer({}, {}, run=3),  # type: ignore[arg-type]
+        lambda: train("cartpole-dqn", mode=np.arange(3)),  # type: ignore[arg-type]
+        lambda: train("cartpole-dqn", keep=np.arange(3)),  # type: ignore[arg-type]
+        lambda: train("cartpole-dqn", "parallel", np.arange(3)),  # type: ignore[arg-type]
+        lambda: apply_set({}, 3),  # type: ignore[arg-type]
+        lambda: make_env_fns(3, 1),  # type: ignore[arg-type]
+        lambda: create_policy({"type": "dqn"}, 3),  # type: ignore[arg-type]
+        lambda: Dataset(3),  # type: ignore[arg-type]
     ],
-    ids=range(21),
+    ids=range(29),
 )
 def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]) -> None:
     with pytest.raises((ConfigError, CheckpointMissingError)) as caught:
         call()
     assert len(str(caught.value)) < 300
+
+
+class NoRepr:
+    """A value that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class NoPath:
+    """A path whose text is another value, or none at all."""
+
+    def __init__(self, text: Any) -> None:
+        self.text = text
+
+    def __fspath__(self) -> Any:
+        if self.text is None:
+            raise RuntimeError("no path")
+        return self.text
+
+
+@pytest.mark.parametrize(
+    "value", [NoRepr(), NoPath(None), NoPath(5), NoPath(b"a")], ids=["repr", *"abc"]
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        load_config,
+        lambda value: save_config({}, value),
+        lambda value: train("cartpole-dqn", value),
+        lambda value: train("cartpole-dqn", "parallel", value),
+        lambda value: train("cartpole-dqn", sets=value),
+        lambda value: train("cartpole-dqn", seed=value),
+        lambda value: train("cartpole-dqn", output=value),
+        lambda value: train("cartpole-dqn", progress=value),
+        lambda value: train("cartpole-dqn", start_from=value),
+        resume,
+        load_policy,
+        load_checkpoint,
+        read_dataset,
+        lambda value: SampleBatch({value: np.arange(3)}),
+        lambda value: ReplayClient(path=value),
+        lambda value: ReplayClient(value),
+    ],
+    ids=range(16),
+)
+def test_value_whose_own_code_raises_is_refused(use: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(DingError) as caught:
+        use(value)
+    assert len(str(caught.value)) < 400
 
 
 def transitions() -> Dataset:

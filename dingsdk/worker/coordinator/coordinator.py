@@ -168,9 +168,10 @@ class Coordinator(Configurable):
             RunFolderError, StorageFullError: the journal cannot be written.
             DingError: the transport cannot be opened.
         """
-        self._recover()
+        address = self._recover()
         self._is_started = True
-        return self.dispatcher.start()
+        self.dispatcher.start()
+        return address
 
     def close(self, timeout_s: float = 10.0) -> list[str]:
         """End every task normally, then close the connections; idempotent, a no-op before start.
@@ -260,19 +261,24 @@ class Coordinator(Configurable):
         if not self.is_ending:
             self.keeper.note(fact)
 
-    def _recover(self) -> None:
-        """Restore the run from the journal, if it has one."""
-        with self.condition:
+    def _recover(self) -> str:
+        """Restore the run from the journal, if it has one, and open the transport.
+
+        Nothing is removed before both have worked.
+        """
+        with self.condition:  # a worker that joins waits
             garbage = self.keeper.recover()
             change_limit(self.state, self._cfg["policy"]["learn"]["learner"])
             self.dispatcher.orphans.wait(self.clock() + self._rejoin_s)
-        self.data_store.delete(garbage)
-        if not self._rejoin_s:
-            # Learners go back to their checkpoints. A store keeps its newest version, so collectors
-            # and the last evaluation would use weights that are lost.
-            for learner in map(self.state.learner_of, self.state.buffers):
-                self.policy_store.discard(str(learner.task["policy_id"]))
-        self.keeper.save_state()  # it includes what was decided here
+            address = self.master.start()
+            self.data_store.delete(garbage)
+            if not self._rejoin_s:
+                # Learners go back to their checkpoints. A store keeps its newest version, so
+                # collectors and the last evaluation would use weights that are lost.
+                for learner in map(self.state.learner_of, self.state.buffers):
+                    self.policy_store.discard(str(learner.task["policy_id"]))
+            self.keeper.save_state()  # it includes what was decided here
+        return address
 
     # Called by the drivers of tasks, each in its own job, without holding the condition, unless the
     # docstring says otherwise. So are `is_ending` and `must_end`.

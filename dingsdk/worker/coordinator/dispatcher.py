@@ -98,11 +98,9 @@ class Dispatcher:
             lease_s=run.cfg.lease_s,
         )
 
-    def start(self) -> str:
-        """Begin; return the address that workers connect to."""
-        address = self.master.start()
+    def start(self) -> None:
+        """Begin to give tasks to workers."""
         self.spawn(self.run, "coordinator")
-        return address
 
     def close(self, timeout_s: float) -> list[str]:
         """Wait for all jobs, which the end of the run lets end; return the names of the others."""

@@ -414,7 +414,7 @@ class Table(IBuffer, Closing):
     ) -> None:
         self.exp_name = exp_name
         self.instance_name = instance_name
-        self._factory = factory = PartFactory(self.Config, cfg)
+        factory = PartFactory(self.Config, cfg)
         # Checked before the sections are changed, so that errors name the keys of the user.
         self.check_config(factory.full, "")
         factory.full = self._configured(factory.full)
@@ -480,7 +480,7 @@ class Table(IBuffer, Closing):
 
     def _new_storage(self, kind: str | None = None) -> Storage:
         """Create a storage of the type ``kind``, or of the type in the config."""
-        return self._factory.storage(kind)
+        return self._contents.factory.storage(kind)
 
     @property
     def replay_buffer_size(self) -> int:
@@ -546,7 +546,7 @@ class Table(IBuffer, Closing):
             UnknownTypeError, UnknownKeyError, ConfigError: ``cfg`` is not a valid ``limiter``
                 section; the old limiter is kept.
         """
-        limiter = self._factory.limiter(cfg)
+        limiter = self._contents.factory.limiter(cfg)
         with self._lock:
             self._check_open()
             contents = self._contents

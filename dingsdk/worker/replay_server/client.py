@@ -93,7 +93,7 @@ class ReplayClient(Closing):
     ) -> None:
         self.address = address
         self._path = None if path is None else checked_path(path, "path")
-        if address or path is None:
+        if path is None or not isinstance(address, str) or address:
             parse_address(address)
             _secret_of(self._path)
         self._timeout_s = checked_timeout(timeout_s)

@@ -15,7 +15,14 @@ from msgspec import Meta
 
 from dingsdk.config import Configurable, Positive, Section
 from dingsdk.data.channel import Channel, Refused, decode_value, encode_value
-from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
+from dingsdk.errors import (
+    AuthError,
+    BufferClosedError,
+    DingError,
+    PortInUseError,
+    ProtocolError,
+    wrong_type,
+)
 from dingsdk.runtime import (
     Connections,
     PrivateDir,
@@ -107,6 +114,8 @@ class ReplayServer(Configurable, Closing):
         run: str = "",
     ) -> None:
         self.cfg: ReplayServerSection = self.read(cfg)
+        if not isinstance(run, str):
+            raise wrong_type("run", "an id", run)
         secret = secret_in(None if path is None else checked_path(path, "path"))
         check_reach(self.cfg.host, secret, "host")
         self._lock = threading.Lock()

@@ -74,11 +74,12 @@ class SharedMemoryTransport(RequestTransport):
         self.data_dir = Path(self.cfg.data_dir) if self.cfg.data_dir else folder_of(Path(run_dir))
 
     def master_end(self) -> MasterEnd:
+        end = super().master_end()
         # Before the coordinator checks which payloads of its journal are stored.
         store = self.data_store()
         assert isinstance(store, SharedDataStore)  # a coordinator is on the node of its run
         bring_back(store.segments, self.run_dir)
-        return super().master_end()
+        return end
 
     def listen(
         self, begin: Callable[[int], RequestHandler], until_close: ExitStack

@@ -20,6 +20,7 @@ from dingsdk.errors import (
     ProtocolError,
     StaleEpochError,
 )
+from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import (
@@ -239,7 +240,7 @@ def test_transport_closes_its_ends_and_then_its_stores(
     closed: list[Any] = []
 
     class Giving(RequestTransport):
-        folder: Any = None
+        folder: Any = PrivateDir(tmp_path)
 
         def _end(self, name: str) -> Any:
             return SimpleNamespace(
@@ -262,6 +263,7 @@ def test_transport_closes_its_ends_and_then_its_stores(
             return object()
 
     made: Any = Giving({}, tmp_path)
+    made.until_close.enter_context(made.folder)
     place = "dingsdk.worker.comm.requests.transport.RequestMasterEnd"
     monkeypatch.setattr(place, lambda listen: made._end("master"))
     assert made.data_store() is made.data_store()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +15,14 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import decode_json, encode_frame
-from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError, WorkerLostError
+from dingsdk.errors import (
+    AuthError,
+    CheckpointCorruptError,
+    DingError,
+    PortInUseError,
+    RunDirLockedError,
+    WorkerLostError,
+)
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
@@ -186,6 +195,11 @@ class Life:
         return state
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Return whether two states are equal, byte for byte."""
     frames = [encode_frame("state", each)[0] for each in (left, right)]
@@ -348,6 +362,32 @@ def test_policy_of_a_learner_that_does_not_come_back_is_discarded(
     newest = policies.newest(policy_id)
     assert newest is not None
     assert newest[0] == (30 if rejoin_s else 20)
+
+
+@pytest.mark.parametrize("refused", ["epoch.json", "secret", "port"])
+def test_start_that_the_transport_refuses_removes_nothing(tmp_path: Path, refused: str) -> None:
+    flask = pytest.importorskip("dingsdk_flask_fs.transport").FlaskFSTransport
+    with ExitStack() as stack:
+        first = stack.enter_context(closing(flask({}, tmp_path)))
+        life = Life(tmp_path, first, "naive")
+        learner, _ = life.begin(1)
+        first.policy_store().publish(str(learner.task["policy_id"]), {"w": np.zeros(1)}, 30)
+        first.close()
+        taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        if refused != "port":
+            (tmp_path / "transport" / refused).write_bytes(b"")
+            (tmp_path / "transport" / refused).chmod(0o600)
+        before = contents(tmp_path)
+
+        port = taken.getsockname()[1] if refused == "port" else 0
+        second = stack.enter_context(closing(flask({"port": port}, tmp_path)))
+        with pytest.raises((AuthError, CheckpointCorruptError, PortInUseError)):
+            Life(tmp_path, second, "naive")
+    after = contents(tmp_path)
+    if refused == "port":  # it is noticed later
+        for name in ("journal/owner.json", "transport/lock"):
+            before[name] = after[name]
+    assert after == before
 
 
 def test_task_of_a_worker_that_comes_back_without_it_is_given_to_others_at_once(

@@ -14,7 +14,12 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch, collate
-from dingsdk.errors import BatchIndexError, FrozenBatchError, SchemaMismatchError
+from dingsdk.errors import (
+    BatchIndexError,
+    ConfigTypeError,
+    FrozenBatchError,
+    SchemaMismatchError,
+)
 
 
 def make_batch() -> SampleBatch:
@@ -106,8 +111,9 @@ def test_indices_outside_the_batch_are_named() -> None:
         with pytest.raises(BatchIndexError) as caught:
             batch.take([0, index])
         assert caught.value.index == index
-    with pytest.raises(TypeError, match="columns"):
-        batch["obs"]  # type: ignore[call-overload]
+    for odd in ("obs", None, True, np.arange(3), [1]):
+        with pytest.raises(ConfigTypeError, match=r"int or a slice.*columns"):
+            batch[odd]  # type: ignore[call-overload]
     with pytest.raises(BatchIndexError) as caught:
         batch.take([-3, 2, 4, -5])
     assert caught.value.index == 4
@@ -179,11 +185,14 @@ def test_rows_that_are_no_dicts_are_refused(rows: Any) -> None:
         (SampleBatch.concat, "batches to join", ">= 1 batch"),
     ],
 )
-def test_empty_list_is_refused(make: Callable[[list[Any]], Any], what: str, expected: str) -> None:
+@pytest.mark.parametrize(("given", "found"), [([], 0), (None, "NoneType")])
+def test_what_has_no_elements_is_refused(
+    make: Callable[[Any], Any], what: str, expected: str, given: Any, found: Any
+) -> None:
     with pytest.raises(SchemaMismatchError, match=f"^{what}: expected {expected}") as caught:
-        make([])
+        make(given)
     error = caught.value
-    assert (error.key, error.expected, error.found) == ("", expected, 0)
+    assert (error.key, error.expected, error.found) == ("", expected, found)
 
 
 FLOATS = SampleBatch({"a": np.zeros(2, np.float32)})

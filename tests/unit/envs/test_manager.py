@@ -16,6 +16,7 @@ from dingsdk.envs import (
     StepColumns,
     SubprocessEnvManager,
     create_env_manager,
+    in_process,
     make_env_fns,
     seed_envs,
 )
@@ -193,6 +194,24 @@ def test_meanwhile_is_called_while_envs_step_in_threads() -> None:
         with pytest.raises(KeyboardInterrupt):
             manager.step_batch(np.zeros(2, np.int64))
     assert barrier.n_waiting == 0, "the manager is closed, and an env is still in a step"
+
+
+def test_thread_whose_call_does_not_end_is_abandoned_at_the_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_process, "CLOSE_S", 0.05)
+    go_on, threads = threading.Event(), in_process._Threads(1)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.map(go_on.wait, [10.0], meanwhile=interrupt)
+    threads.close()
+    (thread,) = threads._threads
+    assert thread.is_alive()
+    go_on.set()
+    thread.join()
 
 
 def test_env_is_only_reset_after_its_last_episode_if_asked() -> None:

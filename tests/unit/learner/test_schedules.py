@@ -60,6 +60,7 @@ def test_our_adam_gets_the_rate_and_the_clip_of_the_env_steps(make_learner, batc
     assert [log["scheduled/learning_rate"] for log in found] == pytest.approx(rates)
     assert [log["scheduled/grad_clip_norm"] for log in found] == pytest.approx([8, 6, 6, 4, 4])
     assert learner.log_vars["scheduled/grad_clip_norm"] == policy._optimizer.max_norm == 4
+    assert policy.section.learn.grad_clip_norm == 4
 
 
 @pytest.mark.slow  # torch.optim imports a compiler

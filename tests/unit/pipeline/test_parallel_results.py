@@ -24,7 +24,7 @@ from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.run_logger import build_tb_logger
 from tests.own_plugins import plugin_of, using
-from tests.tensorboard_events import read_events
+from tests.tensorboard_events import curves_of, read_events
 from tests.unit.pipeline.coordinators import status
 
 
@@ -111,6 +111,7 @@ def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -
     assert list(find_checkpoints(tmp_path)) == ["best"]
     best = load_checkpoint(find_checkpoints(tmp_path)["best"])
     assert (best.iteration, best.envstep, best.state["model"]["w"].tolist()) == (1, 10, [1, 1])
+    assert curves_of(tmp_path)["evaluator_step/reward_mean"] == [(10, 3.0), (10, 2.0)]
 
 
 def test_statistics_and_progress_are_separated_by_player() -> None:

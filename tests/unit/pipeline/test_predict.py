@@ -20,6 +20,7 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
     ConfigError,
+    ConfigTypeError,
     NonFiniteError,
     PolicyOutputError,
     SchemaMismatchError,
@@ -185,6 +186,11 @@ def test_wrong_observation_is_refused_with_found_and_expected_form(
     assert error.found.startswith(found)
     assert error.expected.startswith(expected)
     assert str(error) == f"predict: obs is {error.found}, expected {error.expected}"
+
+
+def test_switch_that_is_neither_true_nor_false_is_refused(policy: SavedPolicy) -> None:
+    with pytest.raises(ConfigTypeError, match="deterministic: expected True or False"):
+        policy.predict(OBS, deterministic=np.ones(2))  # type: ignore[arg-type]
 
 
 def test_path_without_a_run_is_refused(run_dir: Path, tmp_path: Path) -> None:

@@ -394,6 +394,7 @@ NO_IMPORT = "=.* cannot be imported by the child"
                 (Misspelt(), ConfigError, "'after_evaluation', which is no hook; did you mean"),
                 (lambda: None, ConfigError, "<lambda> names no hook"),
                 (3, ConfigError, "int names no hook"),
+                (np.arange(3), ConfigError, "ndarray names no hook"),  # a property of it raises
                 (Recorder, ConfigTypeError, "is the class Recorder; give an instance"),
                 (after_iter, PluginLoadError, "loss"),
             )

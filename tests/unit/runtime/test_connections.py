@@ -218,6 +218,17 @@ def test_strangers_never_keep_out_who_knows_the_secret(
     assert caplog.messages == [text]
 
 
+def test_peer_that_is_served_is_not_counted_as_a_stranger(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "STRANGERS", 1)
+    with site.dial() as member:
+        assert ask(member) == b"a"
+        with site.dial() as other:
+            assert ask(other) == b"a"
+    assert caplog.messages == []
+
+
 def test_place_of_a_connection_that_is_ending_is_given_to_the_next_one(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,8 +76,8 @@ def test_browsers_are_served_only_for_own_pages_of_a_server_that_has_pages(
     assert found == ("admitted" if is_own_page and serves_pages else 403)
 
 
-def test_log_of_a_refusal_has_no_query(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_refusal_has_its_reason_and_no_query(caplog: pytest.LogCaptureFixture) -> None:
     uri = {"REQUEST_URI": "/?token=secret", "REMOTE_ADDR": "10.0.0.1"}
     assert outcome("evil.example", headers=uri) == 403
-    assert "GET '/' from 10.0.0.1" in caplog.text
+    assert "GET '/' from 10.0.0.1: this server has another name" in caplog.text
     assert "secret" not in caplog.text

@@ -268,7 +268,15 @@ class RequestTransport(Transport):
         )
 
     def master_end(self) -> MasterEnd:
+        """Return the coordinator's end, which is not open yet.
+
+        Raises:
+            AuthError, CheckpointCorruptError: a file of the folder cannot be used. `open` would
+                raise it too, but a coordinator restores its run before that.
+        """
         with self._lock:
+            find_secret(self.folder)
+            _read_epoch(self.folder)
             self._masters.append(RequestMasterEnd(partial(self._listen, self.folder)))
             return self._masters[-1]
 
