@@ -21,7 +21,6 @@ from dingsdk.policy import DQNPolicy
 from dingsdk.testing import StopAndGo
 from dingsdk.worker import NaiveReplayBuffer, read_dataset, write_dataset
 from dingsdk.worker.learner.checkpoint import load_checkpoint
-from dingsdk.worker.replay_buffer import persistence
 from tests.own_plugins import using
 
 from .clusters import JobCluster
@@ -88,26 +87,6 @@ def test_statistics_are_those_of_the_data_set(
         assert float(found["count"]) == len(rows)
         np.testing.assert_allclose(found["mean"], rows.mean(0), rtol=1e-6)
         np.testing.assert_allclose(found["var"], rows.var(0), rtol=1e-6)
-
-
-def test_samples_are_those_that_the_policy_makes(
-    config: dict[str, Any], data: Path, tmp_path: Path
-) -> None:
-    config["policy"]["nstep"] = 3
-
-    result = train(config, output=tmp_path)
-
-    with np.load(data, allow_pickle=False) as arrays:
-        columns = {name: arrays[name] for name in arrays.files}
-    columns["done"] = columns["terminated"] | columns.pop("truncated")
-    ends = np.flatnonzero(columns["done"]) + 1
-    expected = DQNPolicy({"nstep": 3, "model": {"obs_shape": 4, "action_shape": 2}}).samples(
-        columns, ends
-    )
-    (saved,) = result.run_dir.glob("resume/*/buffer")
-    (rows,) = persistence.SavedRows(saved).whole()
-    for name in ("obs", "reward", "discount", "next_obs"):
-        np.testing.assert_array_equal(rows.columns[name], expected.columns[name])  # type: ignore[union-attr]
 
 
 def test_run_without_env_has_the_shapes_of_the_data(

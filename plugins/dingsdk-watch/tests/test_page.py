@@ -85,6 +85,11 @@ class Browser:
     def run(self, source: str, *arguments: Any) -> Any:
         return self.driver.execute_script(source, *arguments)
 
+    def first_curve(self) -> list[list[float]]:
+        line = self.driver.find_element(By.CSS_SELECTOR, "#charts figure:first-child .curve")
+        pairs = str(line.get_attribute("points")).split()
+        return [[float(number) for number in pair.split(",")] for pair in pairs]
+
     def complaints(self) -> list[str]:
         """Return the console messages since the last call."""
         return [str(entry["message"]) for entry in self.driver.get_log("browser")]
@@ -97,7 +102,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     made.close()
 
 
-def test_page_opens_with_the_address_that_is_printed_and_shows_the_run(
+def test_page_opens_with_the_address_that_is_printed_and_shows_the_run_with_its_curves(
     browser: Browser, serve: Serve, run_folder: Path
 ) -> None:
     server = serve(run_folder)
@@ -128,25 +133,12 @@ def test_page_opens_with_the_address_that_is_printed_and_shows_the_run(
         "Strict",
         False,
     )
-
-
-def test_curves_are_drawn_through_their_points(
-    browser: Browser, serve: Serve, run_folder: Path
-) -> None:
-    browser.open(serve(run_folder).url)
-    browser.wait_for("live")
-
-    def points() -> list[list[float]]:
-        line = browser.driver.find_element(By.CSS_SELECTOR, "#charts figure:first-child .curve")
-        pairs = str(line.get_attribute("points")).split()
-        return [[float(number) for number in pair.split(",")] for pair in pairs]
-
     # Two evaluations: 10.0 after 100 env steps and 50.5 after 900. The goal of 100 is above both.
-    (x0, y0), (x1, y1) = points()
+    (x0, y0), (x1, y1) = browser.first_curve()
     assert x1 > x0
     assert y1 < y0
     Select(browser.driver.find_element(By.ID, "axis")).select_by_visible_text("time")
-    (t0, _), (t1, _) = points()
+    (t0, _), (t1, _) = browser.first_curve()
     # Both axes start at 0 and end at the last evaluation, so the first one is at 1/9 on both.
     assert (t0, t1) == pytest.approx((x0, x1), abs=0.2)
 

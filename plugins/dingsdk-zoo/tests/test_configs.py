@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dingsdk_zoo.plugin import POLICIES
@@ -31,24 +32,14 @@ def test_configs_are_of_types_of_the_zoo() -> None:
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 @pytest.mark.parametrize("mode", ["serial", pytest.param("parallel", marks=pytest.mark.slow)])
-def test_config_trains(name: str, mode: str, tmp_path: Path) -> None:
-    transport = "in_memory" if mode == "parallel" else None
-    with use_manager(PluginManager()):
-        result = train(CONFIGS[name], mode, transport, SHORT, output=tmp_path)  # type: ignore[arg-type]
-
-    assert result.reason == "limit"
-    assert result.train_iter > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(CONFIGS))
-@pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_observations_and_rewards_are_normalised(name: str, mode: str, tmp_path: Path) -> None:
+def test_config_trains_and_normalises(name: str, mode: Any, tmp_path: Path) -> None:
     sets = (*SHORT, "policy.normalize.obs=true", "policy.normalize.reward=true")
     transport = "in_memory" if mode == "parallel" else None
     with use_manager(PluginManager()):
-        result = train(CONFIGS[name], mode, transport, sets, output=tmp_path)  # type: ignore[arg-type]
+        result = train(CONFIGS[name], mode, transport, sets, output=tmp_path)
 
+    assert result.reason == "limit"
+    assert result.train_iter > 0
     model = load_checkpoint(result.checkpoints["latest"]).state["model"]
     counts = [float(value) for key, value in model.items() if key.endswith(".count")]
     unroll_len = load_config(CONFIGS[name])["policy"]["collect"].get("unroll_len", 1)

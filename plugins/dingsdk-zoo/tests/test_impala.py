@@ -92,7 +92,7 @@ def unrolls(**columns: Any) -> SampleBatch:
     return SampleBatch({**made, **columns})
 
 
-def test_losses_are_those_computed_by_hand() -> None:
+def test_losses_with_and_without_a_terminal_step_are_those_computed_by_hand() -> None:
     # Unroll 1: delta = 0, 4; v = 4, 6; advantages 2, 4. Unroll 2: the value after the first step
     # is 4, so delta = 1, 2; v = 3, 4; advantages 1, 2.
     log = make().learn_mode.forward(unrolls())
@@ -103,13 +103,9 @@ def test_losses_are_those_computed_by_hand() -> None:
     assert log["entropy"] == pytest.approx(math.log(2))
     assert log["total_loss"] == pytest.approx(2.24 * math.log(2) + 3.125)
 
-
-def test_state_after_a_terminal_step_counts_nothing() -> None:
-    # Unroll 2: delta = -1, 2; v = 1, 4; advantages -1, 2.
+    # A terminal step: in unroll 2, delta = -1, 2; v = 1, 4; advantages -1, 2.
     terminated = np.array([[False, False], [True, False]])
-
     log = make().learn_mode.forward(unrolls(terminated=terminated))
-
     assert log["policy_loss"] == pytest.approx(1.75 * math.log(2))
     assert log["value_loss"] == pytest.approx(6.25)
 

@@ -17,15 +17,7 @@ from tests.programs import python
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_no_placeholder_is_left_in_a_package(kind: str) -> None:
-    for path, text in render(kind, "own-part").items():
-        left = re.search(r"plugin[-_](name|group)|PluginName|PLUGIN_[A-Z]+", path + text)
-
-        assert not left, f"{path}: {left}"
-
-
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_package_has_its_own_name_entry_point_and_files(kind: str) -> None:
+def test_package_has_its_own_name_entry_point_and_files_and_no_placeholder(kind: str) -> None:
     files = render(kind, "own-part")
 
     project = tomllib.loads(files["pyproject.toml"])["project"]
@@ -45,6 +37,9 @@ def test_package_has_its_own_name_entry_point_and_files(kind: str) -> None:
         "dingsdk_own_part/py.typed",
         "tests/test_plugin.py",
     }
+    for path, text in files.items():
+        left = re.search(r"plugin[-_](name|group)|PluginName|PLUGIN_[A-Z]+", path + text)
+        assert not left, f"{path}: {left}"
 
 
 @pytest.mark.parametrize("name", ["a", "own-part", "x" * 40])

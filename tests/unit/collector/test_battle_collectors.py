@@ -228,26 +228,17 @@ def test_policy_is_called_only_in_turns_of_its_player(fails_at: int | None) -> N
     assert [each.resets for each in fighters] == [[[0]], [[0]] * 3]
 
 
-def test_turn_of_a_failed_game_is_dropped(make_battle) -> None:
-    envs = ByTurns()
+def test_failed_game_loses_its_turns_and_keeps_those_of_other_games(make_battle) -> None:
+    envs = ByTurns(env_num=2)
     envs.fails = {(0, 0, 3)}  # player 1 has acted, and waits for its next turn
     collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)])
 
-    data, _ = collector.collect(1)
+    data, _ = collector.collect(2)
 
-    for (episode,) in data:
-        assert {int(row["obs"][2]) for row in episode} == {1}
-
-
-def test_failed_game_keeps_the_turns_of_other_games(make_battle) -> None:
-    envs = ByTurns(env_num=2)
-    envs.fails = {(0, 0, 3)}
-    collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)])
-
-    (_, second), _ = collector.collect(2)
-
-    (episode,) = [each for each in second if each[0]["obs"][0] == 1]
-    assert _turns(episode) == [(1, 3, 20, False), (3, 5, 20, True)]
+    by_env = [{int(each[0]["obs"][0]): each for each in episodes} for episodes in data]
+    for episodes in by_env:
+        assert {int(row["obs"][2]) for row in episodes[0]} == {1}
+    assert _turns(by_env[1][1]) == [(1, 3, 20, False), (3, 5, 20, True)]
 
 
 def test_turns_of_older_policies_are_dropped(make_battle) -> None:

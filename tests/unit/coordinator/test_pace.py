@@ -58,20 +58,15 @@ def test_pace_is_the_rate_and_its_ratio_to_the_median_of_the_others(race: Race) 
     }
 
 
-def test_worker_that_is_ten_times_slower_is_reported_once(race: Race) -> None:
-    race.run(300, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
-    assert race.changes == ["c1"]
-    assert race.stragglers() == {"c1"}
-
-
-def test_worker_slower_by_less_than_the_factor_is_no_straggler(race: Race) -> None:
-    race.run(200, {"c0": 100.0, "c1": 40.0, "c2": 100.0})
-    assert race.changes == []
-
-
-def test_worker_without_any_progress_is_a_straggler(race: Race) -> None:
-    race.run(60, {"c0": 100.0, "c2": 100.0})
-    assert race.changes == ["c1"]
+@pytest.mark.parametrize(
+    ("seconds", "rate", "changes"), [(60, 0.0, ["c1"]), (300, 10.0, ["c1"]), (200, 40.0, [])]
+)
+def test_worker_slower_than_the_factor_is_reported_once(
+    race: Race, seconds: int, rate: float, changes: list[str]
+) -> None:
+    race.run(seconds, {"c0": 100.0, "c1": rate, "c2": 100.0})
+    assert race.changes == changes
+    assert race.stragglers() == set(changes)
 
 
 def test_worker_near_the_limit_does_not_alternate(race: Race) -> None:

@@ -48,6 +48,7 @@ def test_make_env_fns_makes_as_many_as_asked() -> None:
         ("CartPole", "CartPole-v1"),
         ("CartPole-v7", "CartPole-v1"),
         ("qqqqqq", None),
+        ("qzqz/Xyzw-v5", None),
     ],
 )
 def test_unknown_env_id_names_the_nearest(asked: str, nearest: str | None) -> None:
@@ -55,11 +56,8 @@ def test_unknown_env_id_names_the_nearest(asked: str, nearest: str | None) -> No
         make_env_fns({"env_id": asked}, 1)
     assert (caught.value.env_id, caught.value.nearest) == (asked, nearest)
     assert caught.value.path == "env.env_id"
-
-
-def test_unknown_namespace_error_includes_the_hint_of_gymnasium() -> None:
-    with pytest.raises(UnknownEnvError, match="installed the proper package for qzqz"):
-        make_env_fns({"env_id": "qzqz/Xyzw-v5"}, 1)
+    hint = "installed the proper package for qzqz"  # of gymnasium
+    assert (hint in str(caught.value)) == ("/" in asked)
 
 
 def test_error_for_an_unregistered_atari_env_names_the_extra_and_the_id(
