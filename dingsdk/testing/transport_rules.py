@@ -305,8 +305,8 @@ def rule_21_close_is_idempotent(bench: Bench) -> None:
     """``close`` may be called twice, before use, and from several threads at once.
 
     It returns within its deadline each time. Closing a slave end ends its waiting calls with
-    ClosedError; later calls raise it too. If the master was closed, a worker's wait ends with
-    ClosedError or WorkerLostError.
+    ClosedError; later calls raise it too, and nothing joins. If the master was closed, a worker's
+    wait ends with ClosedError or WorkerLostError.
     """
     for unused in (bench.transport().master_end(), bench.slave(), bench.transport()):
         _close_often(unused, bench)
@@ -321,6 +321,7 @@ def rule_21_close_is_idempotent(bench: Bench) -> None:
         _close_often(bench.master, bench)
     for used in (end, bench.far, bench.near):
         _close_often(used, bench)
+    expect_equal(len(bench.listener.of("joined", "w0")), 2, "joins; a closed end does not join")
 
 
 def rule_22_close_releases_everything(bench: Bench) -> None:

@@ -43,6 +43,10 @@ class SocketSlaveEnd(SlaveEnd):
         deadline = time.monotonic() + timeout_s
         self._worker_id = info.worker_id
         hello = {"worker_id": info.worker_id, "role": info.role, "resource": info.resource}
+        with self._news:
+            # Before a connection: its join could arrive late, and replace another end's.
+            if self._is_closed:
+                raise self._closed()
         while True:
             made = self._try_join(hello, deadline)
             with self._news:
