@@ -588,14 +588,12 @@ class Table(IBuffer, Closing):
             rows, n = [data], 1
         with self._lock:
             contents = self._contents
-            layout = contents.plain_layout
             if (
-                layout is not None
+                (layout := contents.plain_layout) is not None
                 and 0 < n <= contents.count
                 and (
-                    layout.fits(data.columns)
-                    if kind is SampleBatch
-                    else kind is dict and layout.fits_row(data)
+                    (kind is SampleBatch and layout.fits(data.columns))
+                    or (kind is dict and layout.fits_row(data))
                 )
             ):
                 contents.insert_plain(layout, data, n)
