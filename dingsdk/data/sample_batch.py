@@ -146,12 +146,13 @@ class SampleBatch(Sequence[dict[str, Any]]):
             length = len(range(*index.indices(self.length)))
             return self.trusted(map_columns(lambda array: array[index], self.columns), length)
         try:
-            position = None if isinstance(index, (bool, np.bool_)) else operator.index(index)
-        except TypeError:
-            position = None
-        if position is None:
+            if isinstance(index, (bool, np.bool_)):
+                raise TypeError("a bool is no number here")
+            position = operator.index(index)
+        except TypeError as error:
             advice = "; columns are in .columns, .take(indices) gathers rows"
-            raise wrong_type("the index of a SampleBatch", "an int or a slice", index, advice)
+            what = "the index of a SampleBatch"
+            raise wrong_type(what, "an int or a slice", index, advice) from error
         if not -self.length <= position < self.length:
             raise self._outside(position)
         return Row(self.columns, position % self.length)

@@ -303,8 +303,7 @@ def _watch(
     """Wait for the end of the run; return its reason."""
     tb_logger = results.tb_logger()
     paces_at = time.monotonic()
-    has_ended = False
-    while not has_ended:  # asks once at least, however short the run is
+    while True:  # asks once at least, however short the run is
         if context.stop.is_set():
             return "interrupted"
         results.save_best()
@@ -318,7 +317,8 @@ def _watch(
         if (reason := context.why_end(status.env_steps, 0)) is not None:
             return reason
         workers.poll()
-        has_ended = coordinator.end.wait(POLL_S)
+        if coordinator.end.wait(POLL_S):
+            break
     if coordinator.end.failure is not None:
         return "error"
     return "stop_value" if coordinator.end.has_reached_goal else "limit"

@@ -132,7 +132,7 @@ def train(
     leave_if_importing()
     check_flag(progress, "progress")
     root = checked_path(output, "output")
-    if start_from is None and not (parts is None and isinstance(keep, Sequence) and not keep):
+    if start_from is None and (parts is not None or not isinstance(keep, Sequence) or keep):
         raise ConfigError(
             "keep and parts say what is taken of another run; give start_from (--from RUN) too",
             path="start_from",

@@ -176,14 +176,8 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
         )
     candidates = [name]
     if not inspect.isroutine(callback):
-        # Properties are left out: their code may raise.
-        members = [
-            each
-            for each in dir(callback)
-            if not each.startswith("_")
-            and not inspect.isdatadescriptor(getattr(type(callback), each, None))
-        ]
-        candidates = [each for each in members if callable(getattr(callback, each))]
+        members = [each for each in dir(callback) if not each.startswith("_")]
+        candidates = [each for each in members if _is_function(callback, each)]
     found = {
         each: callback if inspect.isroutine(callback) else getattr(callback, each)
         for each in candidates
@@ -202,6 +196,13 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
             nearest=nearest,
         )
     return name, found
+
+
+def _is_function(callback: Any, name: str) -> bool:
+    try:
+        return callable(getattr(callback, name))
+    except Exception:  # of any code, as a property is
+        return False
 
 
 @contextmanager

@@ -286,8 +286,8 @@ def is_locked(path: Path) -> bool:
 def checked_path(path: Any, what: str) -> Path:
     """Return an argument as a path, or raise ConfigTypeError if it is none."""
     with contextlib.suppress(Exception):  # of any code, as `__fspath__` is
-        if "\0" not in str(Path(path)):
-            return Path(path)
+        if "\0" not in str(made := Path(path)):
+            return made
     raise wrong_type(what, "a path", path)
 
 

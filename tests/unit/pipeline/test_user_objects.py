@@ -240,6 +240,20 @@ def test_functions_and_objects_are_called_by_the_hooks(tmp_path: Path, mode: str
     assert recorder.told == ["configure", "unconfigure"]
 
 
+class Slotted:
+    """Has its function in a slot, as a dataclass with ``slots`` has it."""
+
+    __slots__ = ("run_started",)
+
+
+def test_function_in_a_slot_is_called(tmp_path: Path) -> None:
+    callback, told = Slotted(), []
+    callback.run_started = lambda: told.append("started")
+
+    train(tmp_path, callbacks=[callback])
+    assert told == ["started"]
+
+
 class Numbered:
     """Counts iterations, and shows its number as a column."""
 
